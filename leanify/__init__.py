@@ -1,0 +1,94 @@
+"""leanify redesigns transformers: it trades layers for attention heads under a parameter budget.
+
+    model = leanify.load("vit_base")                 any SOURCE → a module
+    arch  = leanify.read(model)                      its shape, as a value
+    lean  = leanify.write(model, arch2)              another shape; the old model untouched
+    big   = leanify.grow(model, factor=2)            more heads, same outputs
+    plan  = leanify.redesign("vit_base", target_params=0.5)
+    facts = leanify.profile("vit_base")
+    run   = leanify.train("digits")                  a recipe → the folder of its run
+    probe = leanify.condition(model, inputs)         spectra and κ of every layer's concatenated heads
+    leanify.save(lean, "lean/")
+
+Names are loaded when they are first used: importing leanify imports neither torch nor timm.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from leanify.errors import (
+    BudgetError,
+    DirectoryError,
+    LeanifyError,
+    RecipeError,
+    ShapeError,
+    SourceError,
+    UnsupportedModel,
+)
+from leanify.hook import install
+
+if TYPE_CHECKING:
+    from leanify.architecture import Architecture, Layer, Stage
+    from leanify.checkpoint import save
+    from leanify.conditioning import condition
+    from leanify.planning import redesign
+    from leanify.profiling import profile
+    from leanify.surgery import grow, read, write
+    from leanify.training import train
+    from leanify.zoo import load
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Architecture": "architecture",
+    "Layer": "architecture",
+    "Stage": "architecture",
+    "condition": "conditioning",
+    "grow": "surgery",
+    "load": "zoo",
+    "profile": "profiling",
+    "read": "surgery",
+    "redesign": "planning",
+    "save": "checkpoint",
+    "train": "training",
+    "write": "surgery",
+}
+
+__all__ = [
+    "Architecture",
+    "BudgetError",
+    "DirectoryError",
+    "Layer",
+    "LeanifyError",
+    "RecipeError",
+    "ShapeError",
+    "SourceError",
+    "Stage",
+    "UnsupportedModel",
+    "condition",
+    "grow",
+    "load",
+    "profile",
+    "read",
+    "redesign",
+    "save",
+    "train",
+    "write",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'leanify' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"leanify.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+install()

@@ -1,0 +1,241 @@
+"""A transformer's shape as a value: a sequence of layers, and nothing else.
+
+    Layer         one attention with its MLP
+    Block         what upstream repeats: one layer (ViT, BERT, Llama), two (TNT), none (a block without attention)
+    Stage         one upstream list of blocks
+    Architecture  all stages of a model
+
+Values are frozen and comparable, know no torch, and are written run-length encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from leanify.errors import ShapeError
+
+
+@dataclass(frozen=True, order=True)
+class Layer:
+    """The shape of one attention and the MLP behind it.
+
+    width     residual channels
+    heads     query heads
+    kv_heads  key/value heads; fewer than ``heads`` under grouped-query attention
+    head_dim  channels of one head
+    mlp       hidden units of the MLP; 0 where no MLP belongs to this attention
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+
+    @property
+    def inner(self) -> int:
+        """Width of the concatenated heads, heads × head_dim; it need not equal ``width``."""
+        return self.heads * self.head_dim
+
+    @property
+    def group(self) -> int:
+        """How many heads can be added at a time: whole key/value groups; one under MHA and under MQA."""
+        return 1 if self.kv_heads in (1, self.heads) else self.heads // self.kv_heads
+
+    def with_heads(self, heads: int, head_dim: int | None = None) -> Layer:
+        """This layer with other heads; key/value heads follow in whole groups (under MQA the single one stays)."""
+        if heads < 1 or heads % self.group:
+            raise ShapeError(
+                f"{heads} heads do not make whole key/value groups: this layer has {self.heads} heads on "
+                f"{self.kv_heads} key/value heads, so heads must be a multiple of {self.group}"
+            )
+        kv_heads = heads if self.kv_heads == self.heads else 1 if self.kv_heads == 1 else heads // self.group
+        return replace(self, heads=heads, kv_heads=kv_heads, head_dim=head_dim or self.head_dim)
+
+
+Block = tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One upstream list of blocks, by its path; ``fixed`` where upstream keeps no list (a pooling head)."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    fixed: bool = False
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def main(self) -> Layer | None:
+        """The widest layer of the first block that has attention: the one that a redesign turns."""
+        return next((max(block, key=lambda layer: layer.width) for block in self.blocks if block), None)
+
+    def reshape(
+        self,
+        depth: int | None = None,
+        heads: int | None = None,
+        head_dim: int | None = None,
+        mlp: int | None = None,
+    ) -> Stage:
+        """This stage with ``depth`` blocks (the first ones; the last is repeated to deepen) and new main layers.
+
+        The main layers of a block are its widest ones: TNT's outer layer, both layers of DaViT.
+        """
+        depth = self.depth if depth is None else depth
+        if depth < 1 or (self.fixed and depth != self.depth):
+            allowed = "exactly 1" if self.fixed else "at least 1"
+            raise ShapeError(f"stage {self.name!r} was asked for {depth} blocks; it takes {allowed}")
+        blocks = self.blocks[:depth] + self.blocks[-1:] * (depth - self.depth)
+        return replace(self, blocks=tuple(_turn(block, heads, head_dim, mlp) for block in blocks))
+
+
+def _turn(block: Block, heads: int | None, head_dim: int | None, mlp: int | None) -> Block:
+    widest = max((layer.width for layer in block), default=0)
+    return tuple(
+        replace(
+            layer.with_heads(heads if heads is not None else layer.heads, head_dim),
+            mlp=mlp if mlp is not None and layer.mlp else layer.mlp,
+        )
+        if layer.width == widest
+        else layer
+        for layer in block
+    )
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a whole model. ``source`` says whose shape it is; equality is of shapes alone."""
+
+    source: str = field(compare=False)
+    stages: tuple[Stage, ...]
+
+    @property
+    def depth(self) -> int:
+        return sum(stage.depth for stage in self.stages)
+
+    @property
+    def varied(self) -> tuple[int, ...]:
+        """Indices of the stages that a search turns: lists of three or more blocks.
+
+        Shorter ones (class attention, a pooling head, DaViT's single blocks) hold few parameters and no depth to
+        trade; the published redesigns leave them alone too. If all are short, every list is turned.
+        """
+        lists = [i for i, stage in enumerate(self.stages) if stage.main and not stage.fixed]
+        return tuple(i for i in lists if self.stages[i].depth >= 3) or tuple(lists)
+
+    def map_layers(self, turn: Callable[[Layer], Layer]) -> Architecture:
+        """The architecture with ``turn`` applied to every layer."""
+        return replace(
+            self,
+            stages=tuple(
+                replace(stage, blocks=tuple(tuple(turn(layer) for layer in block) for block in stage.blocks))
+                for stage in self.stages
+            ),
+        )
+
+    def grown(self, heads: int | Sequence[int] | None = None, factor: int | None = None) -> Architecture:
+        """More heads at constant head_dim: ``factor`` times as many in every layer, or ``heads`` in every stage.
+
+        A single ``heads`` goes to the stages in :attr:`varied`; a sequence names one number a stage.
+        """
+        if (heads is None) == (factor is None):
+            raise ShapeError("grow takes either heads=… or factor=…, not both and not neither")
+        if factor is not None:
+            if factor < 1:
+                raise ShapeError(f"grow was asked for a factor of {factor}; a factor is a whole number of at least 1")
+            return self.map_layers(lambda layer: layer.with_heads(layer.heads * factor))
+        assert heads is not None
+        grown = replace(
+            self,
+            stages=tuple(
+                stage if wanted is None else stage.reshape(heads=wanted)
+                for stage, wanted in zip(self.stages, self.per_stage(heads, "heads"), strict=True)
+            ),
+        )
+        for old, new in zip(self.layers(), grown.layers(), strict=True):
+            if new.heads < old.heads:
+                raise ShapeError(f"grow was asked for {new.heads} heads; this layer has {old.heads} already")
+        return grown
+
+    def layers(self) -> Iterable[Layer]:
+        return (layer for stage in self.stages for block in stage.blocks for layer in block)
+
+    def per_stage(self, value: int | Sequence[int] | None, what: str) -> list[int | None]:
+        """``value`` spread over the stages: one number is for the varied stages, a list names all or those."""
+        if isinstance(value, Sequence):
+            if len(value) == 1:
+                return self.per_stage(value[0], what)
+            if len(value) == len(self.varied) != len(self.stages):
+                named = dict(zip(self.varied, value, strict=True))
+                return [named.get(i) for i in range(len(self.stages))]
+            if len(value) != len(self.stages):
+                names = ", ".join(f"{stage.name} ({stage.depth})" for stage in self.stages)
+                raise ShapeError(
+                    f"{what} was given {len(value)} values; this model has {len(self.stages)} stages: {names}"
+                )
+            return list(value)
+        return [value if i in self.varied else None for i in range(len(self.stages))]
+
+    def __str__(self) -> str:
+        return "; ".join(f"{stage.name}: {_words(stage.blocks)}" for stage in self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; equal consecutive blocks are written once, with their number."""
+        return {
+            "source": self.source,
+            "stages": [
+                {
+                    "name": stage.name,
+                    "fixed": stage.fixed,
+                    "blocks": [
+                        {"repeat": count, "layers": [asdict(layer) for layer in block]}
+                        for block, count in run_lengths(stage.blocks)
+                    ],
+                }
+                for stage in self.stages
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Architecture:
+        """The inverse of :meth:`to_json`. A malformed object raises ShapeError."""
+        try:
+            return cls(
+                source=data["source"],
+                stages=tuple(
+                    Stage(
+                        name=stage["name"],
+                        fixed=stage["fixed"],
+                        blocks=tuple(
+                            tuple(Layer(**layer) for layer in run["layers"])
+                            for run in stage["blocks"]
+                            for _ in range(run["repeat"])
+                        ),
+                    )
+                    for stage in data["stages"]
+                ),
+            )
+        except (KeyError, TypeError) as error:
+            raise ShapeError(f"this is not an architecture: {error}") from error
+
+
+def run_lengths(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
+    """Equal consecutive blocks, each with how often it stands there."""
+    return [(block, sum(1 for _ in run)) for block, run in groupby(blocks)]
+
+
+def _words(blocks: tuple[Block, ...]) -> str:
+    return " + ".join(
+        f"{count} × [" + ", ".join(_layer_words(layer) for layer in block) + "]" for block, count in run_lengths(blocks)
+    )
+
+
+def _layer_words(layer: Layer) -> str:
+    kv = "" if layer.kv_heads == layer.heads else f" on {layer.kv_heads} kv"
+    return f"{layer.heads}×{layer.head_dim}{kv}, mlp {layer.mlp}, width {layer.width}"

@@ -1,0 +1,311 @@
+"""leanify condition: spectra and κ of the concatenated heads, as a table, JSON or a picture."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanify.cli.options import Json, ModelClass, Override, Tokens
+from leanify.errors import SourceError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanify.data.feed import Feed
+    from leanify.probe import Probe
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line, whatever the source."""
+
+    data: Path | None
+    samples: int
+    batch_size: int
+    tokens: int | None
+    seed: int
+    seeds: int
+    theory: bool
+    per_head: bool
+    weights: bool
+    overrides: dict[str, Any]
+    cls: str | None
+    pretrained: bool
+    device: str
+
+
+def condition(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="SOURCE…", help="models: names, directories, checkpoints")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="a folder of images, a .txt, or a .csv, .tsv, .jsonl of texts; else random input"),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="how many samples")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="samples at a time; memory follows this alone")] = 8,
+    tokens: Tokens = None,
+    heads: Annotated[
+        str | None, typer.Option(help="draw the model anew with these head counts (2,4,8), grown and split")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="follow a run directory over training")
+    ] = None,
+    theory: Annotated[bool, typer.Option("--theory", help="draw the Gaussian prediction too")] = False,
+    per_head: Annotated[bool, typer.Option("--per-head", help="κ of every A_i too")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="show κ of each head's W_q, W_k, W_v, W_o too")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="a picture: .png, .svg, or .html")] = None,
+    seed: Annotated[int, typer.Option(help="of random input, of image order, and of fresh weights")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="with --heads: fresh models averaged at each point")] = 3,
+    override: Override = None,
+    model_class: ModelClass = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="fetch upstream's pretrained weights")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Singular values and condition number κ of every layer's concatenated heads A = [A_1 … A_h].
+
+    A is the input of the output projection, tokens × inner, taken sample by sample. κ = σ_max/σ_min over
+    min(tokens, inner) singular values; infinite where A is rank-deficient at its own precision.
+    """
+    from leanify.plotting import check_plot
+    from leanify.zoo import parse_overrides
+
+    check_plot(plot)
+    if heads is not None and checkpoints is not None:
+        raise SourceError("--heads draws fresh models and --checkpoints reads trained ones: ask for one of them")
+    overrides = parse_overrides(override or [])
+    options = Options(
+        data,
+        samples,
+        batch_size,
+        tokens,
+        seed,
+        seeds,
+        theory,
+        per_head,
+        weights,
+        overrides,
+        model_class,
+        pretrained,
+        device,
+    )
+    if heads is not None:
+        result = _over_heads(_single(sources, "--heads"), _numbers(heads), options)
+    elif checkpoints is not None:
+        result = _over_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, options)
+    else:
+        result = _models(sources or _none_given(), options)
+    _show(result, plot, as_json)
+
+
+@dataclass
+class Result:
+    """What a run of the command found: its JSON, its tables, and how to draw it."""
+
+    title: str
+    json: dict[str, Any]
+    tables: list[Any]
+    draw: Callable[[], Any]
+    rows: list[dict[str, Any]]
+    notes: list[str]
+    warnings: list[str]
+
+
+def _none_given() -> list[str]:
+    raise SourceError("condition needs a SOURCE: a name (vit_base, bert), a directory or a checkpoint")
+
+
+def _single(sources: list[str] | None, option: str) -> str:
+    found = sources or _none_given()
+    if len(found) != 1:
+        raise SourceError(f"{option} takes one SOURCE; {len(found)} were given")
+    return found[0]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {text!r} was given") from None
+
+
+def _load(source: str, options: Options) -> nn.Module:
+    from leanify.zoo import load
+
+    return load(
+        source,
+        overrides=options.overrides,
+        cls=options.cls,
+        pretrained=options.pretrained,
+        device=options.device,
+    )
+
+
+def _feed(model: nn.Module, source: str, options: Options) -> Feed:
+    from leanify.data.feed import feed
+
+    path = Path(source).expanduser()
+    directory = path if path.is_dir() else path.parent if path.is_file() else None
+    return feed(
+        model,
+        options.data,
+        samples=options.samples,
+        batch_size=options.batch_size,
+        tokens=options.tokens,
+        seed=options.seed,
+        directory=directory,
+        device=options.device,
+    )
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Tick]:
+    """A bar on stderr that disappears; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+# -- what can be asked ------------------------------------------------------------------------------------------------
+
+
+def _models(sources: Sequence[str], options: Options) -> Result:
+    """Each source once: a table of layers."""
+    import torch
+
+    from leanify import probe_report as report
+    from leanify.conditioning import condition as probe_model
+    from leanify.plotting import layers_figure
+
+    probes: dict[str, Probe] = {}
+    models, warnings = [], []
+    for source in sources:
+        torch.manual_seed(options.seed)
+        model = _load(source, options)
+        feed = _feed(model, source, options)
+        with _progress(f"probing {source}", options.samples) as tick:
+            probe = probe_model(model, feed.batches, per_head=options.per_head, weights=True, on_batch=tick)
+        probes[source] = probe
+        models.append(report.model_json(source, probe, feed.words))
+        warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
+        del model
+    words = models[0]["data"]
+    tables = [
+        table
+        for entry in models
+        for table in report.layer_tables(
+            entry["source"], probes[entry["source"]], entry["data"], options.per_head, options.weights
+        )
+    ]
+    rows = [{"source": entry["source"], **report.layer_row(layer)} for entry in models for layer in entry["layers"]]
+    if len(sources) == 1:
+        rows = [{key: value for key, value in row.items() if key != "source"} for row in rows]
+    return Result(
+        "κ of the concatenated heads, layer by layer",
+        {"models": models},
+        tables,
+        lambda: layers_figure(probes, words, options.theory),
+        rows,
+        [f"{entry['source']}: {entry['samples']} samples, {entry['data']}." for entry in models],
+        warnings,
+    )
+
+
+def _over_heads(source: str, heads: list[int], options: Options) -> Result:
+    """Figure 2 for any model: κ against heads, at initialisation."""
+    from leanify import probe_report as report
+    from leanify import sweep
+    from leanify.plotting import heads_figure
+
+    model = _load(source, options)
+    feed = _feed(model, source, options)
+    inputs = list(feed.batches)
+    shapes, left_out = sweep.shapes(model, heads)
+    with _progress(f"drawing {source} anew", len(shapes) * options.seeds) as tick:
+        points = sweep.over_heads(model, inputs, shapes, seed=options.seed, seeds=options.seeds, on_model=tick)
+    notes = sweep.verdict(points)
+    return Result(
+        f"κ against heads at initialisation: {source}",
+        {
+            "models": [
+                {
+                    "source": source,
+                    "heads": [report.point_json(point) for point in points],
+                    "seeds": options.seeds,
+                    "samples": sum(len(next(iter(batch.values()))) for batch in inputs),
+                    "data": feed.words,
+                    "verdict": notes,
+                }
+            ]
+        },
+        [report.heads_table(source, points, feed.words), *notes],
+        lambda: heads_figure(source, points, feed.words, options.theory),
+        [report.point_row(point) for point in points],
+        notes,
+        [*feed.notes, *(f"left out: {what}" for what in left_out)],
+    )
+
+
+def _over_training(source: str, run: Path, options: Options) -> Result:
+    """κ at every checkpoint of a run."""
+    from leanify import probe_report as report
+    from leanify import sweep
+    from leanify.plotting import training_figure
+
+    found = sweep.checkpoints(run)
+    model = _load(source, options)
+    feed = _feed(model, source, options)
+    inputs = list(feed.batches)
+    steps: list[tuple[int, Probe]] = []
+    with _progress(f"following {run}", len(found)) as tick:
+        for step, probe in sweep.over_training(model, inputs, found, weights=True):
+            steps.append((step, probe))
+            tick(len(steps))
+    models = [{**report.model_json(source, probe, feed.words), "step": step} for step, probe in steps]
+    cautions = [f"step {step}: {note}" for step, probe in steps for note in report.cautions(probe, options.samples)]
+    return Result(
+        f"κ over training: {source}",
+        {"models": models},
+        [report.training_table(source, steps, feed.words)],
+        lambda: training_figure(source, steps, feed.words),
+        [{"step": entry["step"], **report.layer_row(layer)} for entry in models for layer in entry["layers"]],
+        [f"{run}: {len(steps)} checkpoints, {steps[0][1].samples} samples, {feed.words}."],
+        [*feed.notes, *cautions],
+    )
+
+
+# -- out --------------------------------------------------------------------------------------------------------------
+
+
+def _show(result: Result, plot: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    if plot is not None:
+        from leanify.plotting import write
+
+        command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
+        write(result.draw(), plot, result.title, result.rows, [*result.notes, *result.warnings, command])
+    if as_json:
+        print(json.dumps({**result.json, "warnings": result.warnings}, ensure_ascii=False, allow_nan=False))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 100)
+        for table in result.tables:
+            console.print(table, soft_wrap=False, highlight=False)
+    for warning in result.warnings if not as_json else []:
+        print(f"leanify: {warning}", file=sys.stderr)
+    if plot is not None:
+        print(f"leanify: wrote {plot}", file=sys.stderr)

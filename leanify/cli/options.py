@@ -1,0 +1,36 @@
+"""Options that several commands share, and what they are parsed into."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from leanify.errors import ShapeError
+
+Source = Annotated[
+    str,
+    typer.Argument(help="a timm or transformers name, a hub id, a directory, a config.json or a lean directory"),
+]
+Override = Annotated[
+    list[str] | None,
+    typer.Option("--override", metavar="KEY=VALUE", help="reaches upstream's constructor or configuration"),
+]
+ModelClass = Annotated[
+    str | None, typer.Option("--class", metavar="NAME", help="a transformers class, such as AutoModelForCausalLM")
+]
+Tokens = Annotated[int | None, typer.Option("--tokens", help="length of a text input (default: 512, or what fits)")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+
+
+def pin(name: str, text: str | None) -> int | list[int] | None:
+    """``7`` or ``4,4,8,2``: one number, or one a stage."""
+    if text is None:
+        return None
+    try:
+        values = [int(part) for part in text.replace(" ", "").split(",")]
+    except ValueError:
+        raise ShapeError(f"{name} {text!r} is no whole number, nor a list of them such as 4,4,8,2") from None
+    if min(values) < 1:
+        raise ShapeError(f"{name} {text} is below 1")
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,80 @@
+"""``leanify redesign``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leanify.cli.options import Json, ModelClass, Override, Source, Tokens, pin
+
+Text = str | None
+
+
+def redesign(
+    source: Source,
+    target_params: Annotated[Text, typer.Option(metavar="SHARE|COUNT", help="at most this: 0.5, 43M")] = None,
+    count: Annotated[str, typer.Option(metavar="all|body", help="what that counts: all, or the blocks alone")] = "all",
+    max_macs: Annotated[Text, typer.Option(metavar="SHARE|COUNT", help="multiply-adds: 0.5, 8G")] = None,
+    max_latency: Annotated[Text, typer.Option(metavar="SHARE|TIME", help="measured here: 0.5, 12ms")] = None,
+    max_memory: Annotated[Text, typer.Option(metavar="SHARE|BYTES", help="training, predicted: 0.5, 8GB")] = None,
+    depth: Annotated[Text, typer.Option(metavar="N[,N…]", help="pin the blocks (one number a stage)")] = None,
+    heads: Annotated[Text, typer.Option(metavar="N[,N…]", help="pin the heads")] = None,
+    head_dim: Annotated[Text, typer.Option(metavar="N[,N…]", help="pin the channels of a head")] = None,
+    mlp: Annotated[Text, typer.Option(metavar="N[,N…]", help="pin the hidden units of the MLP")] = None,
+    heads_mode: Annotated[
+        str, typer.Option(metavar="grow|split|auto", help="more heads of the same size, or the same width cut finer")
+    ] = "grow",
+    weights: Annotated[
+        Text, typer.Option(metavar="SOURCE", help="carry these weights over instead of new ones")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="carry over upstream's own weights")] = False,
+    top: Annotated[int, typer.Option(help="how many candidates to show", min=1)] = 3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory")] = None,
+    seed: Annotated[int, typer.Option(help="of the new weights")] = 0,
+    tokens: Tokens = None,
+    override: Override = None,
+    model_class: ModelClass = None,
+    json: Json = False,
+) -> None:
+    """Trade layers for heads under a budget: baseline, lean, control and alternatives side by side.
+
+    Grow adds heads of the same size; split cuts the same width into more heads. The control has lean's depth and
+    parameters but the old heads: only beside it can training show what the heads are worth.
+    """
+    from leanify import planning, report, zoo
+    from leanify.checkpoint import check_new_directory
+    from leanify.errors import LeanifyError
+
+    for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):
+        if value not in allowed:
+            raise LeanifyError(f"{name} {value!r} is none of {', '.join(allowed)}")
+    if output is not None:
+        check_new_directory(output)
+    plan = planning.redesign(
+        source,
+        target_params=target_params,
+        count=count,  # type: ignore[arg-type]
+        max_macs=max_macs,
+        max_latency=max_latency,
+        max_memory=max_memory,
+        depth=pin("--depth", depth),
+        heads=pin("--heads", heads),
+        head_dim=pin("--head-dim", head_dim),
+        mlp=pin("--mlp", mlp),
+        heads_mode=heads_mode,  # type: ignore[arg-type]
+        top=top,
+        tokens=tokens,
+        overrides=zoo.parse_overrides(override or []),
+        cls=model_class,
+    )
+    if output is not None:
+        plan = plan.save(output, weights, seed, pretrained)
+    if json:
+        report.print_json(plan.to_json())
+    else:
+        report.render_plan(plan)
+
+
+MODES = ("grow", "split", "auto")

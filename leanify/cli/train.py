@@ -1,0 +1,164 @@
+"""``leanify train``"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanify.cli.options import Json
+
+if TYPE_CHECKING:
+    from leanify.recipe import Recipe
+
+
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="a recipe file or a built-in name (default: digits)")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="RUN", help="the run's folder (default: runs/NAME)")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="go on with a run from its newest intact checkpoint")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: optim.lr=1e-3")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="build everything, run two steps, predict memory and time, write nothing")
+    ] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="list the built-in recipes")] = False,
+    json: Json = False,
+) -> None:
+    """Train what a recipe says, from one CPU to many GPUs under torchrun or accelerate launch.
+
+    Killed at any moment, --resume RUN goes on to the same numbers. Ctrl-C ends the step, writes a checkpoint and exits
+    with 130.
+    """
+    if show_list:
+        from leanify.cli.recipes import recipes
+
+        return recipes(as_json=json)
+    _check(output, resume, dry_run)
+    from leanify import report, training
+
+    chosen = recipe if recipe is not None or resume is not None else "digits"
+    value = None if chosen is None else training.resolve(chosen, settings or [])
+    if dry_run:
+        assert value is not None
+        facts: Mapping[str, Any] = training.rehearse(value)
+        rows = [(key.replace("_", " "), _shown(key, number)) for key, number in facts.items()]
+    else:
+        run = _trained(training, value, output, resume, chosen, settings or [])
+        if run is None:
+            return  # the first process speaks
+        facts = run.summary()
+        rows = [(key, _shown(key, number)) for key, number in facts.items()]
+    if json:
+        report.print_json(dict(facts))
+    else:
+        _print(rows)
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
+    """Facts, one a line; long ones fold."""
+    from rich.table import Table
+
+    from leanify import report
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, value)
+    report.console().print(grid)
+
+
+def _check(output: Path | None, resume: Path | None, dry_run: bool) -> None:
+    from leanify.errors import LeanifyError
+
+    if resume is not None and (output is not None or dry_run):
+        other = "-o" if output is not None else "--dry-run"
+        raise LeanifyError(f"--resume goes on in its own folder: {other} cannot be given beside it")
+
+
+def _trained(
+    training: Any,
+    value: Recipe | None,
+    output: Path | None,
+    resume: Path | None,
+    chosen: str | None,
+    settings: list[str],
+) -> Any:
+    import os
+
+    from leanify.run import Run
+
+    main = int(os.environ.get("RANK", "0")) == 0
+    folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)
+    if resume is not None and value is None and settings:
+        value = training.resolve(Run.open(resume).recipe, settings)
+    with _Screen() as screen:
+        path = training.train(value, folder, resume=resume, watcher=screen)
+    return Run.open(path) if main else None
+
+
+def _shown(key: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+class _Screen:
+    """A bar with loss, metric, throughput and time left on a terminal; a line for every row of the log otherwise."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = Console(stderr=True, highlight=False)
+        self.live = self.console.is_terminal
+        columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.live)
+        self.words: dict[str, str] = {}
+        self.left = self.done = 0
+        self.start = 0.0
+
+    def __enter__(self) -> _Screen:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def began(self, words: str, first: int, last: int) -> None:
+        self.console.print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=True)
+        self.left, self.done, self.start = last - first, 0, time.perf_counter()
+        self.first, self.task = first, self.progress.add_task("", total=last, completed=first)
+
+    def warned(self, words: str) -> None:
+        self.console.print(f"leanify: {words}", soft_wrap=True)
+
+    def stepped(self, step: int) -> None:
+        self.done = step - self.first
+        self.progress.update(self.task, completed=step)
+
+    def logged(self, row: Mapping[str, Any]) -> None:
+        hidden = ("step", "epoch", "split", "lr")
+        told = [f"{key} {_shown(key, value)}" for key, value in row.items() if key not in hidden]
+        self.words[row["split"]] = f"{row['split']} " + " ".join(told)
+        if self.live:
+            self.progress.update(
+                self.task, description=" · ".join(part.split(" samples")[0] for part in self.words.values())
+            )
+            return
+        done = row["step"] - self.first
+        left = (time.perf_counter() - self.start) * (self.left - done) / max(done, 1)
+        self.console.print(
+            f"step {row['step']:,} · epoch {row['epoch']:g} · {self.words[row['split']]} · {left:,.0f} s left",
+            soft_wrap=True,
+        )

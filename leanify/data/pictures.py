@@ -1,0 +1,134 @@
+"""An image folder to learn from, FOLDER/SPLIT/CLASS/…, read by timm's dataset factory and changed by its transforms.
+
+Where timm skips an image that it cannot read and takes the next one instead, this stops and names it: a sample would be
+seen twice in an epoch otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from leanify import upstream
+from leanify.errors import DataError, RecipeError
+from leanify.inputs import example_inputs
+from leanify.recipe import Data
+
+SYNONYMS = (("train", "training"), ("validation", "val", "valid", "eval", "evaluation"))
+
+
+class Pictures:
+    """The images of one split with their classes, as a model takes them."""
+
+    targets = None
+    workers = 4
+
+    def __init__(self, folder: Path, classes: Sequence[str], transform: Any, mode: str) -> None:
+        from timm.data import create_dataset
+
+        labels = {name: index for index, name in enumerate(classes)}
+        self.files = create_dataset("", root=str(folder), search_split=False, class_map=labels).reader
+        self.transform, self.mode = transform, mode
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """→ (C, H, W) and a class"""
+        from PIL import Image, UnidentifiedImageError
+
+        file, label = self.files[index]
+        try:
+            with file, Image.open(file) as image:
+                pixels = image.convert(self.mode)
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:  # Pillow raises all of these
+            name = self.files.filename(index, absolute=True)
+            raise DataError(f"the image {name} cannot be read ({type(error).__name__}): mend or remove it") from error
+        return self.transform(pixels), label
+
+
+def pictures(data: Data, model: nn.Module, folder: Path) -> tuple[Pictures, Pictures, list[str]]:
+    """Training and validation samples and their classes; one folder for both where a share of it is held out."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file; classification takes a folder of a folder a class, with images in them")
+    if data.holdout and not any((folder / name).is_dir() for name in names_of(data.train)):
+        train = folder
+    else:
+        train = split_folder(folder, data.train)
+    classes = classes_in(train)
+    validation = train if data.holdout else split_folder(folder, data.validation)
+    if unknown := sorted(set(classes_in(validation)) - set(classes)):
+        raise DataError(f"{validation} has classes that {train} has not: {', '.join(unknown[:5])}")
+    changed, plain, mode = transforms(data, model)
+    return Pictures(train, classes, changed, mode), Pictures(validation, classes, plain, mode), classes
+
+
+def names_of(split: str) -> tuple[str, ...]:
+    return next((names for names in SYNONYMS if split in names), (split,))
+
+
+def split_folder(folder: Path, split: str) -> Path:
+    """The folder of a split, by its name or a usual other name of it."""
+    found = next((folder / name for name in (split, *names_of(split)) if (folder / name).is_dir()), None)
+    if found is None:
+        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+        raise DataError(
+            f"{folder} has no folder {' or '.join(dict.fromkeys((split, *names_of(split))))}; found {here}. "
+            "--set data.holdout=0.1 holds out a share of the training images instead"
+        )
+    return found
+
+
+def classes_in(folder: Path) -> list[str]:
+    """The classes of a split, in the order in which timm numbers them; every one has an image."""
+    from timm.data.readers.img_extensions import get_img_extensions
+    from timm.utils.misc import natural_key
+
+    suffixes = get_img_extensions(as_set=True)
+    found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
+    if not found:
+        raise DataError(f"{folder} has no folder of a class: its images lie in FOLDER/CLASS/")
+    for name, place in found.items():
+        if not any(path.suffix.lower() in suffixes for path in place.rglob("*")):
+            raise DataError(f"the class {name} in {folder} has no image")
+    if len(found) == 1:
+        raise DataError(f"{folder} has one class, {next(iter(found))}: there is nothing to tell apart")
+    return sorted(found, key=natural_key)
+
+
+def transforms(data: Data, model: nn.Module) -> tuple[Any, Any, str]:
+    """timm's transforms for training and for evaluation, in the model's size and scale, and the mode of an image."""
+    from timm.data import create_transform, resolve_data_config
+
+    channels, *size = next(iter(example_inputs(model, 1).values())).shape[1:]
+    if data.img_size is not None and [data.img_size] * 2 != size:
+        raise RecipeError(
+            f"data.img_size is {data.img_size} and the model takes {size[0]} × {size[1]}: "
+            f"--set model.override.img_size={data.img_size}, or leave data.img_size out"
+        )
+    known: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
+    if not upstream.is_hf(model):
+        known = resolve_data_config({}, model=model)
+    shape = (channels, *size)
+    fixed = {name: _per_channel(known[name], channels) for name in ("mean", "std")}
+    changed = create_transform(
+        shape,
+        is_training=True,
+        scale=data.crop,
+        hflip=data.flip,
+        color_jitter=data.color_jitter,
+        auto_augment=data.rand_augment,
+        re_prob=data.erase,
+        interpolation="random",
+        **fixed,
+    )
+    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **fixed)
+    return changed, plain, "L" if channels == 1 else "RGB"
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """One number a channel; their mean where there are not as many."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

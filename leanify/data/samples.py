@@ -1,0 +1,96 @@
+"""What every data set is to the training loop: samples by index, a whole batch at a time.
+
+A data set in memory has ``batch(indices)``; one that reads and changes its samples has ``__getitem__``, and whatever it
+draws there is a function of (seed, epoch, index).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from leanify.data.order import SAMPLE, Key, seed_everything
+from leanify.errors import DataError
+
+Batch = tuple[Tensor, Tensor]  # inputs and targets
+
+
+class Samples(Protocol):
+    """``targets`` is how many targets each sample has, None for one each; ``workers`` how many processes read well."""
+
+    @property
+    def targets(self) -> np.ndarray | None: ...
+
+    @property
+    def workers(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a recipe's [data] leads to. ``words`` say what it is; ``facts`` are what the task must know of it."""
+
+    train: Samples
+    validation: Samples
+    words: str
+    classes: int | None = None
+    bytes_per_target: float | None = None
+
+
+class Part:
+    """Some of a data set's samples."""
+
+    def __init__(self, whole: Any, indices: np.ndarray) -> None:
+        self.whole, self.indices = whole, indices
+        self.workers: int = whole.workers
+        self.targets = None if whole.targets is None else whole.targets[indices]
+        if hasattr(whole, "batch"):
+            self.batch = lambda some: whole.batch(indices[some])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.whole[int(self.indices[index])]
+
+
+class Keyed(Dataset[Any]):
+    """Samples by (epoch, index), each read with generators that are its own."""
+
+    def __init__(self, samples: Any, seed: int) -> None:
+        self.samples, self.seed = samples, seed
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        if hasattr(self.samples, "batch"):
+            return self.samples.batch(np.array([index for _, index in keys]))
+        return default_collate([self._one(*key) for key in keys])
+
+    def _one(self, epoch: int, index: int) -> Any:
+        seed_everything(SAMPLE, self.seed, epoch, index)
+        return self.samples[index]
+
+
+def read(samples: Samples, keys: Iterable[list[Key]], seed: int, workers: int | None, pin: bool) -> Iterator[Batch]:
+    """Batches in the order of their keys; how many workers read them changes nothing but the time."""
+    loader = DataLoader(
+        Keyed(samples, seed),
+        batch_sampler=keys,
+        num_workers=min(samples.workers, os.cpu_count() or 1) if workers is None else workers,
+        collate_fn=_as_it_is,
+        pin_memory=pin,
+    )
+    try:
+        yield from loader
+    except DataError as error:  # a worker's comes with its traceback in the message
+        raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,50 @@
+"""What can go wrong, for callers to catch.
+
+    LeanifyError
+     ├─ SourceError         a name, path or checkpoint that does not lead to a model
+     ├─ UnsupportedModel    a model whose attention cannot be redesigned, with the reason
+     ├─ ShapeError          a shape that this model cannot take (heads that break key/value groups, …)
+     ├─ RecipeError         a recipe with an unknown key, a wrong type, or none of that name
+     ├─ BudgetError         a budget that is malformed or that no design reaches
+     ├─ DataError           data that cannot be read, or that does not suit the model
+     ├─ TrainingError       a training that cannot go on: a loss that is not finite, a disk that is full
+     └─ DirectoryError      an output directory that cannot be written, or one that holds no model
+
+Every message says what was asked, what was found and what would work. The command line prints it and exits 2.
+"""
+
+
+class LeanifyError(Exception):
+    """Base of every error that leanify raises on purpose."""
+
+
+class SourceError(LeanifyError):
+    """A SOURCE that does not lead to a model."""
+
+
+class UnsupportedModel(LeanifyError):
+    """A model that cannot be redesigned; the message says why."""
+
+
+class ShapeError(LeanifyError):
+    """A shape that the model cannot take."""
+
+
+class RecipeError(LeanifyError):
+    """A recipe that is malformed, or that does not exist."""
+
+
+class BudgetError(LeanifyError):
+    """A budget that is malformed, or below what any design reaches."""
+
+
+class DataError(LeanifyError):
+    """Data that cannot be read, that does not suit the model, or in which there is no sample."""
+
+
+class DirectoryError(LeanifyError):
+    """An output directory that cannot be written, or an input directory that holds no model."""
+
+
+class TrainingError(LeanifyError):
+    """A training that cannot go on; the message says from where it can be resumed."""

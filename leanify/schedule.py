@@ -1,0 +1,78 @@
+"""The learning rate as a function of the step, so that a resumed run needs no schedule's state.
+
+cosine      linear warm-up, then half a cosine over the whole run to 0, as timm's CosineLRScheduler by updates
+linear      linear warm-up, then a line to 0
+constant    linear warm-up, then flat
+triangular  linear warm-up, flat, and a line to 0 over the last ``cooldown``
+one-cycle   torch's OneCycleLR with lines: from lr/25 up to lr over the warm-up, then down to lr/250,000
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from leanify.errors import RecipeError
+from leanify.recipe import Optim, Schedule
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Learning rate by step; ``warmup`` and ``cooldown`` are in steps."""
+
+    kind: Literal["constant", "cosine", "linear", "triangular", "one-cycle"]
+    lr: float
+    steps: int
+    warmup: float
+    warmup_lr: float
+    cooldown: float
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of the step that is the ``step``-th, from 0 on."""
+        if self.kind == "one-cycle":
+            return self._one_cycle(step)
+        if step < self.warmup:
+            return self.warmup_lr + (self.lr - self.warmup_lr) * step / self.warmup
+        return self.lr * self._fall(step)
+
+    def _fall(self, step: int) -> float:
+        if self.kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        if self.kind == "linear":
+            return (self.steps - step) / (self.steps - self.warmup)
+        if self.kind == "triangular" and self.cooldown:
+            return min(1.0, (self.steps - step) / self.cooldown)
+        return 1.0
+
+    def _one_cycle(self, step: int) -> float:
+        low, lowest, top = self.lr / 25, self.lr / 25e4, self.warmup - 1
+        if step <= top:
+            return low + (self.lr - low) * step / top
+        return self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top)
+
+
+def steps_of(schedule: Schedule, steps_per_epoch: int, tokens: int | None) -> float:
+    """How many steps one unit of the schedule is: an epoch, a step, or a token of ``tokens`` a sample."""
+    if schedule.epochs is not None:
+        return steps_per_epoch
+    if schedule.steps is not None:
+        return 1
+    if tokens is None:
+        raise RecipeError("[schedule] tokens counts text, and this task has none: give epochs or steps")
+    return 1 / (tokens * schedule.batch_size)
+
+
+def rate_of(schedule: Schedule, optim: Optim, unit: float) -> Rate:
+    """The learning rate of a recipe; raises RecipeError where the parts do not fit into the whole."""
+    length = next(x for x in (schedule.epochs, schedule.steps, schedule.tokens) if x is not None)
+    steps, warmup, cooldown = round(length * unit), schedule.warmup * unit, schedule.cooldown * unit
+    if steps < 1:
+        raise RecipeError(f"[schedule] a length of {length:g} is no step at all")
+    if warmup + cooldown > steps:
+        raise RecipeError(f"[schedule] warmup {schedule.warmup:g} and cooldown {schedule.cooldown:g} exceed {length:g}")
+    if schedule.kind == "one-cycle" and warmup < 2:
+        raise RecipeError("[schedule] a one-cycle rises over its warmup: give it one of at least two steps")
+    if cooldown and schedule.kind != "triangular":
+        raise RecipeError(f"[schedule] cooldown belongs to kind triangular; this is {schedule.kind}")
+    return Rate(schedule.kind, optim.lr, steps, warmup, schedule.warmup_lr, cooldown)

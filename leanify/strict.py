@@ -1,0 +1,113 @@
+"""TOML ↔ frozen dataclasses, strictly: every key known, every value of its type, nothing guessed.
+
+A section is a dataclass, a list a tuple, a field with ``metadata={"key": …}`` goes by that key. Values at their default
+are not written.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, Literal, get_args, get_origin
+
+from leanify.errors import RecipeError
+
+
+def _key(entry: Field[Any]) -> str:
+    return str(entry.metadata.get("key", entry.name))
+
+
+def read_table(cls: Any, values: Any, where: str) -> Any:
+    """An instance of a section's dataclass; every key known, every value of its type, every needed key there."""
+    place = f"[{where}]" if where else "a recipe"
+    if not isinstance(values, Mapping):
+        raise RecipeError(f"{place} is a table of keys; {values!r} is not")
+    known = {_key(entry): entry for entry in fields(cls)}
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise RecipeError(f"{place} has no key {key!r}; nearest: {near}; known: {', '.join(known)}")
+    missing = [key for key, entry in known.items() if key not in values and _needed(entry)]
+    if missing:
+        raise RecipeError(f"{place} lacks {', '.join(missing)}")
+    hints = typing.get_type_hints(cls)
+    given = {
+        known[key].name: _typed(value, hints[known[key].name], f"{where}.{key}" if where else key)
+        for key, value in values.items()
+    }
+    return cls(**given)
+
+
+def _needed(entry: Field[Any]) -> bool:
+    return entry.default is MISSING and entry.default_factory is MISSING
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    """``value`` as its type wants it: tables as sections, lists as tuples, whole numbers as floats."""
+    choices = [choice for choice in _choices(hint) if choice is not types.NoneType]
+    for choice in choices:
+        if isinstance(choice, type) and hasattr(choice, "__dataclass_fields__"):
+            return read_table(choice, value, where)
+        items = get_args(choice)
+        if get_origin(choice) is tuple and isinstance(value, list) and value:
+            return tuple(_typed(item, items[0], where) for item in value)
+        if get_origin(choice) is Mapping and isinstance(value, Mapping):
+            return dict(value)
+        if get_origin(choice) is Literal and value in items:
+            return value
+        if choice is float and type(value) in (int, float):
+            return float(value)
+        if type(value) is choice:
+            return value
+    raise RecipeError(f"{where} is {json.dumps(value, default=str)}; it takes {' or '.join(map(_word, choices))}")
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _word(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(get_args(hint))
+    words = {int: "a whole number", float: "a number", str: "a text", tuple: "a list of numbers", Mapping: "a table"}
+    return words[get_origin(hint) or hint]
+
+
+def to_table(value: Any) -> dict[str, Any]:
+    """Nested plain values, without what is left at its default."""
+    table: dict[str, Any] = {}
+    for entry in fields(value):
+        item = getattr(value, entry.name)
+        if hasattr(item, "__dataclass_fields__"):
+            item = to_table(item)
+        if item in (None, {}) or (not _needed(entry) and item == entry.default):
+            continue
+        table[_key(entry)] = list(item) if isinstance(item, tuple) else copy.deepcopy(item)
+    return table
+
+
+def toml_lines(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
+    """The lines of a TOML file: the keys of a table first, then its sections."""
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{_bare(key)} = {_literal(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            full = f"{name}.{_bare(key)}" if name else _bare(key)
+            yield f"{'' if full == 'model' else chr(10)}[{full}]"
+            yield from toml_lines(value, full)
+
+
+def _bare(key: str) -> str:
+    return key if key.replace("-", "_").isidentifier() else json.dumps(key)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(value, ensure_ascii=False)  # TOML writes texts, numbers and truths as JSON does

@@ -1,0 +1,207 @@
+"""Heads and hidden units in tensors: where a linear map keeps them, and how to bring it to another number of them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify import layout, upstream
+from leanify.families import Reading
+
+
+@dataclass(frozen=True)
+class Features:
+    """Where a linear map (or a norm) keeps its outputs and inputs."""
+
+    outputs: int
+    inputs: int
+    output_axis: int
+    input_axis: int
+    output_name: str
+    input_name: str
+
+
+def features_of(module: nn.Module) -> Features:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if weight.dim() == 1:
+        name = "normalized_shape" if hasattr(module, "normalized_shape") else "num_features"
+        return Features(weight.shape[0], weight.shape[0], 0, 0, name, name)
+    if type(module).__name__ == "Conv1D":  # transformers' transposed linear map
+        return Features(weight.shape[1], weight.shape[0], 1, 0, "nf", "nx")
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return Features(weight.shape[1] * module.groups, weight.shape[0], 1, 0, "out_channels", "in_channels")
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return Features(weight.shape[0], weight.shape[1] * module.groups, 0, 1, "out_channels", "in_channels")
+    return Features(weight.shape[0], weight.shape[1], 0, 1, "out_features", "in_features")
+
+
+def part_of(module: nn.Module, path: str) -> nn.Module | None:
+    """A submodule with weights, or None where upstream left it out or put an identity there."""
+    found = attribute_of(module, path)
+    return found if isinstance(found, nn.Module) and isinstance(getattr(found, "weight", None), Tensor) else None
+
+
+def attribute_of(thing: Any, path: str) -> Any:
+    """What stands at a dotted path, or None."""
+    for name in path.split("."):
+        if (thing := getattr(thing, name, None)) is None:
+            return None
+    return thing
+
+
+# -- resizing -----------------------------------------------------------------------------------------------------
+
+
+def resize(
+    model: nn.Module, path: str, site: nn.Module, reading: Reading, old: layout.Sizes, sizes: layout.Sizes
+) -> None:
+    """Bring the tensors and attributes of the module at ``path`` from old sizes to new ones, in place.
+
+    What fits is carried over; new rows are drawn by upstream's initialiser, new columns are zero.
+    """
+    if sizes == old:
+        return
+    for part in {**reading.rows, **reading.columns}:
+        module = part_of(site, part)
+        if module is not None:
+            _resize_linear(
+                model, f"{path}.{part}", module, reading.rows.get(part), reading.columns.get(part), old, sizes
+            )
+    for part, layouts in reading.tensors.items():
+        _resize_tensor(site, part, layouts, old, sizes)
+    for part, how in reading.attributes.items():
+        _update_attribute(site, part, how, old, sizes)
+    for part in reading.clear:
+        if cache := attribute_of(site, part):
+            cache.clear()
+
+
+def _resize_linear(
+    model: nn.Module,
+    path: str,
+    module: nn.Module,
+    rows: str | None,
+    columns: str | None,
+    old: layout.Sizes,
+    new: layout.Sizes,
+) -> None:
+    features = features_of(module)
+    depthwise = _is_depthwise(module)
+    one_axis = (
+        depthwise or features.output_axis == features.input_axis
+    )  # a norm's or a depthwise map's inputs are its outputs
+    outputs = int(layout.evaluate(rows, new)) if rows else features.outputs
+    inputs = int(layout.evaluate(columns, new)) if columns else outputs if one_axis else features.inputs
+    same = (outputs, inputs) == (features.outputs, features.inputs)
+    if same and all(_in_place(how, old, new) for how in (rows, columns) if how):
+        return
+    axes = {features.output_axis: rows} if depthwise else {features.output_axis: rows, features.input_axis: columns}
+    sizes = (
+        {features.output_axis: outputs} if depthwise else {features.output_axis: outputs, features.input_axis: inputs}
+    )
+    kept = {
+        name: tensor.detach()
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        if tensor.dim()
+    }
+    for name, tensor in kept.items():
+        shape = [sizes.get(axis, length) for axis, length in enumerate(tensor.shape)] if tensor.dim() > 1 else [outputs]
+        _replace(module, name, tensor.new_empty(shape))
+    for name, size in ((features.output_name, outputs), (features.input_name, inputs)):
+        if hasattr(module, name):
+            setattr(module, name, (size,) if name == "normalized_shape" else size)
+    if depthwise:
+        module.__dict__["groups"] = outputs
+    if next(iter(kept.values())).is_meta:
+        return
+    upstream.initialise_module(model, path, module)
+    for name, tensor in kept.items():
+        matrix = tensor.dim() > 1
+        zeroed = features.input_axis if matrix and columns else -1
+        _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups == module.in_channels
+
+
+def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of a parameter or a buffer."""
+    value = getattr(module, name)
+    parameter = isinstance(value, nn.Parameter)
+    setattr(module, name, nn.Parameter(tensor, requires_grad=value.requires_grad) if parameter else tensor)
+
+
+def _in_place(how: str, old: layout.Sizes, new: layout.Sizes) -> bool:
+    """Whether the same length also means the same order (it need not: a split of heads that interleave q, k and v)."""
+    source, target = layout.positions(how, old, new)
+    return bool(torch.equal(source, target))
+
+
+def _carry(
+    source: Tensor, target: Tensor, axes: dict[int, str | None], zeroed: int, old: layout.Sizes, new: layout.Sizes
+) -> None:
+    """Copy what fits from ``source`` into ``target``; new positions along the axis ``zeroed`` become zero."""
+    taken = source
+    slots: list[Tensor] = []
+    for axis in range(target.dim()):
+        how = axes.get(axis)
+        if how is None:
+            slots.append(torch.arange(target.shape[axis]))
+            continue
+        origin, slot = layout.positions(how, old, new)
+        taken = taken.index_select(axis, origin.to(source.device))
+        slots.append(slot)
+        if axis == zeroed:
+            added = torch.ones(target.shape[axis], dtype=torch.bool)
+            added[slot] = False
+            target.index_fill_(axis, added.nonzero().flatten().to(target.device), 0.0)
+    target[torch.meshgrid(*(slot.to(target.device) for slot in slots), indexing="ij")] = taken
+
+
+def _resize_tensor(
+    module: nn.Module, path: str, layouts: tuple[str, ...], old: layout.Sizes, new: layout.Sizes
+) -> None:
+    """A bare parameter or buffer a head: new heads repeat the values of the old ones, which upstream draws alike.
+
+    A tuple or list of lengths counts as a tensor's shape.
+    """
+    owner_path, _, name = path.rpartition(".")
+    owner = attribute_of(module, owner_path) if owner_path else module
+    value = getattr(owner, name, None)
+    if isinstance(value, (tuple, list)):
+        lengths = zip(layouts, value, strict=True)
+        setattr(owner, name, type(value)(_length(how, length, new) for how, length in lengths))
+    if not isinstance(value, Tensor):
+        return
+    tensor = value.detach()
+    for axis, how in enumerate(layouts):
+        if layout.symbols(how):
+            tensor = tensor.index_select(axis, layout.cycle(how, old, new).to(tensor.device))
+    _replace(owner, name, tensor.clone())
+
+
+def _length(how: str, length: int, sizes: layout.Sizes) -> int:
+    return int(layout.evaluate(how, sizes)) if layout.symbols(how) else length
+
+
+def _update_attribute(module: nn.Module, path: str, how: str, old: layout.Sizes, new: layout.Sizes) -> None:
+    """Bring a number in line with new sizes; a configuration is copied first, for its owner alone."""
+    owner_path, _, name = path.rpartition(".")
+    owner = attribute_of(module, owner_path) if owner_path else module
+    value = getattr(owner, name, None)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    before, after = layout.evaluate(how, old), layout.evaluate(how, new)
+    if before == after:
+        return
+    if not isinstance(owner, nn.Module):
+        holder_path, _, held = owner_path.rpartition(".")
+        owner = copy.deepcopy(owner)
+        setattr(attribute_of(module, holder_path) if holder_path else module, held, owner)
+    setattr(owner, name, after if value == before else value * (after / before))

@@ -1,0 +1,47 @@
+"""Run a function over many names in a child process: a crash or an endless loop is a result like any other."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+def each(
+    function: Callable[[str], Result], names: list[str], seconds: float, failed: Callable[[str], Result]
+) -> Iterator[tuple[str, Result]]:
+    """(name, function(name)) in order; ``failed(why)`` where a call took over ``seconds`` or ended its process.
+
+    One child works through all names; after a failure the next child goes on behind it.
+    """
+    context = multiprocessing.get_context("fork")
+    waiting = list(names)
+    while waiting:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_work, args=(function, waiting, sender))
+        child.start()
+        sender.close()
+        why = ""
+        while waiting and not why:
+            try:
+                if receiver.poll(seconds):
+                    yield waiting.pop(0), receiver.recv()
+                else:
+                    why = f"over {seconds:.0f} s"
+            except EOFError:
+                child.join()
+                why = f"the process ended with code {child.exitcode}"
+        child.kill()
+        child.join()
+        if why:
+            yield waiting.pop(0), failed(why)
+
+
+def _work(function: Callable[[str], Result], names: list[str], sender: Connection) -> None:
+    for name in list(names):
+        sender.send(function(name))
+        gc.collect()

@@ -1,0 +1,73 @@
+"""Small sources of the core families: every stage and layer kind, sizes all different."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import leanify
+from leanify.cost import call
+from leanify.inputs import example_inputs
+from leanify.profiling import tensors_of
+
+IMAGE = {"img_size": 32, "embed_dim": 60, "depth": 4, "num_heads": 3, "num_classes": 7}
+TEXT = {"hidden_size": 60, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 96, "vocab_size": 67}
+GROUPED = {**TEXT, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A SOURCE with what makes it small. ``native``: upstream itself expresses a grown shape of it."""
+
+    source: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+    cls: str | None = None
+    native: bool = True
+
+    def load(self, device: str = "cpu", **more: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return leanify.load(self.source, overrides={**self.overrides, **more}, cls=self.cls, device=device)
+
+
+CASES = {
+    "vit": Case("vit_base", IMAGE),
+    "vit, drop path": Case("vit_small_patch16_224", {**IMAGE, "drop_path_rate": 0.3}),
+    "vit, pooling head": Case("vit_base_patch16_siglip_224", IMAGE, native=False),
+    "vit, parallel layers": Case("vit_small_patch16_18x2_224", IMAGE),
+    "vit, gated mlp": Case("vit_giant_patch14_dinov2", {**IMAGE, "img_size": 28, "mlp_ratio": 3.2}),
+    "vit, post-norm": Case("vit_base_patch16_rpn_224", IMAGE),
+    "deit": Case("deit_tiny_patch16_224", IMAGE),
+    "deit, distilled": Case("deit_tiny_distilled_patch16_224", IMAGE),
+    "xcit": Case("xcit_nano_12_p16_224", IMAGE, native=False),
+    "hf vit": Case("vit", {**{k: v for k, v in TEXT.items() if k != "vocab_size"}, "image_size": 32}),
+    "bert": Case("bert", TEXT, native=False),
+    "roberta": Case("roberta", TEXT, native=False),
+    "gpt2": Case(
+        "gpt2", {"n_embd": 60, "n_layer": 4, "n_head": 3, "vocab_size": 67}, "AutoModelForCausalLM", native=False
+    ),
+    "llama": Case("llama", GROUPED, "AutoModelForCausalLM"),
+    "llama, one kv head": Case("llama", {**GROUPED, "num_key_value_heads": 1}),
+    "qwen2": Case("qwen2", GROUPED),
+}
+
+
+def outputs(model: nn.Module, inputs: dict[str, Tensor] | None = None) -> list[Tensor]:
+    """What a model gives on a fixed random batch of two."""
+    inputs = inputs if inputs is not None else batch(model)
+    with torch.no_grad():
+        return list(tensors_of(call(model, inputs)))
+
+
+def batch(model: nn.Module) -> dict[str, Tensor]:
+    """A fixed random batch in the model's own precision."""
+    torch.manual_seed(1)
+    kind = next(model.parameters()).dtype
+    inputs = example_inputs(model, 2, 9 if "vocab_size" in dir(getattr(model, "config", None)) else None)
+    return {name: x.to(kind) if x.is_floating_point() else x for name, x in inputs.items()}
+
+
+def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))

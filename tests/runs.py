@@ -1,0 +1,145 @@
+"""Small runs for the tests of training, in processes of their own that can be killed.
+
+    python runs.py RUN MODE …    forks a process that trains, so that the imports are paid once
+    MODE   whole      to the end
+           event:N    killed by SIGKILL at the N-th time it opens, makes, renames, truncates or removes a file
+           time:T     killed by SIGKILL after T seconds
+           int:N      interrupted by SIGINT in its N-th step
+
+Each mode goes on with the run that the one before it left; prints one line a mode: the exit code and the last step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.truncate", "os.rmdir", "os.remove", "shutil.rmtree")
+
+# every kind of randomness that a run has, and checkpoints, rows and evaluations that do not coincide
+DIGITS = """
+[model]
+source = "vit_tiny_patch16_224"
+[model.override]
+img_size = 8
+patch_size = 2
+in_chans = 1
+num_classes = 10
+embed_dim = 16
+depth = 2
+num_heads = 2
+drop_path_rate = 0.1
+proj_drop_rate = 0.1
+[data]
+name = "digits"
+task = "classification"
+samples = 500
+holdout = 0.1
+mixup = 0.8
+cutmix = 1.0
+[optim]
+lr = 2e-3
+weight_decay = 0.05
+clip = 1.0
+ema = 0.9
+[schedule]
+epochs = 3
+batch_size = 64
+warmup = 1
+[run]
+log_every = 3
+eval_every = 5
+checkpoint_every = 2
+keep = 2
+"""
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """What must be equal: rows without what was read from a clock, and every tensor of the last checkpoint."""
+    import torch
+
+    from leanify.run import Run
+
+    rows = [{k: v for k, v in row.items() if k != "samples_per_s"} for row in Run.open(run).rows()]
+    last = Run.open(run).checkpoints()[-1]
+    assert last.broken() is None
+    tensors = flat({"weights": last.weights(), "state": last.state()})
+    return {"rows": rows, "step": last.step} | {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
+    }
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in flat(item, f"{prefix}/{key}").items()}
+    return {prefix: value}
+
+
+def forked(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, int]]:
+    """(exit code, last checkpoint's step) of each mode; a signal is a negative code."""
+    file = run.with_suffix(".toml")
+    file.write_text(recipe)
+    done = subprocess.run(
+        [sys.executable, __file__, str(run), *modes],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def _main(run: Path, modes: list[str]) -> None:
+    from leanify import training
+
+    for mode in modes:
+        kind, _, amount = mode.partition(":")
+        child = os.fork()
+        if child == 0:
+            _train(training, run, kind, int(amount) if kind in ("event", "int") else 0)
+        if kind == "time":
+            time.sleep(float(amount))
+            os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        steps = [int(path.name) for path in run.glob("checkpoints/*") if path.name.isdigit()]
+        print(json.dumps([code, max(steps, default=-1)]), flush=True)
+
+
+def _train(training: Any, run: Path, kind: str, amount: int) -> None:
+    left = [amount]
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FILE_EVENTS and str(run.name) in str(arguments[0]):
+            left[0] -= 1
+            if left[0] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if kind == "event":
+        sys.addaudithook(count)
+    if kind == "int":
+        step = training.Trainer.step
+        training.Trainer.step = lambda self, n, batches: (
+            os.kill(os.getpid(), signal.SIGINT) if n + 1 == amount else None,
+            step(self, n, batches),
+        )
+    try:
+        if run.exists():
+            training.train(resume=run)
+        else:
+            training.train(run.with_suffix(".toml"), run)
+    except KeyboardInterrupt:
+        os._exit(130)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr)
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,348 @@
+"""Small versions of both zoos' models, and a fixed random input for each."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanify import upstream
+from leanify.inputs import example_inputs
+
+BUILD = {"depth": 3, "depths": 2}
+
+
+def warm() -> None:
+    """Import what every model needs, before processes are forked."""
+    upstream.timm()
+    upstream.transformers()
+
+
+def build(library: str, name: str) -> tuple[nn.Module, Any]:
+    return build_timm(name) if library == "timm" else build_hf(name)
+
+
+@functools.cache
+def timm_names() -> list[str]:
+    """Every timm model with a module that counts heads, by name."""
+    return upstream.timm().list_models()
+
+
+ONE_LIST = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+SHRINK: dict[str, list[dict[str, Any]]] = {
+    "swin_transformer": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "swin_transformer_v2": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "swin_transformer_v2_cr": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "davit": [{"embed_dims": (24, 48, 96, 192), "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "volo": [{"layers": (2, 2, 3, 2), "embed_dims": (24, 48, 48, 48), "num_heads": (2, 4, 4, 4)}],
+    "tnt": [{"embed_dim": 60, "depth": 3, "num_heads_outer": 3}],
+    "hiera": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 2, 2)}],
+    "gcvit": [],
+    "twins": [
+        {"depths": (1, 1, 2, 1), "embed_dims": (32, 32, 64, 64), "num_heads": (2, 2, 4, 4)},
+        {"depths": (1, 1, 2, 1)},
+    ],
+    "pvt_v2": [{"depths": (1, 1, 2, 1), "embed_dims": (16, 32, 48, 64), "num_heads": (2, 2, 3, 4)}],
+    "nest": [],
+    "pit": [{"base_dims": (8, 8, 8), "depth": (1, 2, 1), "heads": (2, 4, 8)}],
+    "metaformer": [],
+    "fastvit": [{"layers": (1, 1, 1, 2)}, {"layers": (1, 1, 1, 1, 2)}],
+    "hieradet_sam2": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 3, 2), "global_att_blocks": (3,)}],
+    "edgenext": [{"depths": (1, 2, 2, 2)}],
+    "mvitv2": [],
+    "maxxvit": [{"depths": (1, 1, 3, 1), "embed_dim": (32, 32, 64, 64)}],
+    "crossvit": [{"embed_dim": (24, 48), "num_heads": (3, 3), "depth": ((1, 2, 0), (1, 2, 0)), "mlp_ratio": (2, 2, 4)}],
+}
+
+
+def _options(name: str) -> list[dict[str, Any]]:
+    """Ways to make a model small, smallest first; which of them its constructor takes, only trying shows."""
+    from timm.models._registry import _model_to_module
+
+    shrunk = SHRINK.get(_model_to_module[name], [ONE_LIST, {"depth": 3}])
+    return [
+        {**extra, **options}
+        for options in [*shrunk, {}]
+        for extra in ({"img_size": 64}, {"img_size": 56}, {"img_size": 96}, {})
+    ]
+
+
+def build_timm(name: str) -> tuple[nn.Module, Any]:
+    """The smallest version of a timm model that builds and runs, and a call on two random images."""
+    model: nn.Module | None = None
+    error: Exception | None = None
+    for options in _options(name):
+        try:
+            model = upstream.build(upstream.Origin("timm", name, {**options, "num_classes": 7}))
+            return model, _call_timm(model, options.get("img_size"))
+        except Exception as failed:
+            error = failed
+    if model is None:
+        raise error or AssertionError
+    return model, lambda m: m(torch.zeros(0))  # it builds and does not run: it may yet be refused
+
+
+def _call_timm(model: nn.Module, fixed: int | None) -> Any:
+    error: Exception | None = None
+    channels, *native = model.pretrained_cfg["input_size"]
+    for size in [fixed] if fixed else [64, 56, 96, 128, native[0]]:
+        x = torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(1))
+        try:
+            with torch.no_grad():
+                model(x)
+        except Exception as failed:
+            error = failed
+            continue
+        x = x.double()
+        return lambda m: m(x)
+    raise error or AssertionError
+
+
+# -- transformers -----------------------------------------------------------------------------------------------------
+
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, LAYERS, VOCABULARY = 48, 6, 3, 8, 40, 3, 99
+EXACT: dict[str, Any] = {
+    "head_dim": HEAD_DIM, "d_kv": HEAD_DIM, "attention_head_size": HEAD_DIM, "attention_key_size": HEAD_DIM, "global_head_dim": HEAD_DIM,
+    "swa_head_dim": HEAD_DIM, "key_value_proj_dim": HEAD_DIM, "kv_channels": HEAD_DIM,
+    "qk_nope_head_dim": HEAD_DIM, "qk_rope_head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM, "qk_head_dim": 2 * HEAD_DIM,
+    "kv_lora_rank": 24, "q_lora_rank": 20, "rotary_dim": 4, "index_n_heads": 2, "index_head_dim": HEAD_DIM, "index_topk": 4,
+    "vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    "max_position_embeddings": 64, "n_positions": 64, "n_ctx": 64, "max_source_positions": 64, "max_target_positions": 64,
+    "image_size": 32, "patch_size": 8, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "num_selected_experts": 2, "top_k": 2, "n_group": 1, "topk_group": 1, "moe_topk": 2, "moe_k": 2,
+    "upsample_groups": 1, "num_experts_per_token": 2, "crop_size": 32, "frames_per_clip": 4, "dim_bbox_projection": HEAD_DIM, "codebook_size": 64,
+    "use_cache": False, "type_vocab_size": 2, "num_mel_bins": 16, "sliding_window": 16, "attention_window": 4, "window_size": 4,
+    "hidden_dropout": 0.0, "layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+}  # fmt: skip
+HEAD_KEYS = (
+    "num_attention_heads",
+    "num_heads",
+    "n_head",
+    "n_heads",
+    "attention_heads",
+    "nhead",
+    "num_mha_heads",
+    "n_query_heads",
+)
+KV_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_global_key_value_heads")
+LAYER_KEYS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "depth",
+    "num_decoder_layers",
+)
+HIDDEN_KEYS = (
+    "intermediate_size",
+    "ffn_dim",
+    "d_ff",
+    "n_inner",
+    "feed_forward_size",
+    "d_inner",
+    "dim_feedforward",
+    "hidden_dim_ffn",
+)
+WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim", "emb_dim", "attention_hidden_size")
+DROPPED = (
+    "id2label",
+    "label2id",
+    "out_features",
+    "out_indices",
+    "stage_names",
+    "_out_features",
+    "_out_indices",
+    "per_layer_config",
+    "transformers_version",
+)
+LISTED = {
+    "image_size": 32,
+    "num_attention_heads": HEADS,
+    "hidden_sizes": WIDTH,
+    "depths": 2,
+    "encoder_attention_heads": HEADS,
+}
+MROPE = {"mrope_section": [2, 1, 1], "rope_type": "default", "rope_theta": 10000.0, "type": "default"}
+SWIN = {
+    "embed_dim": WIDTH, "depths": [1, 2], "num_heads": [HEADS, 2 * HEADS], "num_layers": 2, "window_size": 2, "image_size": 32,
+    "patch_size": 4, "hidden_size": 2 * WIDTH, "encoder_stride": 8,
+}  # fmt: skip
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "distilbert": {"hidden_dim": HIDDEN},
+    "swin": SWIN,
+    "swinv2": SWIN,
+    "donut-swin": SWIN,
+    "maskformer-swin": SWIN,
+    "clap_audio_model": {},
+    "swin2sr": {**SWIN, "num_heads": [HEADS, HEADS], "image_size": 16, "patch_size": 1, "hidden_size": WIDTH},
+    "autoformer": {"prediction_length": 4, "context_length": 8},
+    "informer": {"prediction_length": 4, "context_length": 8},
+    "time_series_transformer": {"prediction_length": 4, "context_length": 8},
+    "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_expand": 2, "attn_layer_indices": [1, 2]},
+    "gemma3n_text": {"intermediate_size": [HIDDEN] * LAYERS, "activation_sparsity_pattern": [0.0] * LAYERS},
+    "exaone4_5_vision": {"window_size": 32},
+    "granitemoehybrid": {
+        "mamba_n_heads": 12,
+        "mamba_d_head": 8,
+        "mamba_expand": 2,
+        "layer_types": ["mamba", "attention", "attention"],
+    },
+    "falcon_h1": {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_d_ssm": 96, "mamba_expand": 2},
+    "codegen": {"n_head": 8, "n_embd": 64, "rotary_dim": 4},
+    "csm": {"codebook_size": 64},
+    "kyutai_speech_to_text": {"codebook_size": 64},
+    "diffllama": {"num_key_value_heads": 2, "num_attention_heads": 4, "hidden_size": 32},
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": {"num_key_value_heads": HEADS},
+    "esmc": {"num_key_value_heads": HEADS},
+    "glm4v_text": {"rope_parameters": MROPE},
+    "glm4v_moe_text": {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}},
+    "glm_image_text": {"rope_parameters": MROPE},
+    "glm_ocr_text": {"rope_parameters": MROPE},
+    "qwen2_vl_text": {"rope_parameters": MROPE},
+    "qwen2_5_vl_text": {"rope_parameters": MROPE},
+    "qwen2_5_omni_talker": {"rope_parameters": MROPE},
+    "cosmos3_edge_text": {"rope_parameters": MROPE},
+    "hunyuan_vl_text": {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 1, 1]}},
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 2]],
+        "num_layers": 4,
+        "attention_layers": ["global", "local"] * 2,
+    },
+    "granite_speech5_encoder": {"context_size": 16},
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 8},
+    "mobilebert": {"true_hidden_size": 48, "intra_bottleneck_size": 48, "embedding_size": 48, "hidden_size": 48},
+    "moonshine": {
+        "num_key_value_heads": HEADS,
+        "encoder_num_key_value_heads": HEADS,
+        "decoder_num_key_value_heads": HEADS,
+    },
+    "nemotron": {"num_key_value_heads": KV_HEADS},
+    "laguna": {"num_attention_heads_per_layer": [HEADS] * LAYERS},
+    "mask2former": {"hidden_dim": 64, "feature_size": 64, "mask_feature_size": 64, "num_attention_heads": 4},
+    "maskformer": {"fpn_feature_size": 64, "mask_feature_size": 64},
+    "oneformer": {"hidden_dim": 64, "conv_dim": 64, "mask_dim": 64, "num_attention_heads": 4},
+    "mimi": {
+        "audio_channels": 1,
+        "hidden_size": 48,
+        "num_filters": 4,
+        "codebook_dim": 16,
+        "upsample_groups": 48,
+        "vector_quantization_hidden_dimension": 16,
+    },
+    "patchtst": {"context_length": 16, "patch_length": 4, "patch_stride": 4, "num_input_channels": 2},
+    "xlnet": {"d_head": HEAD_DIM, "n_head": HEADS},
+    "reformer": {
+        "axial_pos_embds_dim": [16, 32],
+        "axial_pos_shape": [4, 3],
+        "attn_layers": ["local", "lsh", "local"],
+        "lsh_attn_chunk_length": 4,
+        "local_attn_chunk_length": 4,
+        "num_buckets": 2,
+    },
+    "neomme": {"partial_rotary_factor": 0.5},
+    "qwen2_5_vl_vision": {"window_size": 32},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+    "zamba": {"mamba_expand": 2, "n_mamba_heads": 2, "attention_hidden_size": 96, "attention_head_dim": 16},
+    "zamba2": {"mamba_expand": 2, "n_mamba_heads": 12, "mamba_headdim": 8, "mamba_ngroups": 1},
+}
+
+
+@functools.cache
+def hf_names() -> list[str]:
+    """Every transformers type with a base model whose configuration has layers and heads."""
+    library = upstream.transformers()
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return [kind for kind in MODEL_MAPPING_NAMES if _counts(library, kind)]
+
+
+def _counts(library: Any, kind: str) -> bool:
+    try:
+        config = library.AutoConfig.for_model(kind)
+        return config.num_attention_heads is not None and config.num_hidden_layers is not None
+    except AttributeError:
+        return False
+    except Exception:
+        return True
+
+
+def _widths(config: Any) -> set[int]:
+    if isinstance(config, dict):
+        own = {config[key] for key in WIDTH_KEYS if type(config.get(key)) is int}
+        return own.union(*(_widths(value) for value in config.values()))
+    return set()
+
+
+def tiny(config: Any, widths: set[int], key: str = "") -> Any:
+    """A configuration as a dictionary with every size made small, key by key."""
+    if isinstance(config, dict):
+        return {k: tiny(v, widths, str(k)) for k, v in config.items() if k not in DROPPED}
+    if isinstance(config, bool) or config is None or isinstance(config, (str, float)):
+        return EXACT.get(key, config) if not isinstance(config, bool) or key == "use_cache" else config
+    if isinstance(config, (list, tuple)):
+        if key in ("layer_types", "layers_block_type", "block_types", "mlp_layer_types"):
+            kinds = list(dict.fromkeys(config))
+            return (kinds * LAYERS)[: max(LAYERS, len(kinds))]
+        return [LISTED.get(key, item) if type(item) is int else tiny(item, widths) for item in config]
+    if key in EXACT:
+        return EXACT[key]
+    if any(key.endswith(name) for name in KV_KEYS):
+        return KV_HEADS if config > 1 else 1
+    if any(key.endswith(name) for name in HEAD_KEYS):
+        return HEADS
+    if any(key.endswith(name) for name in LAYER_KEYS):
+        return LAYERS if config > 1 else config
+    if any(key.endswith(name) for name in HIDDEN_KEYS):
+        return HIDDEN
+    if key in WIDTH_KEYS or (
+        config in widths and config >= 64 and any(w in key for w in ("size", "dim", "embd", "d_model", "width"))
+    ):
+        return WIDTH
+    if key.endswith("_token_id") and config >= VOCABULARY:
+        return VOCABULARY - 1
+    return config
+
+
+def tiny_config(kind: str) -> Any:
+    library = upstream.transformers()
+    config = library.AutoConfig.for_model(kind)
+    full = config.to_dict()
+    small = tiny(full, _widths(full))
+    if small.get("kv_lora_rank") is not None:  # latent attention has no key/value groups
+        small["num_key_value_heads"] = HEADS
+    small.update(OVERRIDES.get(kind, {}))
+    layers = small.get("num_hidden_layers")
+    kinds = [
+        len(small[k]) for k in ("layer_types", "layers_block_type", "mlp_layer_types") if isinstance(small.get(k), list)
+    ]
+    if kinds and layers:
+        small["num_hidden_layers"] = max(kinds)
+    if isinstance(getattr(type(config), "layers_block_type", None), property):  # computed from other keys
+        small.pop("layer_types", None)
+        small.pop("layers_block_type", None)
+    return type(config)(**{k: v for k, v in small.items() if k not in ("model_type", "transformers_version")})
+
+
+def build_hf(kind: str) -> tuple[nn.Module, Any]:
+    """A tiny base model of a transformers type, and a call on random inputs."""
+    library = upstream.transformers()
+    config = tiny_config(kind)
+    torch.manual_seed(0)
+    model = library.AutoModel.from_config(
+        config, **({"experts_implementation": "eager"} if _has_experts(config) else {})
+    ).eval()
+    inputs = example_inputs(model, 2, tokens=12)
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    return model, lambda m: m(**inputs)
+
+
+def _has_experts(config: Any) -> bool:
+    return any("expert" in key for key in config.to_dict())

@@ -1,0 +1,120 @@
+"""The commands as real processes: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leanify
+
+SMALL = [
+    "--override",
+    "img_size=32",
+    "--override",
+    "embed_dim=60",
+    "--override",
+    "depth=6",
+    "--override",
+    "num_heads=3",
+]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The console script's own entry, in a process of its own."""
+    code = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+    env = {**os.environ, "COLUMNS": "100", **environment}
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
+
+
+def test_redesign_prints_a_table_that_fits_100_columns_and_writes_a_directory(tmp_path: Path) -> None:
+    done = run("redesign", "vit_base", *SMALL, "--target-params", "0.6", "-o", str(tmp_path / "lean"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 100
+    words = [line.split()[0] for line in lines if line.strip()]
+    assert [word for word in words if word in ("baseline", "lean", "control")] == ["baseline", "lean", "control"]
+    assert "\x1b" not in done.stdout
+    assert leanify.read(leanify.load(tmp_path / "lean")).stages[0].depth < 6
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
+    done = run("redesign", "vit_base", *SMALL, "--heads", "4", "--json", "-o", str(tmp_path / "lean"))
+    data = json.loads(done.stdout)
+    assert data["chosen"]["heads"] == 4
+    assert data["directory"] == str(tmp_path / "lean")
+    assert done.stderr == ""
+    done = run("profile", str(tmp_path / "lean"), "vit_base", "--no-measure", "--json", *SMALL[:0])
+    models = json.loads(done.stdout)["models"]
+    assert [model["macs"] > 0 for model in models] == [True, True]
+
+
+def test_profile_shows_ratios_to_the_first() -> None:
+    done = run("profile", "vit_tiny_patch16_224", "vit_small_patch16_224", "--no-measure")
+    assert done.returncode == 0, done.stderr
+    assert "×3." in done.stdout
+    assert "neither counts add, gelu" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["redesign", "vit_base"], "nothing is asked for"),
+        (["redesign", "vit_bsae", "--target-params", "0.5"], "nearest: vit_base"),
+        (["redesign", "resnet18", "--target-params", "0.5"], "no attention"),
+        (["redesign", "vit_base", "--target-params", "1.5"], "above 1 and has no unit"),
+        (["redesign", "vit_base", "--target-params", "-1"], "above zero"),
+        (["redesign", "vit_base", "--target-params", "1M"], "smallest design has 16,153,096"),
+        (["redesign", "llama", "--heads", "33", "--override", "num_key_value_heads=8"], "multiple of 4"),
+        (["redesign", "vit_base", "--heads", "3.5"], "no whole number"),
+        (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "none of grow, split, auto"),
+        (["redesign", "vit_base", "--depth", "7", "--override", "x"], "takes key=value"),
+        (["profile", "nobody/nomodel"], "Hugging Face hub"),
+        (["profile", "vit_base", "--dtype", "int3", "--no-measure"], "no floating-point type"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run(*arguments, *(["-o", str(tmp_path / "out")] if arguments[0] == "redesign" else []))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_directory_that_is_not_empty_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    done = run("redesign", "vit_base", "--target-params", "0.5", "-o", str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not empty" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("command", ["redesign", "profile", "train"])
+def test_help_imports_no_torch(command: str) -> None:
+    code = (
+        "import sys, atexit\n"
+        "sys.argv = ['leanify', *sys.argv[1:]]\n"
+        "atexit.register(lambda: print('HEAVY', [m for m in ('torch', 'timm', 'transformers') if m in sys.modules]))\n"
+        "from leanify.cli import main\nmain()"
+    )
+    for arguments in (["--help"], [command, "--help"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "HEAVY []" in done.stdout
+        assert "Usage: leanify" in done.stdout
+
+
+def test_the_command_line_and_the_library_are_twins() -> None:
+    overrides: dict[str, Any] = dict(pair.split("=") for pair in SMALL[1::2])
+    plan = leanify.redesign("vit_base", target_params=0.6, overrides={k: int(v) for k, v in overrides.items()})
+    data = json.loads(run("redesign", "vit_base", *SMALL, "--target-params", "0.6", "--json").stdout)
+    assert {**data, "seconds": 0} == {**plan.to_json(), "seconds": 0}

@@ -1,0 +1,311 @@
+"""The command: what it prints, what it writes, and what it says of bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from leanify.cli import main
+from leanify.upstream import Origin, build
+from leanify.zoo import load, parse_overrides
+
+TINY_VIT = ["vit_tiny_patch16_224", *(f"--override={o}" for o in ("img_size=32", "patch_size=8", "depth=2"))]
+TINY_VIT += [f"--override={o}" for o in ("embed_dim=48", "num_heads=4", "num_classes=3")]
+TINY_BERT = ["bert", "--override=hidden_size=48", "--override=num_hidden_layers=2", "--override=num_attention_heads=4"]
+TINY_BERT += ["--override=intermediate_size=64", "--override=vocab_size=300", "--override=max_position_embeddings=40"]
+
+
+@pytest.fixture
+def leanify(monkeypatch, capsys):
+    """Run the console script; returns its exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["leanify", "condition", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def images(tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "images"
+    (folder / "cat").mkdir(parents=True)
+    for index in range(5):
+        Image.frombytes("RGB", (40, 50), torch.randint(256, (6000,), dtype=torch.uint8).numpy().tobytes()).save(
+            folder / "cat" / f"{index}.png"
+        )
+    return folder
+
+
+# -- results --------------------------------------------------------------------------------------------------------
+
+
+def test_json_holds_the_contracts_keys(leanify):
+    code, out, err = leanify(*TINY_VIT, "--samples", 3, "--json")
+    assert (code, err) == (0, "")
+    (model,) = json.loads(out)["models"]
+    assert model["source"] == TINY_VIT[0]
+    assert model["samples"] == 3
+    assert model["data"].startswith("random input")
+    assert len(model["layers"]) == 2
+    layer = model["layers"][0]
+    assert layer["name"] == "blocks.0.attn"
+    assert (layer["tokens"], layer["inner"], layer["heads"], layer["rank"]) == (17, 48, 4, 17)
+    assert layer["kappa_theory"] == pytest.approx((math.sqrt(48) + math.sqrt(17)) / (math.sqrt(48) - math.sqrt(17)))
+    assert layer["kappa"] == pytest.approx(sum(layer["kappas"]) / 3)
+    assert model["kappa_mean"] == pytest.approx(sum(layer["kappa"] for layer in model["layers"]) / 2)
+    assert layer["spectrum"] == sorted(layer["spectrum"], reverse=True)
+    assert {role: len(found["kappas"]) for role, found in layer["weights"].items()} == dict.fromkeys("qkvo", 4)
+
+
+def test_the_command_is_the_librarys_probe(leanify):
+    import leanify as library
+
+    torch.manual_seed(0)
+    model = load(TINY_VIT[0], overrides=parse_overrides([o.removeprefix("--override=") for o in TINY_VIT[1:]]))
+    torch.manual_seed(0)
+    probe = library.condition(model, torch.randn(3, 3, 32, 32))
+    _, out, _ = leanify(*TINY_VIT, "--samples", 3, "--json")
+    kappas = json.loads(out)["models"][0]["layers"][1]["kappas"]
+    assert kappas == pytest.approx(list(probe.layers[1].kappas), rel=1e-5)
+
+
+def test_batches_change_nothing(leanify, images):
+    runs = [leanify(*TINY_VIT, "--data", images, "--samples", 5, "--batch-size", size, "--json")[1] for size in (1, 3)]
+    one, three = (json.loads(out)["models"][0]["layers"][1]["kappas"] for out in runs)
+    assert one == pytest.approx(three, rel=1e-4)
+
+
+def test_tables_fit_a_hundred_columns(leanify):
+    code, out, _ = leanify(*TINY_BERT, "--samples", 2, "--tokens", 12, "--per-head", "--weights")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 100
+    assert "layers encoder.layer.*.attention" in out
+    assert "W_o" in out
+    assert "…" not in out
+
+
+def test_class_attention_is_a_vector_and_channels_are_said(leanify):
+    options = [f"--override={o}" for o in ("img_size=32", "depth=2", "embed_dim=48", "num_heads=4")]
+    code, out, err = leanify("xcit_nano_12_p16_224", *options, "--samples", 2, "--json")
+    assert code == 0
+    channel, *_, vector = json.loads(out)["models"][0]["layers"]
+    assert "head_dim × head_dim" in channel["object"]
+    assert channel["kappa_theory"] is None
+    assert vector["tokens"] == 1
+    assert vector["kappa"] is None
+    _, out, err = leanify("xcit_nano_12_p16_224", *options, "--samples", 2)
+    assert "over channels, not tokens" in err
+    assert "a vector, so there is no κ" in err
+
+
+def test_rank_deficiency_is_inf_with_the_rank(leanify, tmp_path):
+    directory = saved_vit(tmp_path / "model", lambda tensors: tensors["blocks.1.attn.qkv.weight"][96:].zero_())
+    code, out, _ = leanify(directory, "--samples", 2, "--json")
+    first, second = json.loads(out)["models"][0]["layers"]
+    assert code == 0
+    assert isinstance(first["kappa"], float)
+    assert (second["kappa"], second["rank"], second["full_rank"]) == ("inf", 1, 17)
+    _, out, err = leanify(directory, "--samples", 2)
+    assert "1/17" in out
+    assert "∞" in out
+    assert "rank-deficient" in err
+
+
+def saved_vit(directory, change=lambda tensors: None):
+    """A timm directory of the tiny ViT, its value biases drawn at random, and whatever ``change`` does to it."""
+    options = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 4}
+    torch.manual_seed(1)
+    model = build(Origin("timm", "vit_tiny_patch16_224", options))
+    tensors = model.state_dict()
+    for index in range(2):
+        tensors[f"blocks.{index}.attn.qkv.bias"].normal_()
+    change(tensors)
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "model_args": options}))
+    return directory
+
+
+# -- heads and training ---------------------------------------------------------------------------------------------
+
+
+def test_heads_draws_figure_2(leanify, tmp_path):
+    plot = tmp_path / "figure2.svg"
+    arguments = (*TINY_VIT, "--heads", "1,2,4,8", "--samples", 3, "--seeds", 2, "--theory", "--plot", plot)
+    code, out, _ = leanify(*arguments, "--json")
+    assert code == 0
+    points = json.loads(out)["models"][0]["heads"]
+    assert [(p["mode"], p["heads"], p["inner"]) for p in points] == [
+        (mode, h, 12 * h if mode == "grow" else 48) for h in (1, 2, 4, 8) for mode in ("grow", "split")
+    ]
+    at_source = [p["kappa"] for p in points if p["heads"] == 4]
+    assert at_source[0] == at_source[1]
+    assert ET.parse(plot).getroot().tag.endswith("svg")
+    code, out, _ = leanify(*arguments)
+    assert code == 0
+    assert "Split (inner 48 throughout)" in out
+
+
+def test_heads_that_do_not_divide_are_left_out_aloud(leanify):
+    code, _, err = leanify(*TINY_VIT, "--heads", "4,5", "--samples", 1, "--seeds", 1)
+    assert code == 0
+    assert "left out: split into 5 heads" in err
+
+
+def test_a_run_is_followed_in_order(leanify, tmp_path):
+    run = tmp_path / "run"
+    for step in (100, 20, 3):
+        saved_vit(run / "checkpoints" / str(step), lambda t, s=step: t["blocks.0.attn.qkv.weight"].mul_(1 + s / 50))
+    source = run / "checkpoints" / "3"
+    plot = tmp_path / "run.png"
+    code, out, _ = leanify(source, "--checkpoints", run, "--samples", 2, "--json", "--plot", plot)
+    assert code == 0
+    models = json.loads(out)["models"]
+    assert [model["step"] for model in models] == [3, 20, 100]
+    for model in models:
+        _, alone, _ = leanify(run / "checkpoints" / str(model["step"]), "--samples", 2, "--json")
+        assert json.loads(alone)["models"][0]["layers"] == model["layers"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+# -- pictures -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_beside_it(leanify, tmp_path):
+    plot = tmp_path / "page.html"
+    code, _, err = leanify(*TINY_VIT, "--samples", 2, "--plot", plot, "--theory")
+    assert code == 0
+    assert str(plot) in err
+    page = plot.read_text()
+    assert page.count("<svg") == 1
+    assert "blocks.1.attn" in page
+    assert not any(sign in page for sign in ('src="http', "<script", "<link", "url(http"))
+
+
+@pytest.mark.parametrize("name", ["plot.pdf", "nowhere/plot.png"])
+def test_a_picture_that_cannot_be_written_is_refused_first(leanify, tmp_path, name):
+    code, out, err = leanify("no_such_model", "--plot", tmp_path / name)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "plot" in err
+
+
+# -- data -----------------------------------------------------------------------------------------------------------
+
+
+def test_unreadable_images_are_skipped_and_counted(leanify, images):
+    (images / "cat" / "bad.jpg").write_bytes(b"no image")
+    (images / "cat" / "empty.png").write_bytes(b"")
+    code, out, err = leanify(*TINY_VIT, "--data", images, "--samples", 7, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["models"][0]["samples"] == 5
+    assert "2 images could not be read and were skipped" in " ".join(found["warnings"])
+    _, _, err = leanify(*TINY_VIT, "--data", images, "--samples", 7)
+    assert "bad.jpg" in err
+    assert "empty.png" in err
+    assert "only 5 of 7" in err
+
+
+def test_text_goes_in_as_bytes_where_there_is_no_tokenizer(leanify, tmp_path):
+    text = tmp_path / "some.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    code, out, _ = leanify(*TINY_BERT, "--data", text, "--samples", 4, "--tokens", 30, "--json")
+    assert code == 0
+    (model,) = json.loads(out)["models"]
+    assert "bytes modulo 300" in model["data"]
+    assert model["samples"] == 4
+    assert model["layers"][0]["tokens"] == 30
+
+
+def test_padding_is_no_row_of_a(leanify, tmp_path):
+    """Rows of a table have their own lengths; each sample's κ is that of the sample alone."""
+    texts = ["short", "a sentence of some length", "0123456789" * 3]
+    table = tmp_path / "some.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("label", "text"), *((0, text) for text in texts)])
+    code, out, _ = leanify(*TINY_BERT, "--data", table, "--samples", 3, "--json")
+    together = json.loads(out)["models"][0]["layers"][1]
+    assert code == 0
+    assert (together["tokens"], together["rank"]) == (30, 30)
+    for kappa, text in zip(together["kappas"], texts, strict=True):
+        (tmp_path / "alone.txt").write_text(text)
+        _, out, _ = leanify(*TINY_BERT, "--data", tmp_path / "alone.txt", "--samples", 1, "--json")
+        assert json.loads(out)["models"][0]["layers"][1]["kappa"] == pytest.approx(kappa, rel=1e-4)
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------
+
+
+def refused(result: tuple[int, str, str], *words: str) -> None:
+    code, out, err = result
+    assert (code, out) == (2, "")
+    assert err.startswith("leanify: ")
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+def test_a_model_without_attention(leanify):
+    refused(leanify("resnet18"), "no attention")
+
+
+def test_no_samples(leanify, tmp_path):
+    refused(leanify(*TINY_VIT, "--samples", 0), "0 samples")
+    refused(leanify(*TINY_VIT, "--data", tmp_path), "no image")
+    (tmp_path / "empty.txt").write_text("")
+    refused(leanify(*TINY_BERT, "--data", tmp_path / "empty.txt"), "no text")
+    (tmp_path / "bad.png").write_bytes(b"x")
+    refused(leanify(*TINY_VIT, "--data", tmp_path), "none of the 1 images")
+
+
+def test_data_of_the_wrong_kind(leanify, tmp_path, images):
+    (tmp_path / "some.txt").write_text("text")
+    refused(leanify(*TINY_VIT, "--data", tmp_path / "some.txt"), "folder of images")
+    refused(leanify(*TINY_BERT, "--data", images), "takes text")
+    refused(leanify(*TINY_BERT, "--data", tmp_path / "none.txt"), "does not exist")
+    (tmp_path / "odd.csv").write_text("a,b\n1,2\n")
+    refused(leanify(*TINY_BERT, "--data", tmp_path / "odd.csv"), "no column of text", "found a, b")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_named(leanify, tmp_path, bad):
+    directory = saved_vit(tmp_path / "model", lambda tensors: tensors["blocks.1.attn.proj.weight"][0, :2].fill_(bad))
+    refused(leanify(directory), "NaN or infinite", "blocks.1.attn.proj.weight")
+
+
+def test_a_checkpoint_whose_keys_do_not_fit(leanify, tmp_path):
+    run = tmp_path / "run" / "checkpoints" / "7"
+    saved_vit(run, lambda tensors: (tensors.pop("norm.weight"), tensors.update(extra=torch.ones(3))))
+    good = saved_vit(tmp_path / "good")
+    refused(leanify(run), "norm.weight", "extra")
+    refused(leanify(good, "--checkpoints", tmp_path / "run"), "norm.weight", "extra", "7")
+
+
+def test_checkpoints_that_are_none(leanify, tmp_path):
+    refused(leanify(*TINY_VIT, "--checkpoints", tmp_path), "no checkpoint")
+    refused(leanify(*TINY_VIT, "--checkpoints", tmp_path / "none"), "no directory")
+    (tmp_path / "step1.safetensors").write_bytes(b"nothing")
+    refused(leanify(*TINY_VIT, "--checkpoints", tmp_path), "truncated")
+
+
+def test_wrong_use(leanify):
+    refused(leanify(), "needs a SOURCE")
+    refused(leanify(*TINY_VIT, "--heads", "two"), "2,4,8")
+    refused(leanify(*TINY_VIT, "--heads", "0"), "at least one")
+    refused(leanify(*TINY_VIT, "bert", "--heads", "2"), "one SOURCE")
+    code, out, err = leanify(*TINY_VIT, "--batch-size", "0")
+    assert (code, out) == (2, "")
+    assert "--batch-size" in err

@@ -1,0 +1,127 @@
+"""Singular values: held against the SVD, and against matrices whose spectrum is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from leanify.spectrum import TOLERANCE, _by_gram, spectra
+
+SIZES = [(1, 8), (16, 16), (64, 48), (48, 64), (100, 96), (40, 300), (200, 24)]
+SHAPES = {
+    "log": lambda t, kappa: kappa**-t,
+    "flat": lambda t, kappa: torch.where(t == 1, 1 / kappa, 1.0),
+    "one large": lambda t, kappa: torch.where(t == 0, 1.0, 1 / kappa),
+    "cliff": lambda t, kappa: torch.where(t < 0.5, 1.0, 1 / kappa),
+}
+
+
+def matrix(rows: int, columns: int, values: Tensor, seed: int = 0) -> Tensor:
+    """A float64 matrix of given singular values, drawn between Haar-distributed bases."""
+    g = torch.Generator().manual_seed(seed)
+    u, v = (torch.linalg.qr(torch.randn(n, len(values), dtype=torch.float64, generator=g)).Q for n in (rows, columns))
+    return (u * values) @ v.mT
+
+
+def with_kappa(rows: int, columns: int, shape: str, kappa: float, seed: int = 0) -> Tensor:
+    t = torch.linspace(0, 1, min(rows, columns), dtype=torch.float64)
+    return matrix(rows, columns, SHAPES[shape](t, kappa).double(), seed)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_kappa_equals_the_svds_up_to_a_million(rows, columns, shape):
+    for kappa in (1.0, 30.0, 1e3, 9e3, 3e4, 1e5, 9e5):
+        a = with_kappa(rows, columns, shape, kappa).float()[None]
+        reference = torch.linalg.svdvals(a[0].double())
+        found = spectra(a)
+        assert found.kappa.item() == pytest.approx((reference[0] / reference[-1]).item(), rel=1e-6)
+        assert found.error.item() <= TOLERANCE
+        assert found.rank.item() == min(rows, columns)
+        torch.testing.assert_close(found.values[0], reference, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_the_gram_matrixs_error_bound_holds(rows, columns, shape):
+    for seed, kappa in enumerate((10.0, 1e3, 1e4, 1e5, 1e6)):
+        a = with_kappa(rows, columns, shape, kappa, seed)
+        reference = torch.linalg.svdvals(a)
+        values, error = _by_gram(a[None])
+        true = (values[0, 0] / values[0, -1]) / (reference[0] / reference[-1]) - 1
+        assert not abs(true.item()) > error.item() + 1e-15
+
+
+def test_float64_goes_on_to_1e8_and_says_where_it_ends():
+    a = torch.stack([with_kappa(40, 60, "log", kappa) for kappa in (1e4, 1e8, 1e12)])
+    found = spectra(a)
+    assert found.kappa[:2].tolist() == pytest.approx([1e4, 1e8], rel=1e-6)
+    assert (found.error <= TOLERANCE).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 7, 31])
+@pytest.mark.parametrize(("rows", "columns"), [(32, 80), (80, 32), (32, 32)])
+def test_rank_deficiency_is_an_infinite_kappa_with_the_rank(rows, columns, rank):
+    g = torch.Generator().manual_seed(rank)
+    left, right = torch.randn(rows, rank, generator=g), torch.randn(rank, columns, generator=g)
+    found = spectra((left @ right)[None])
+    assert found.rank.item() == rank
+    assert found.kappa.item() == math.inf
+    assert found.stable_rank.item() <= rank + 1e-9
+    assert found.effective_rank.item() <= rank + 1e-3
+
+
+def test_ranks_of_known_spectra():
+    values = torch.stack([torch.ones(6), torch.tensor([1.0, 0, 0, 0, 0, 0]), torch.tensor([2.0, 1, 1, 1, 1, 1])])
+    found = spectra(torch.stack([matrix(6, 9, row.double()) for row in values]))
+    assert found.rank.tolist() == [6, 1, 6]
+    assert found.stable_rank.tolist() == pytest.approx([6, 1, 9 / 4])
+    shares = [2 / 7] + [1 / 7] * 5
+    assert found.effective_rank.tolist() == pytest.approx([6, 1, math.exp(-sum(p * math.log(p) for p in shares))])
+
+
+def test_scale_changes_nothing():
+    a = torch.randn(3, 20, 30)
+    for scale in (1e-18, 1e18):
+        assert spectra(a * scale).kappa.tolist() == pytest.approx(spectra(a).kappa.tolist(), rel=1e-5)
+
+
+def test_many_matrices_equal_one_at_a_time(monkeypatch):
+    a = torch.randn(37, 20, 30)
+    alone = [spectra(one[None]).kappa.item() for one in a]
+    monkeypatch.setattr("leanify.spectrum.CHUNK", 5 * 600)
+    assert spectra(a).kappa.tolist() == pytest.approx(alone, rel=1e-12)
+
+
+def test_threads_are_given_back():
+    before = torch.get_num_threads()
+    spectra(torch.randn(64, 197, 64))
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_values_that_are_not_finite_give_nan_alone_in_their_matrix(bad):
+    a = torch.randn(3, 5, 7)
+    a[1, 2, 3] = bad
+    found = spectra(a)
+    assert found.values.isnan().any(-1).tolist() == [False, True, False]
+
+
+def test_a_layer_of_low_rank_is_found_through_its_own_rounding():
+    """W_v of rank r in each of 3 heads leaves A the rank 3 r, and float32 noise where zeros were meant."""
+    from leanify.conditioning import condition
+    from leanify.upstream import Origin, build
+
+    torch.manual_seed(0)
+    model = build(Origin("timm", "vit_tiny_patch16_224", {"depth": 2}))
+    with torch.no_grad():
+        for block in model.blocks:
+            value = block.attn.qkv.weight[2 * 192 :]
+            basis = torch.linalg.qr(torch.randn(192, 40)).Q
+            value.copy_(value @ basis @ basis.T)
+    for layer in condition(model, torch.randn(2, 3, 224, 224)).layers:
+        assert (layer.rank, layer.full_rank, layer.kappa) == (120, 192, math.inf)
+        assert layer.spectrum[120] > 0

@@ -1,0 +1,275 @@
+"""Sources and lean directories: what loads back, what must fail, what is never half written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from core import CASES, TEXT, Case, equal, outputs
+from safetensors.torch import load_file, save_file
+
+import leanify
+from leanify import checkpoint, zoo
+
+EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def lean_of(case: Case) -> Any:
+    model = case.load()
+    shape = leanify.read(model)
+    stages = enumerate(shape.stages)
+    wanted = replace(
+        shape,
+        stages=tuple(
+            s.reshape(depth=2, heads=2 * s.main.heads) if i in shape.varied and s.main else s for i, s in stages
+        ),
+    )
+    return leanify.write(model, wanted).eval()
+
+
+@EVERY
+def test_a_lean_directory_loads_back_and_upstream_loads_it_or_fails(case: Case, tmp_path: Path) -> None:
+    lean = lean_of(case)
+    folder = leanify.save(lean, tmp_path / "lean")
+    card = json.loads((folder / "leanify.json").read_text())
+    assert card["upstream"] == case.native == (folder / "config.json").exists()
+    assert {"torch", "timm" if card["origin"]["library"] == "timm" else "transformers"} <= card["requires"].keys()
+    again = leanify.load(folder)
+    assert leanify.read(again) == leanify.read(lean)
+    assert equal(outputs(lean), outputs(again))
+    grown_again = leanify.save(leanify.grow(again, factor=2), tmp_path / "again")
+    assert torch.allclose(outputs(leanify.load(grown_again))[0], outputs(lean)[0], atol=1e-5)
+    if case.native:
+        assert equal(outputs(lean), outputs(by_upstream(card, folder)))
+    else:
+        with pytest.raises((OSError, ValueError, RuntimeError, KeyError)):
+            by_upstream(card, folder)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def by_upstream(card: dict[str, Any], folder: Path) -> torch.nn.Module:
+    """The directory through upstream's own loader."""
+    if card["origin"]["library"] == "timm":
+        import timm
+
+        return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    import transformers
+
+    return getattr(transformers, card["origin"]["cls"]).from_pretrained(folder).eval()
+
+
+def test_a_head_count_a_layer_that_upstream_cannot_say_is_not_silently_dropped(tmp_path: Path) -> None:
+    """Every tensor fits BERT's default config; only the heads differ from layer to layer. Upstream must not load it."""
+    import transformers
+
+    model = CASES["bert"].load()
+    shape = leanify.read(model)
+    blocks = shape.stages[0].blocks
+    mixed = replace(shape, stages=(replace(shape.stages[0], blocks=((blocks[0][0].with_heads(6, 10),), *blocks[1:])),))
+    folder = leanify.save(leanify.write(model, mixed), tmp_path / "mixed")
+    assert leanify.read(leanify.load(folder)) == mixed
+    for loader in (transformers.AutoModel, transformers.BertModel):
+        with pytest.raises((OSError, ValueError), match="mixed"):
+            loader.from_pretrained(folder)
+
+
+def test_timm_alone_does_not_build_something_else(tmp_path: Path) -> None:
+    """Without leanify imported, timm stops at the attention string instead of taking another one."""
+    folder = leanify.save(leanify.grow(CASES["vit"].load(), heads=4), tmp_path / "lean")
+    code = "import torch\n{}import timm\nprint(timm.create_model('local-dir:{}').blocks[0].attn.head_dim)"
+    mend = (
+        "library = torch.library.Library('torchvision', 'DEF')\n"
+        "for name in ('nms', 'qnms'):\n"
+        "    library.define(name + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
+    )
+    alone = subprocess.run([sys.executable, "-c", code.format(_needed(mend), folder)], capture_output=True, text=True)
+    assert alone.returncode != 0
+    assert "Unknown attn_layer" in alone.stderr
+    for order in ("import leanify\n", ""):
+        lines = code.format(order or _needed(mend), folder).replace("print", "import leanify\nprint")
+        both = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+        assert both.stdout.strip() == "20", both.stderr
+
+
+def _needed(mend: str) -> str:
+    """torchvision's missing schemas, declared by hand where this torch does not fit it."""
+    tried = subprocess.run([sys.executable, "-c", "import timm"], capture_output=True, text=True)
+    return mend if "torchvision::nms" in tried.stderr else ""
+
+
+# -- sources ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("vit_base", "vit_base_patch16_224"),
+        ("timm/vit_large", "vit_large_patch16_224"),
+        ("vit_huge", "vit_huge_patch14_224"),
+        ("deit_base", "deit_base_patch16_224"),
+        ("xcit_medium_24", "xcit_medium_24_p16_224"),
+        ("tnt_b", "tnt_b_patch16_224"),
+        ("volo_d3", "volo_d3_224"),
+        ("davit_base", "davit_base"),
+        ("vit_tiny_patch16_384", "vit_tiny_patch16_384"),
+    ],
+)
+def test_short_names_complete_to_the_standard_member(short: str, full: str) -> None:
+    assert str(zoo.find(short).origin) == f"timm/{full}"
+
+
+def test_model_types_take_overrides_and_classes() -> None:
+    found = zoo.find(
+        "hf/gpt2", overrides={"n_layer": 3, "hidden_size": 60, "num_attention_heads": 3}, cls="GPT2LMHeadModel"
+    )
+    assert (found.origin.library, found.origin.cls, found.origin.options["n_layer"]) == ("hf", "GPT2LMHeadModel", 3)
+    assert zoo.find("gpt2").origin.cls == "GPT2Model"
+    assert zoo.find("llama", cls="AutoModelForCausalLM").origin.cls == "LlamaForCausalLM"
+    wider = zoo.find("llama", overrides={"hidden_size": 8192, "num_attention_heads": 64})
+    assert wider.origin.options["head_dim"] == 128
+    assert zoo.parse_overrides(["a=1", "b=x", "c=[1,2]", "d=True", "e=None", "f=1e-3"]) == {
+        "a": 1,
+        "b": "x",
+        "c": [1, 2],
+        "d": True,
+        "e": None,
+        "f": 1e-3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "message"),
+    [
+        ("vit_bsae", {}, "nearest: vit_base"),
+        ("vit_b", {}, "is ambiguous in timm; it could be vit_base_patch16_224"),
+        ("hf/bertt", {}, "nearest: bert"),
+        ("nobody/nomodel", {}, "no file or directory here, and the Hugging Face hub"),
+        ("./nowhere", {}, "does not exist"),
+        ("model.safetensors", {}, "does not exist"),
+        ("vit_base", {"overrides": {"imgsize": 3}}, "imgsize.*nearest: img_size"),
+        ("bert", {"overrides": {"hidden_sise": 3}}, "nearest: hidden_size"),
+        ("llama", {"overrides": {"num_attention_heads": 7}}, r"not a multiple.*\(7\)"),
+        ("vit_base", {"cls": "AutoModel"}, "no transformers model"),
+        ("bert", {"cls": "AutoModelForNothing"}, "no class 'AutoModelForNothing'"),
+    ],
+)
+def test_names_that_lead_nowhere(source: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(leanify.SourceError, match=message):
+        leanify.load(source, device="meta", **arguments)
+
+
+def test_overrides_are_pairs() -> None:
+    with pytest.raises(leanify.SourceError, match="takes key=value"):
+        zoo.parse_overrides(["img_size"])
+
+
+@pytest.fixture
+def bert_folder(tmp_path: Path) -> Path:
+    CASES["bert"].load().save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_upstreams_directories_configs_and_checkpoints_are_sources(bert_folder: Path) -> None:
+    model = CASES["bert"].load()
+    for source in (bert_folder, bert_folder / "model.safetensors"):
+        assert equal(outputs(leanify.load(source)), outputs(model))
+    assert leanify.read(leanify.load(bert_folder / "config.json")) == leanify.read(model)
+    torch.save({"state_dict": model.state_dict()}, bert_folder / "weights.pt")
+    (bert_folder / "model.safetensors").unlink()
+    assert equal(outputs(leanify.load(bert_folder / "weights.pt")), outputs(model))
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_tensors_that_a_checkpoint_lacks_are_said(bert_folder: Path) -> None:
+    weights = load_file(bert_folder / "model.safetensors")
+    del weights["pooler.dense.bias"]
+    save_file(weights, bert_folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.warns(UserWarning, match="lacks 1 tensors of BertModel, drawn anew: pooler.dense.bias"):
+        leanify.load(bert_folder)
+
+
+def test_a_timm_directory_is_a_source(tmp_path: Path) -> None:
+    model = CASES["deit"].load()
+    folder = leanify.save(model, tmp_path / "deit")
+    (folder / "leanify.json").unlink()
+    assert equal(outputs(leanify.load(folder)), outputs(model))
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("this ran",))
+
+
+def test_a_pickle_that_wants_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"state_dict": _Bomb()}, tmp_path / "bomb.pt")
+    with pytest.raises(leanify.SourceError, match=r"pickle that wants to run code.*print"):
+        checkpoint.read_tensors(tmp_path / "bomb.pt")
+    assert "this ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
+def test_damaged_checkpoints_are_said(bert_folder: Path, name: str) -> None:
+    file = bert_folder / name
+    if name.endswith(".pt"):
+        torch.save(load_file(bert_folder / "model.safetensors"), file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(leanify.SourceError, match=r"truncated|damaged"):
+        leanify.load(file)
+
+
+def test_a_checkpoint_of_something_else_names_what_does_not_fit(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.zeros(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(leanify.SourceError, match=r"put its config\.json beside it"):
+        leanify.load(tmp_path / "x.safetensors")
+    plan = leanify.redesign("vit_base", heads=4, overrides=CASES["vit"].overrides)
+    with pytest.raises(leanify.SourceError, match=r"missing \(cls_token, pos_embed.*1 unknown \(a.weight\)"):
+        plan.build(weights=tmp_path / "x.safetensors")
+
+
+def test_directories_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(leanify.SourceError, match="found nothing"):
+        leanify.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(leanify.SourceError, match="names no model"):
+        leanify.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(leanify.SourceError, match="is not JSON"):
+        leanify.load(tmp_path)
+    (tmp_path / "leanify.json").write_text('{"format": 1}')
+    with pytest.raises(leanify.DirectoryError, match="is damaged"):
+        leanify.load(tmp_path)
+
+
+def test_output_directories_that_cannot_be_written(tmp_path: Path) -> None:
+    model = CASES["vit"].load()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "file").touch()
+    for name, message in (("full", "is not empty"), ("file", "is a file"), ("no/where", "does not exist")):
+        with pytest.raises(leanify.DirectoryError, match=message):
+            leanify.save(model, tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    leanify.save(model, tmp_path / "empty")
+    with pytest.raises(leanify.SourceError, match="neither a timm nor a transformers model"):
+        leanify.save(torch.nn.Linear(2, 2), tmp_path / "linear")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "file", "full"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(leanify.DirectoryError, match="No space left"):
+        leanify.save(CASES["vit"].load(), tmp_path / "lean")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_of_a_loaded_text_model_is_its_own() -> None:
+    assert leanify.load("bert", overrides=TEXT).config.vocab_size == 67

@@ -1,0 +1,277 @@
+"""The models of our own: the paper's counts, the laws of surgery, and each mechanism against an oracle."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leanify
+from leanify import upstream
+from leanify.architecture import Architecture
+from leanify.inputs import example_inputs
+from leanify.models.crammed_bert import CrammedBert, ScaledSinusoidal
+from leanify.models.gpt2 import Gpt2
+from leanify.models.layers import Attention
+from leanify.models.nystromformer import NystromAttention, Nystromformer, nystrom, pseudo_inverse
+from leanify.upstream import Origin
+
+TINY: dict[str, Any] = {"vocab": 50, "length": 24, "width": 16, "depth": 3, "heads": 3, "head_dim": 5, "mlp": 20}
+SMALL = {
+    "crammed-bert": TINY,
+    "crammed-bert, classes": {**TINY, "classes": 3},
+    "gpt2-tinystories": TINY,
+    "nystromformer": {**TINY, "landmarks": 8},
+    "nystromformer, pair": {**TINY, "landmarks": 8, "pair": True, "classes": 2},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Matrices this small are slower on many threads than on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def built(case: str, **options: Any) -> nn.Module:
+    """A small model in float64 whose zero and constant parameters are drawn, so that nothing is silent."""
+    torch.manual_seed(0)
+    model = upstream.build(Origin("leanify", case.split(",")[0], {**SMALL[case], **options})).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def run(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        outputs: Tensor = model(**inputs)
+    return outputs
+
+
+def turned(architecture: Architecture, **shape: Any) -> Architecture:
+    (stage,) = architecture.stages
+    return Architecture(architecture.source, (stage.reshape(**shape),))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "millions"),
+    [
+        ("crammed-bert", {}, 119.590),
+        ("crammed-bert", {"depth": 10, "heads": 24, "head_dim": 32}, 84.182),
+        ("gpt2-tinystories", {}, 89.161),
+        ("gpt2-tinystories", {"depth": 4, "heads": 16, "head_dim": 32}, 64.151),
+        ("nystromformer", {"vocab": 32, "length": 2048}, 0.209802),
+        ("nystromformer", {"vocab": 32, "length": 2048, "depth": 1, "heads": 4}, 0.192906),
+        ("nystromformer", {"length": 4096, "classes": 2}, 0.370562),
+        ("nystromformer", {"length": 4096, "classes": 2, "pair": True}, 0.395138),
+        ("nystromformer", {"depth": 1, "heads": 8}, 0.191242),
+        ("nystromformer", {"classes": 2}, 0.173954),
+    ],
+)
+def test_the_papers_counts(name: str, options: dict[str, Any], millions: float) -> None:
+    model = upstream.build(Origin("leanify", name, options), "meta")
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert counted == pytest.approx(millions * 1e6, rel=0, abs=500 if millions > 1 else 0)
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_growing_keeps_the_outputs_and_new_heads_are_alive(case: str) -> None:
+    model = built(case)
+    inputs = example_inputs(model, 2)
+    grown = leanify.grow(model, factor=2)
+    assert [layer.heads for layer in leanify.read(grown).layers()] == [6, 6, 6]
+    before, after = run(model, inputs), run(grown, inputs)
+    assert (before - after).abs().max() < 1e-10 * before.abs().max()
+    with torch.no_grad():
+        for block in grown.blocks:
+            block.attention.proj.weight[:, 15:].normal_()
+    assert not torch.allclose(before, run(grown, inputs))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_written_shapes_read_back_and_equal_the_constructors_own(case: str) -> None:
+    model = built(case)
+    inputs = example_inputs(model, 2)
+    assert torch.equal(run(model, inputs), run(leanify.write(model, leanify.read(model)), inputs))
+    wanted = turned(leanify.read(model), depth=2, heads=4, head_dim=6, mlp=7)
+    lean = leanify.write(model, wanted)
+    assert leanify.read(lean) == wanted
+    direct = built(case, depth=2, heads=4, head_dim=6, mlp=7)
+    direct.load_state_dict(lean.state_dict())
+    assert torch.equal(run(lean, inputs), run(direct, inputs))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_saved_and_loaded_they_are_the_same(case: str, tmp_path: Any) -> None:
+    model = built(case)
+    lean = leanify.write(model, turned(leanify.read(model), depth=2, heads=4))
+    again = leanify.load(leanify.save(lean, tmp_path / "lean"))
+    inputs = example_inputs(model, 2)
+    assert torch.equal(run(lean, inputs), run(again.double(), inputs))
+    for twin in (copy.deepcopy(lean), pickle.loads(pickle.dumps(lean))):
+        assert twin.options == SMALL[case]
+        assert torch.equal(run(lean, inputs), run(twin, inputs))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_a_training_step_reaches_every_parameter_and_export_agrees(case: str) -> None:
+    model = leanify.grow(built(case), factor=2)
+    inputs = example_inputs(model, 2)
+    model.train()(**inputs).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    model.eval()
+    exported = torch.export.export(model, (), inputs).module()
+    assert torch.allclose(run(model, inputs), run(exported, inputs))
+
+
+def test_a_model_says_what_it_was_built_with() -> None:
+    assert upstream.origin_of(CrammedBert(**TINY)) == Origin("leanify", "crammed-bert", TINY)
+    with pytest.raises(leanify.SourceError, match="leanify has no model 'crammed'; it has crammed-bert, gpt2"):
+        upstream.build(Origin("leanify", "crammed"))
+    with pytest.raises(leanify.SourceError, match="unexpected keyword argument 'layers'"):
+        upstream.build(Origin("leanify", "crammed-bert", {"layers": 2}))
+    with pytest.raises(leanify.SourceError, match="nearest: crammed-bert"):
+        leanify.load("leanify/cramed-bert")
+
+
+def test_drawing_anew_draws_everything() -> None:
+    for case in SMALL:
+        model = built(case)
+        before = copy.deepcopy(model.state_dict())
+        upstream.initialise(model)
+        same = [name for name, tensor in model.state_dict().items() if torch.equal(tensor, before[name])]
+        assert same == []
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+
+
+def test_attention_is_torchs_own() -> None:
+    torch.manual_seed(0)
+    ours = Attention(24, 4, 6, qkv_bias=True, bias=True, causal=False, dropout=0.0).double()
+    theirs = nn.MultiheadAttention(24, 4, batch_first=True).double()
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": ours.qkv.weight,
+            "in_proj_bias": ours.qkv.bias,
+            "out_proj.weight": ours.proj.weight,
+            "out_proj.bias": ours.proj.bias,
+        }
+    )
+    x = torch.randn(2, 9, 24, dtype=torch.float64)
+    mask = torch.arange(9) < torch.tensor([[9], [5]])
+    expected, _ = theirs(x, x, x, key_padding_mask=~mask)
+    assert torch.allclose(ours(x, mask), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gpt2_looks_back_only(masked: bool) -> None:
+    model = built("gpt2-tinystories")
+    ids = torch.randint(50, (2, 12))
+    mask = {"attention_mask": torch.ones_like(ids)} if masked else {}
+    other = ids.clone()
+    other[:, 7:] = (other[:, 7:] + 1) % 50
+    before, after = model(ids, **mask), model(other, **mask)
+    assert torch.allclose(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7], after[:, 7])
+    assert torch.allclose(before, model(ids))
+
+
+@pytest.mark.parametrize("case", ["crammed-bert", "nystromformer"])
+def test_what_is_masked_does_not_count(case: str) -> None:
+    model = built(case)
+    ids = torch.randint(50, (2, 20))
+    mask = (torch.arange(20) < torch.tensor([[20], [13]])).long()
+    other = torch.where(mask.bool(), ids, (ids + 1) % 50)
+    before, after = model(ids, mask), model(other, mask)
+    if case == "crammed-bert":  # a masked token still has an output of its own
+        before, after = before[mask.bool()], after[mask.bool()]
+    assert torch.allclose(before, after)
+    assert not torch.allclose(model(ids)[1], model(other)[1])
+
+
+def test_sinusoids() -> None:
+    table = ScaledSinusoidal(6)(4) * 6**0.5
+    angle = 3 / 10000 ** (2 / 6)
+    assert table[3, 2].item() == pytest.approx(torch.tensor(angle).sin().item(), abs=1e-6)
+    assert table[3, 3].item() == pytest.approx(torch.tensor(angle).cos().item(), abs=1e-6)
+
+
+# -- Nyström ------------------------------------------------------------------------------------------------------
+
+
+def test_the_pseudo_inverse_converges() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(2, 3, 8, 8, dtype=torch.float64).softmax(-1)
+    exact = torch.linalg.pinv(matrix)
+    errors = [(pseudo_inverse(matrix, n) - exact).abs().max().item() for n in (6, 12, 30)]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-8
+
+
+def test_with_a_landmark_a_token_nystrom_is_softmax_attention() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 12, 8, dtype=torch.float64).unbind(0)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    expected = nn.functional.scaled_dot_product_attention(q, k, v)
+    assert torch.allclose(nystrom(q, k, v, mask, landmarks=12, iterations=40), expected, atol=1e-7)
+    assert not torch.allclose(nystrom(q, k, v, mask, landmarks=4, iterations=40), expected, atol=1e-2)
+
+
+def test_an_output_depends_on_its_own_sample_alone() -> None:
+    model = built("nystromformer")
+    ids = torch.randint(50, (3, 24))
+    assert torch.allclose(model(ids)[:1], model(ids[:1]), rtol=0, atol=1e-12)
+
+
+def test_short_and_odd_lengths() -> None:
+    torch.manual_seed(0)
+    exact = Attention(16, 3, 5, qkv_bias=True, bias=True, causal=False, dropout=0.0).double()
+    approximate = NystromAttention(16, 3, 5, landmarks=8).double()
+    approximate.load_state_dict(exact.state_dict())
+    x = torch.randn(2, 8, 16, dtype=torch.float64)
+    assert torch.equal(exact(x), approximate(x))
+    assert approximate(torch.randn(2, 21, 16, dtype=torch.float64)).shape == (2, 21, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_half_precision_the_maps_stay_in_single(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noted(matrix: Tensor, iterations: int) -> Tensor:
+        seen.append(((matrix @ matrix).dtype, matrix.dtype))
+        return pseudo_inverse(matrix, iterations)
+
+    monkeypatch.setattr("leanify.models.nystromformer.pseudo_inverse", noted)
+    torch.manual_seed(0)
+    attention = NystromAttention(64, 2, 32, landmarks=32)
+    x = torch.randn(2, 128, 64)
+    full = attention(x)
+    with torch.autocast("cpu", dtype=dtype):
+        half = attention(x)
+    assert half.dtype == dtype
+    assert (full - half).abs().max() < 0.02 * full.abs().max()
+    assert seen == [(torch.float32, torch.float32)] * 2
+
+
+def test_a_pair_is_read_from_both_sides() -> None:
+    model = Nystromformer(**{**SMALL["nystromformer, pair"], "dropout": 0.0})
+    a, b = torch.randint(50, (2, 24)), torch.randint(50, (2, 24))
+    x, y = model.encode(a), model.encode(b)
+    expected = model.classifier(torch.cat((x, y, x * y, x - y), dim=-1))
+    assert torch.allclose(model(torch.stack((a, b), 1)), expected, atol=1e-6)
+
+
+def test_lengths_beyond_the_positions_are_refused_by_gpt2() -> None:
+    with pytest.raises(IndexError):
+        Gpt2(**TINY)(torch.zeros(1, 25, dtype=torch.long))

@@ -1,0 +1,131 @@
+"""What a model costs: exact counts, a second opinion, and measurements that are there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from core import CASES, Case
+from torch.utils.flop_counter import FlopCounterMode
+
+import leanify
+from leanify import cost, profiling
+
+EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def test_vit_base_takes_17_56_gmacs() -> None:
+    """By hand: 12 layers of 4·D²·N + 2·N²·D + 8·D²·N, the patches and the classifier; fvcore alone misses 2·N²·D."""
+    facts = leanify.profile("vit_base", measure=False)
+    tokens, width = 197, 768
+    attention = 12 * 2 * tokens**2 * width
+    projections = 12 * tokens * (4 * width**2 + 8 * width**2)
+    assert facts.macs == attention + projections + 196 * 768 * 768 + 768 * 1000 == 17_563_828_224
+    assert facts.fvcore_macs == facts.macs
+    assert facts.flops == 2 * facts.macs
+    assert facts.cross_check == "torch's counter and fvcore agree"
+    assert facts.uncounted == ["add", "gelu"]
+    assert (facts.macs - attention) / 1e9 == pytest.approx(16.85, abs=0.01)
+
+
+def test_at_448_pixels_the_lean_model_saves_less_than_fvcore_alone_says() -> None:
+    large = {"img_size": 448}
+    old = leanify.profile("vit_base", measure=False, overrides=large)
+    lean = leanify.redesign("vit_base", depth=8, heads=24, overrides=large).chosen
+    assert 1 - lean.macs / old.macs == pytest.approx(0.046, abs=0.0005)
+    attention = 2 * 785**2 * 64
+    blind = 1 - (lean.macs - 8 * 24 * attention) / (old.macs - 12 * 12 * attention)
+    assert blind == pytest.approx(0.110, abs=0.001)
+
+
+@EVERY
+def test_two_counters_agree_on_every_family(case: Case) -> None:
+    model = case.load("meta")
+    counted = cost.count(model)
+    products, uncounted, note = profiling.fvcore_macs(model)
+    assert note is None
+    assert products == counted.macs
+    assert "scaled_dot_product_attention" not in uncounted
+
+
+def test_a_disagreement_is_named() -> None:
+    assert profiling._agreement(100, 90) == "torch's counter says 100 MACs, fvcore 90 (-10.00%)"
+    assert profiling._agreement(100, None) == "no second count"
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "xcit"])
+def test_the_count_on_meta_equals_the_count_of_plain_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An oracle: attention written out as two matrix products, counted on a CPU."""
+
+    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        groups = q.shape[-3] // k.shape[-3]
+        k, v = (x.repeat_interleave(groups, -3) for x in (k, v))
+        return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+    model = CASES[name].load()
+    inputs = profiling.example_inputs(model, 1)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", plain)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        cost.call(model, inputs)
+    assert counter.get_total_flops() // 2 == cost.count(CASES[name].load("meta")).macs
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+def test_predicted_training_memory_is_what_autograd_keeps(name: str) -> None:
+    """Weights, gradients and moments are exact; saved activations equal those of a real run on this device."""
+    case = CASES[name]
+    predicted = profiling.saved_bytes(case.load("meta"), 2, 8, fused=False)
+    model = case.load().train()
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    inputs = profiling.example_inputs(model, 2, 8)
+    inputs.pop("attention_mask", None)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        outputs = cost.call(model, inputs)
+    del outputs
+    assert predicted == pytest.approx(sum(kept.values()), rel=0.15)
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    assert profiling.predicted_training_bytes(case.load("meta"), 2, 8, fused=False) == 4 * weights + predicted
+
+
+def test_measurements_are_there_and_json_is_the_contract() -> None:
+    facts = leanify.profile("vit_base", overrides=CASES["vit"].overrides, batch_size=2, repeats=3, device="cpu")
+    data = json.loads(json.dumps(facts.to_json(), allow_nan=False))
+    keys = "source params params_body macs flops uncounted weights_bytes latency_s throughput_per_s memory device"
+    assert set(keys.split()) <= data.keys()
+    wanted = "forward_peak_bytes train_peak_bytes train_predicted_bytes nvml_used_bytes"
+    assert set(wanted.split()) <= data["memory"].keys()
+    assert data["latency_s"] > 0
+    assert data["throughput_per_s"] > 0
+    assert data["memory"]["nvml_used_bytes"] is None
+    assert "resident set" in data["device"]
+    assert data["weights_bytes"] == 4 * data["params"]
+
+
+def test_counting_leaves_the_model_as_it_was() -> None:
+    model = CASES["gpt2"].load("meta")
+    cost.count(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert model.config.use_cache
+
+
+def test_an_unknown_precision_is_said() -> None:
+    with pytest.raises(leanify.LeanifyError, match="no floating-point type"):
+        leanify.profile("vit_base", measure=False, dtype="int8", overrides=CASES["vit"].overrides)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_torchs_peaks_and_nvmls_figure_stand_side_by_side() -> None:
+    memory = leanify.profile("vit_base", overrides=CASES["vit"].overrides, batch_size=2, repeats=3).memory
+    assert memory.forward_peak_bytes
+    assert memory.forward_reserved_bytes
+    assert memory.train_peak_bytes
+    assert memory.nvml_used_bytes
+    assert memory.train_peak_bytes <= memory.nvml_used_bytes

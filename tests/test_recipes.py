@@ -1,0 +1,392 @@
+"""Recipes are strict values; the paper's rows come out at the counts that their shapes have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import leanify
+from leanify import recipe
+from leanify.audit import Row
+from leanify.cli.recipes import recipes as recipes_command
+from leanify.recipe import Model, Paper, Schedule, with_settings
+
+M, K = 1_000_000, 1_000
+# baseline and lean as printed, and the counts of the shapes that the printed numbers belong to
+PRINTED_AND_REBUILT = {
+    "vit-base": ((86.6 * M, 86.568 * M), (40.1 * M, 40.113 * M)),
+    "deit-base": ((86.6 * M, 86.568 * M), (40.1 * M, 40.113 * M)),
+    "vit-large": ((203.6 * M, 203.614 * M), (98.6 * M, 98.598 * M)),
+    "deit-large": ((203.6 * M, 203.614 * M), (98.6 * M, 98.598 * M)),
+    "xcit-medium": ((84.4 * M, 84.396 * M), (59.0 * M, 59.003 * M)),
+    "xcit-large": ((189.1 * M, 189.096 * M), (103.8 * M, 103.793 * M)),
+    "tnt-base": ((65.4 * M, 65.407 * M), (30.9 * M, 30.883 * M)),
+    "volo-d3": ((86.0 * M, 86.325 * M), (47.5 * M, 47.454 * M)),
+    "volo-d4": ((193.0 * M, 192.962 * M), (105.6 * M, 105.557 * M)),
+    "davit-base": ((88.0 * M, 87.954 * M), (62.0 * M, 62.653 * M)),
+    "davit-large": ((196.8 * M, 196.812 * M), (140.0 * M, 139.986 * M)),
+    "crammed-bert": ((119 * M, 119.590 * M), (84 * M, 84.182 * M)),
+    "gpt2-tinystories": ((89 * M, 89.161 * M), (64 * M, 64.151 * M)),
+    "lra-listops": ((209.8 * K, 209.802 * K), (192.9 * K, 192.906 * K)),
+    "lra-text": ((371.2 * K, 370.562 * K), (354.0 * K, 353.666 * K)),
+    "lra-retrieval": ((394.8 * K, 395.138 * K), (394.8 * K, 378.242 * K)),
+    "lra-image": ((191.2 * K, 174.986 * K), (191.2 * K, 158.090 * K)),
+    "lra-pathfinder": ((190.2 * K, 173.954 * K), (190.2 * K, 157.058 * K)),
+}
+FIGURE_3 = {
+    "vit-base-8x14": (61.2 * M, 61.37 * M),
+    "vit-base-8x16": (None, 64.51 * M),
+    "vit-base-8x18": (67.4 * M, 67.66 * M),
+}
+SYSTEMS = [f"{system}{role}" for system in PRINTED_AND_REBUILT for role in ("", "-lean", "-control")]
+NAMES = [f"leaner-transformers/{name}" for name in (*SYSTEMS, *FIGURE_3)]
+DISAGREEMENTS = {  # what the verdict must name where the printed row is not what the count says
+    "vit-base-8x14": "0.3 % low",
+    "vit-base-8x16": "not in the text",
+    "vit-base-8x18": "0.4 % low",
+    "vit-large": "2048, not 4096",
+    "deit-large": "2048, not 4096",
+    "tnt-base-lean": "1280, not 2560",
+    "volo-d3": "not (1024, 2048, 2048, 2048)",
+    "volo-d4": "not (1536, 3072, 3072, 3072)",
+    "volo-d4-lean": "not (768, 1536, 1536, 1536)",
+    "davit-base-lean": "1 % off",
+    "lra-text": "0.2 % high",
+    "lra-text-lean": "0.1 % high",
+    "lra-retrieval": "0.1 % low",
+    "lra-retrieval-lean": "(1,6), 394,818",
+    "lra-image": "(1,8), 191,242",
+    "lra-image-lean": "(1,8), 191,242",
+    "lra-pathfinder": "(1,8), 190,210",
+    "lra-pathfinder-lean": "(1,8), 190,210",
+}
+
+
+def command(*arguments: str) -> str:
+    app = typer.Typer()
+    app.command()(recipes_command)
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+# -- the audit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def audited() -> dict[str, dict[str, Any]]:
+    """Every row by the last part of its name, as the command gives it."""
+    rows = json.loads(command("--audit", "--json"))["rows"]
+    return {row["recipe"].rpartition("/")[2]: row for row in rows}
+
+
+def test_every_row_of_the_paper_is_rebuilt(audited: dict[str, dict[str, Any]]) -> None:
+    assert sorted(audited) == sorted(name.rpartition("/")[2] for name in NAMES)
+    for system, counts in PRINTED_AND_REBUILT.items():
+        for name, (printed, rebuilt) in zip((system, f"{system}-lean"), counts, strict=True):
+            row = audited[name]
+            assert row["params"] == pytest.approx(rebuilt, rel=1e-5), name
+            assert row["rebuilt"] == row["params"], name
+            assert row["printed"] == pytest.approx(printed), name
+            assert row["error"] == pytest.approx(printed / rebuilt - 1, abs=1e-5), name
+
+
+def test_the_vit_of_figure_3_is_rebuilt(audited: dict[str, dict[str, Any]]) -> None:
+    for name, (printed, rebuilt) in FIGURE_3.items():
+        assert audited[name]["params"] == pytest.approx(rebuilt, rel=1e-4)
+        assert audited[name]["printed"] == (None if printed is None else pytest.approx(printed))
+
+
+def test_every_disagreement_is_named(audited: dict[str, dict[str, Any]]) -> None:
+    for name, row in audited.items():
+        if row["role"] != "control":
+            assert DISAGREEMENTS.get(name, "match") in row["verdict"]
+            assert (row["verdict"] == "match") == (name not in DISAGREEMENTS), name
+
+
+def test_controls_have_leans_depth_and_parameters_and_the_baselines_heads(audited: dict[str, dict[str, Any]]) -> None:
+    for system in PRINTED_AND_REBUILT:
+        control, lean, base = (recipe.load(f"{system}{role}").model for role in ("-control", "-lean", ""))
+        assert control.depth == lean.depth
+        assert (control.heads, control.head_dim) == (None, None) == (base.heads, base.head_dim)
+        row, other = audited[f"{system}-control"], audited[f"{system}-lean"]
+        assert (row["printed"], row["error"]) == (None, None)
+        assert row["params"] == pytest.approx(other["params"], rel=5e-4)
+
+
+def test_the_control_of_vit_base_is_the_nearest_there_is() -> None:
+    lean, control = (
+        sum(p.numel() for p in leanify.load(name, device="meta").parameters())
+        for name in ("vit-base-lean", "vit-base-control")
+    )
+    assert (lean, control) == (40_112_872, 40_111_080)
+    unit = 7 * (2 * 768 + 1)  # one hidden unit in every layer
+    assert abs(control - lean) < unit / 2
+
+
+def test_the_audit_says_what_it_cannot_rebuild() -> None:
+    paper = Paper(place="Table 4", role="lean", verdict="match", printed_params=1000, rebuilt_params=1000)
+    assert Row("x", paper, 1000).verdict == "match"
+    assert Row("x", paper, 1002).verdict == "not rebuilt: the model has 1,002 parameters, its recipe says 1,000"
+    assert Row("x", paper, 1250).error == pytest.approx(-0.2)
+
+
+QUALITY = {  # as printed, baseline and lean: top-1 %, GLUE average, validation loss, accuracy %
+    "vit-base": (80.1, 80.4),
+    "deit-base": (80.4, 80.8),
+    "xcit-medium": (81.4, 81.7),
+    "tnt-base": (82.3, 82.3),
+    "volo-d3": (82.6, 82.6),
+    "davit-base": (83.3, 83.5),
+    "vit-large": (80.6, 81.1),
+    "deit-large": (81.5, 81.8),
+    "xcit-large": (82.1, 82.4),
+    "volo-d4": (83.0, 83.1),
+    "davit-large": (83.6, 83.6),
+    "crammed-bert": (78.6, 78.6),
+    "gpt2-tinystories": (2.47, 2.41),
+    "lra-listops": (36.79, 37.13),
+    "lra-text": (62.95, 63.82),
+    "lra-retrieval": (79.3, 79.5),
+    "lra-image": (37.2, 38.2),
+    "lra-pathfinder": (69.8, 69.9),
+}
+MEMORY = {  # of training, GB
+    "vit-base": (178.4, 101.6),
+    "xcit-medium": (320.8, 196.0),
+    "tnt-base": (266.4, 200.8),
+    "volo-d3": (209.2, 144.8),
+    "davit-base": (294.4, 233.6),
+    "vit-large": (200.0, 115.2),
+    "xcit-large": (275.2, 160.8),
+    "volo-d4": (294.4, 188.8),
+    "davit-large": (238.4, 186.4),
+    "crammed-bert": (13.8, 10.3),
+    "gpt2-tinystories": (12.8, 9.7),
+}
+
+
+@pytest.mark.parametrize("system", PRINTED_AND_REBUILT)
+def test_quality_and_memory_are_as_printed(system: str) -> None:
+    baseline, lean = (recipe.load(name).paper for name in (system, f"{system}-lean"))
+    assert baseline is not None
+    assert lean is not None
+    assert (baseline.quality, lean.quality) == QUALITY[system]
+    if system in MEMORY:
+        assert (baseline.memory_gb, lean.memory_gb) == MEMORY[system]
+
+
+# -- what the recipes hold ----------------------------------------------------------------------------------------
+
+
+def test_the_built_in_recipes_are_the_papers_rows() -> None:
+    assert sorted(name for name in recipe.built_in() if name.startswith("leaner-")) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(recipe.built_in()))
+def test_a_recipe_loads_comes_back_and_says_how_to_launch_it(name: str) -> None:
+    path = recipe.built_in()[name]
+    value = recipe.load(name)
+    assert recipe.parse(value.to_toml()) == value
+    comments = [line for line in path.read_text().split("\n\n")[0].splitlines() if line.startswith("# ")]
+    assert any(f"leanify train {path.stem} -o runs/{path.stem}" in line for line in comments[:3])
+    assert None not in (value.data, value.optim, value.schedule)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not any(w in name for w in ("bert", "gpt2", "lra"))])
+def test_vision_is_trained_by_table_6(name: str) -> None:
+    value = recipe.load(name)
+    assert value.data is not None
+    assert (value.data.mixup, value.data.cutmix, value.data.rand_augment) == (0.8, 1.0, "rand-m9-mstd0.5")
+    assert value.optim is not None
+    assert (value.optim.lr, value.optim.weight_decay, value.optim.label_smoothing) == (3e-3, 0.3, 0.1)
+    large = any(word in name for word in ("large", "d4"))
+    assert value.schedule == Schedule(512 if large else 1024, epochs=300, warmup=20, warmup_lr=1e-5)
+    assert value.model.override["drop_path_rate"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("task", "length", "batch", "steps", "warmup"),
+    [
+        ("listops", 2048, 32, 5_000, 1_000),
+        ("text", 4096, 32, 20_000, 8_000),
+        ("retrieval", 4096, 32, 30_000, 800),
+        ("image", 1024, 256, 35_000, 175),
+        ("pathfinder", 1024, 256, 62_400, 312),
+    ],
+)
+def test_the_long_range_arena_is_trained_by_its_table(
+    task: str, length: int, batch: int, steps: int, warmup: int
+) -> None:
+    value = recipe.load(f"lra-{task}-lean")
+    assert value.schedule == Schedule(batch, steps=steps, warmup=warmup, kind="one-cycle")
+    assert value.data is not None
+    assert value.data.length == value.model.override["length"] == length
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("volo-d3-lean", ["4 × [16×16, mlp 768", "4 × [32×16, mlp 1536", "8 × [32×16", "2 × [32×16", "2 × [16×32"]),
+        ("xcit-large-lean", ["12 × [24×32, mlp 3072", "2 × [16×48, mlp 3072"]),
+        ("tnt-base-lean", ["8 × [4×10, mlp 160, width 40, 16×40, mlp 1280, width 640]"]),
+        ("davit-base-lean", ["1 × [4×32", "1 × [8×32", "5 × [32×16, mlp 2048", "1 × [32×32, mlp 4096"]),
+        ("volo-d4-lean", ["4 × [24×16, mlp 1152", "4 × [32×24, mlp 2304", "8 × [32×24", "2 × [32×24", "2 × [16×48"]),
+        ("davit-large-lean", ["1 × [6×32", "1 × [12×32", "5 × [48×16, mlp 3072", "1 × [48×32, mlp 6144"]),
+        ("crammed-bert-lean", ["10 × [24×32, mlp 1536, width 768]"]),
+        ("gpt2-tinystories-lean", ["4 × [16×32, mlp 2048, width 512]"]),
+    ],
+)
+def test_lean_shapes_where_a_split_leaves_the_count_as_it_is(name: str, words: list[str]) -> None:
+    text = str(leanify.read(leanify.load(name, device="meta")))
+    for word in words:
+        assert word in text, text
+
+
+# -- a recipe is a SOURCE -----------------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_a_source(tmp_path: Any) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[model]\nsource = "leanify/nystromformer"\ndepth = 1\nheads = 3\n[model.override]\nlength = 64\n')
+    model = leanify.load(file)
+    assert model(torch.zeros(2, 64, dtype=torch.long)).shape == (2, 10)
+    assert "1 × [3×32, mlp 128, width 64]" in str(leanify.read(model))
+    short, full = (leanify.load(name, device="meta") for name in ("vit-base-lean", "leaner-transformers/vit-base-lean"))
+    assert leanify.read(short) == leanify.read(full)
+    ten = leanify.load("vit-base-lean", overrides={"num_classes": 10}, device="meta")
+    assert ten.num_classes == 10
+    assert leanify.read(ten) == leanify.read(short)
+
+
+def test_a_recipes_shape_is_saved_and_loaded(tmp_path: Any) -> None:
+    lean = leanify.load("lra-image-lean")
+    again = leanify.load(leanify.save(lean, tmp_path / "lean"))
+    ids = torch.randint(512, (2, 1024))
+    with torch.no_grad():
+        assert torch.equal(lean(ids), again(ids))
+
+
+def test_sources_that_are_no_recipe(tmp_path: Any) -> None:
+    circle = tmp_path / "circle.toml"
+    circle.write_text(f'[model]\nsource = "{circle}"\n')
+    with pytest.raises(leanify.SourceError, match="is another recipe"):
+        leanify.load(circle)
+    with pytest.raises(leanify.SourceError, match=r"nothere\.toml does not exist"):
+        leanify.load("nothere.toml")
+    with pytest.raises(leanify.SourceError, match="there are no pretrained weights"):
+        leanify.load("vit-base-lean", pretrained=True)
+    with pytest.raises(leanify.SourceError, match=r"nearest: .*vit-base-lean"):
+        leanify.load("vit-base-leen")
+    with pytest.raises(leanify.LeanifyError, match="nearest: volo-d3-lean"):
+        recipe.load("volo-d3-leen")
+
+
+@pytest.mark.parametrize(("depth", "count"), [((4, 4, 8, 2), [4, 4, 8, 2, 2]), ((4, 4, 8, 2, 1), [4, 4, 8, 2, 1])])
+def test_a_list_names_every_stage_or_those_that_a_redesign_turns(depth: tuple[int, ...], count: list[int]) -> None:
+    old = leanify.read(leanify.load("volo_d3_224", device="meta"))
+    assert [stage.depth for stage in Model("volo_d3_224", depth=depth).shape(old).stages] == count
+    with pytest.raises(leanify.ShapeError, match="depth was given 3 values"):
+        Model("volo_d3_224", depth=(1, 2, 3)).shape(old)
+    with pytest.raises(leanify.ShapeError, match="7 heads do not split the 256 inner channels"):
+        Model("volo_d3_224", heads=7, heads_mode="split").shape(old)
+
+
+# -- strictness ---------------------------------------------------------------------------------------------------
+
+SOURCE = '[model]\nsource = "vit_base"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[modl]\n", "a recipe has no key 'modl'; nearest: model; known: model, data,"),
+        (SOURCE + "head = 3\n", r"\[model\] has no key 'head'; nearest: heads"),
+        (SOURCE + "cls = 'x'\n", r"\[model\] has no key 'cls'; nearest: class"),
+        (SOURCE + "[optim]\nlr = 1\nweight_decy = 0.1\n", "nearest: weight_decay"),
+        (SOURCE + "depth = 'deep'\n", 'model.depth is "deep"; it takes a whole number or a list of numbers'),
+        (SOURCE + "depth = true\n", "model.depth is true"),
+        (SOURCE + "depth = [1, 2.5]\n", "model.depth is 2.5; it takes a whole number"),
+        (SOURCE + "heads_mode = 'widen'\n", 'model.heads_mode is "widen"; it takes one of grow, split'),
+        (SOURCE + "[optim]\nlr = 'high'\n", 'optim.lr is "high"; it takes a number'),
+        (SOURCE + "[optim]\n", r"\[optim\] lacks lr"),
+        (SOURCE + "[schedule]\nbatch_size = 2\n", "one of epochs, steps and tokens; it has none of them"),
+        (SOURCE + "[schedule]\nbatch_size = 2\nsteps = 1\nepochs = 1\n", "it has epochs and steps"),
+        ("model = 3\n", r"\[model\] is a table of keys; 3 is not"),
+        ("", "a recipe lacks model"),
+        ("[model\n", "this is not TOML"),
+    ],
+)
+def test_what_is_not_known_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(leanify.LeanifyError, match=message):
+        recipe.parse(text)
+
+
+def test_an_error_names_the_file(tmp_path: Any) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[model]\n")
+    with pytest.raises(leanify.LeanifyError, match=r"mine\.toml: \[model\] lacks source"):
+        recipe.load(file)
+
+
+def test_settings() -> None:
+    old = recipe.load("vit-base-lean")
+    new = with_settings(old, ["optim.lr=1e-3", "model.depth=[4]", "model.override.img_size=32", "data.path=~/images"])
+    assert old.optim is not None
+    assert new.optim == replace(old.optim, lr=1e-3)
+    assert new.model.depth == (4,)
+    assert new.model.override == {"drop_path_rate": 0.1, "img_size": 32}
+    assert new.data is not None
+    assert new.data.path == "~/images"
+    shorter = with_settings(old, ["schedule.steps=100", "schedule.epochs="])
+    assert shorter.schedule is not None
+    assert (shorter.schedule.steps, shorter.schedule.epochs) == (100, None)
+    with pytest.raises(leanify.LeanifyError, match=r"a setting is section\.key=value, .*; 'lr' is not"):
+        with_settings(old, ["lr"])
+    with pytest.raises(leanify.LeanifyError, match=r"\[optim\] has no key 'lrr'; nearest: lr"):
+        with_settings(old, ["optim.lrr=1"])
+    with pytest.raises(leanify.LeanifyError, match="depth is a value, not a table"):
+        with_settings(old, ["model.depth.x=1"])
+    assert old == recipe.load("vit-base-lean")
+
+
+def test_a_recipe_is_read_without_torch() -> None:
+    script = "import sys, leanify.recipe as r; r.load('vit-base-lean'); r.built_in(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_listing() -> None:
+    lines = command().splitlines()
+    assert max(map(len, lines)) <= 100
+    for name in NAMES:
+        assert any(line.split()[:1] == [name] for line in lines), name
+    entries = json.loads(command("--json"))["recipes"]
+    assert [entry["recipe"] for entry in entries] == list(recipe.built_in())
+    assert {"recipe": "leaner-transformers/tnt-base", "source": "tnt_b_patch16_224", "data": "imagenet-1k"} in entries
+
+
+def test_the_audit_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = recipe.load("volo-d4").paper
+    assert paper is not None
+    found = [
+        Row("leaner-transformers/volo-d4", paper, 192_962_000),
+        Row("x/small", replace(paper, place="Table 1"), 1234),
+    ]
+    monkeypatch.setattr("leanify.audit.rows", lambda: iter(found))
+    text = command("--audit")
+    assert max(map(len, text.splitlines())) <= 100
+    assert "193.000 M" in text
+    assert "192.962 M" in text
+    assert "+0.02%" in text
+    assert "1.234 k" in text

@@ -1,0 +1,212 @@
+"""Budgets to plans: the published counts, the limits, the ranking, the control."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core import CASES, IMAGE
+
+import leanify
+from leanify import planning, search, surgery
+from leanify.cost import PriceList, count
+from leanify.search import Request
+
+SMALL = CASES["vit"]
+
+
+@pytest.fixture(scope="module")
+def vit_base() -> PriceList:
+    return PriceList(leanify.load("vit_base", device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("source", "pins", "params"),
+    [
+        ("vit_base", {"depth": 7, "heads": 16, "mlp": 1536}, 40_112_872),
+        ("vit_large", {"depth": 8, "heads": 30, "mlp": 2048}, 98_597_864),
+        ("vit_base", {"depth": 8, "heads": 14}, 61_364_968),
+        ("vit_base", {"depth": 8, "heads": 18}, 67_662_568),
+        ("xcit_medium_24", {"depth": 12, "heads": 16}, 59_003_000),
+        ("xcit_large_24", {"depth": 12, "heads": 24, "heads_mode": "split"}, 103_793_000),
+    ],
+)
+def test_the_papers_lean_rows(source: str, pins: dict[str, Any], params: int) -> None:
+    """Tables 1-3 of Leaner Transformers as rebuilt: exact where the count is known exactly."""
+    plan = leanify.redesign(source, **pins)
+    assert plan.chosen.params == pytest.approx(params, abs=0 if params % 1000 else 5_000)
+
+
+def test_the_control_of_the_papers_lean_vit() -> None:
+    plan = leanify.redesign("vit_base", depth=7, heads=16, mlp=1536)
+    assert plan.control is not None
+    assert (plan.control.heads, plan.control.depth, plan.control.mlp) == (12, 7, 2048)
+    assert plan.control.params == 40_111_080
+
+
+def test_half_of_vit_base(vit_base: PriceList) -> None:
+    baseline = search.baseline(vit_base).cost.params
+    assert baseline == 86_567_656
+    found = search.search(vit_base, Request(max_params=baseline // 2))
+    assert found.searched >= 10_000
+    assert found.chosen.cost.params == 42_868_072
+    assert found.chosen == found.front[0]
+    assert all(candidate.cost.params <= baseline // 2 for candidate in found.front)
+    assert search.search(vit_base, Request(max_params=baseline // 2)) == found
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1.0])
+@pytest.mark.parametrize("mode", ["grow", "split", "auto"])
+def test_never_over_budget_and_exact_as_built(vit_base: PriceList, share: float, mode: Any) -> None:
+    limit = int(share * search.baseline(vit_base).cost.params)
+    found = search.search(vit_base, Request(max_params=limit, heads_mode=mode))
+    for candidate in (found.front[0], found.front[-1]):
+        built = count(surgery.write(vit_base.model, candidate.applied_to(vit_base.architecture)))
+        assert candidate.cost == built
+        assert built.params <= limit
+
+
+def test_the_front_holds_no_beaten_design(vit_base: PriceList) -> None:
+    found = search.search(vit_base, Request(max_params=60_000_000))
+
+    def values(c: search.Candidate) -> np.ndarray[Any, Any]:
+        return np.array([c.cost.params, c.cost.macs, c.kappa, -c.designs[0].depth])  # type: ignore[union-attr]
+
+    points = [values(candidate) for candidate in found.front]
+    assert len(points) > 3
+    for one in points:
+        assert not any((other <= one).all() and (other < one).any() for other in points)
+
+
+@pytest.mark.parametrize("source", ["vit_base", "xcit_small_12_p16_224", "gpt2", "llama"])
+def test_the_control_has_leans_parameters_and_the_old_heads(source: str) -> None:
+    overrides = {"num_hidden_layers": 8} if source == "llama" else {}
+    plan = leanify.redesign(source, target_params=0.7, overrides=overrides)
+    assert plan.control is not None
+    assert plan.control.params == pytest.approx(plan.chosen.params, rel=0.001)
+    assert (plan.control.depth, plan.control.head_dim) == (plan.chosen.depth, plan.baseline.head_dim)
+    assert plan.control.heads == plan.baseline.heads
+    assert plan.warnings == [] or all(isinstance(warning, str) for warning in plan.warnings)
+
+
+def test_a_body_budget_counts_blocks_alone() -> None:
+    plan = leanify.redesign("gpt2", target_params=0.5, count="body")
+    assert plan.baseline.params_body == 12 * 7_087_872
+    assert plan.chosen.params_body <= plan.baseline.params_body / 2 < plan.chosen.params
+
+
+def test_limits_on_macs_latency_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = leanify.redesign("vit_base", max_macs="8G")
+    assert plan.chosen.macs <= 8e9
+    small = {"overrides": {**IMAGE, "depth": 9}}
+    baseline = planning.profiling.predicted_training_bytes(SMALL.load("meta", depth=9), 1, None, fused=False)
+    plan = leanify.redesign("vit_base", max_memory=0.6, **small)
+    lean = surgery.write(SMALL.load("meta", depth=9), plan.chosen.architecture)
+    assert planning.profiling.predicted_training_bytes(lean, 1, None, torch.cuda.is_available()) <= 0.6 * baseline
+    assert leanify.redesign("vit_base", max_latency=0.9, **small).chosen.macs < plan.baseline.macs
+    with pytest.raises(leanify.BudgetError, match=r"--max-latency 1e-09 s"):
+        leanify.redesign("vit_base", max_latency="0.001us", **small)
+
+
+@pytest.mark.parametrize(
+    ("pins", "word"),
+    [
+        ({"depth": 3}, "published depth floor"),
+        ({"depth": 2}, "so shallow"),
+        ({"heads": 24, "heads_mode": "split"}, "evidence of harm"),
+        ({"heads": 48, "heads_mode": "split"}, "strong evidence of harm"),
+        ({"heads": 3}, "where κ peaks"),
+        ({"depth": 8}, "no heads were added"),
+    ],
+)
+def test_crossed_floors_are_said(pins: dict[str, Any], word: str) -> None:
+    assert any(word in warning for warning in leanify.redesign("vit_base", **pins).warnings)
+
+
+def test_more_heads_than_inner_reaches_the_tokens_are_warned_of() -> None:
+    plan = leanify.redesign("vit_base", heads=4, overrides=IMAGE | {"img_size": 224})
+    assert any("make κ worse" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit"),
+    [
+        (0.5, 50),
+        ("0.5", 50),
+        ("50%", 50),
+        (1, 100),
+        ("43M", 43e6),
+        (43_000_000, 43e6),
+        ("43_000_000", 43e6),
+        ("1.5b", 1.5e9),
+    ],
+)
+def test_budgets_in_every_form(budget: Any, limit: float) -> None:
+    assert planning.parse_budget("--x", budget, 100, planning.COUNTS) == limit
+
+
+@pytest.mark.parametrize("budget", [0, -1, "0", 1.5, 50, "50", "abc", "", "M", "nan", "inf", "150%", "0.5x"])
+def test_budgets_that_are_none(budget: Any) -> None:
+    with pytest.raises(leanify.BudgetError, match=r"--x .*say a share of the baseline"):
+        planning.parse_budget("--x", budget, 100, planning.COUNTS)
+
+
+def test_a_budget_below_the_floors_names_the_smallest_design() -> None:
+    with pytest.raises(leanify.BudgetError, match=r"smallest design has 16,153,096"):
+        leanify.redesign("vit_base", target_params="1M")
+    with pytest.raises(leanify.BudgetError, match="nothing is asked for"):
+        leanify.redesign("vit_base")
+
+
+def test_a_seventy_billion_shape_is_planned_in_no_memory() -> None:
+    shape = {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+    plan = leanify.redesign("llama", target_params=0.7, overrides={**shape, "num_key_value_heads": 8})
+    assert plan.baseline.params == 68_714_504_192
+    assert plan.chosen.params <= 0.7 * plan.baseline.params
+    assert plan.chosen.heads % 8 == 0
+
+
+def test_stages_that_differ_are_lists_and_the_plan_is_json() -> None:
+    plan = leanify.redesign("xcit_nano_12_p16_224", depth=6, heads=8)
+    data = json.loads(json.dumps(plan.to_json(), allow_nan=False))
+    assert (data["chosen"]["depth"], data["chosen"]["heads"], data["chosen"]["head_dim"]) == ([6, 2], [8, 4], 32)
+    assert leanify.Architecture.from_json(data["chosen"]["architecture"]) == plan.chosen.architecture
+    keys = {"source", "baseline", "chosen", "control", "candidates", "warnings", "directory", "searched", "seconds"}
+    assert keys <= data.keys()
+    square = leanify.redesign(
+        "vit_base", heads=4, overrides={**IMAGE, "embed_dim": 48, "img_size": 112, "num_heads": 3}
+    )
+    assert square.tokens == 50
+    assert leanify.redesign("vit_base", heads=3, overrides=IMAGE).to_json()["chosen"]["kappa_predicted"] > 1
+
+
+def test_stages_of_different_widths_follow_the_deepest() -> None:
+    plan = leanify.redesign("volo_d1_224", target_params=0.6)
+    assert plan.chosen.depth[2] == max(plan.chosen.depth[:4])  # type: ignore[index]
+    assert plan.chosen.depth[4] == plan.baseline.depth[4]  # type: ignore[index]
+    assert plan.chosen.params <= 0.6 * plan.baseline.params
+    built = count(surgery.write(leanify.load("volo_d1_224", device="meta"), plan.chosen.architecture))
+    assert (built.params, built.macs) == (plan.chosen.params, plan.chosen.macs)
+
+
+def test_pins_for_every_stage() -> None:
+    plan = leanify.redesign("xcit_nano_12_p16_224", depth=[6, 1], heads=[8, 6])
+    assert (plan.chosen.depth, plan.chosen.heads) == ([6, 1], [8, 6])
+    with pytest.raises(leanify.ShapeError, match="splits into"):
+        leanify.redesign("vit_base", heads=13, heads_mode="split")
+
+
+def test_weights_are_carried_over_or_drawn_anew(tmp_path: Any) -> None:
+    model = SMALL.load()
+    leanify.save(model, tmp_path / "old")
+    plan = leanify.redesign(tmp_path / "old", heads=4)
+    kept = plan.build(weights=tmp_path / "old")
+    assert torch.equal(kept.blocks[0].mlp.fc1.weight, model.blocks[0].mlp.fc1.weight)
+    fresh, again = plan.build(seed=3), plan.build(seed=3)
+    assert torch.equal(fresh.blocks[0].mlp.fc1.weight, again.blocks[0].mlp.fc1.weight)
+    assert not torch.equal(fresh.blocks[0].mlp.fc1.weight, model.blocks[0].mlp.fc1.weight)
+    with pytest.raises(leanify.SourceError, match="without weights"):
+        plan.build(weights="vit_base")

@@ -1,0 +1,234 @@
+"""The lens held against its laws, over every core family."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import laws
+import pytest
+import torch
+from core import CASES, Case, batch, equal, outputs
+from torch import nn
+
+import leanify
+from leanify import surgery, upstream
+from leanify.architecture import Architecture
+from leanify.cost import PriceList, call, count
+from leanify.search import Candidate, Design, main_of
+from leanify.zoo import find
+
+EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def lean_shapes(architecture: Architecture) -> dict[str, Architecture]:
+    """Grown, split and shrunk versions of a shape, the way a redesign turns it."""
+
+    def turned(**shape: Any) -> Architecture:
+        stages = enumerate(architecture.stages)
+        return replace(
+            architecture, stages=tuple(s.reshape(**shape) if i in architecture.varied else s for i, s in stages)
+        )
+
+    main = main_of(architecture.stages[architecture.varied[0]])
+    return {
+        "grown": turned(heads=main.heads + 2 * main.group),
+        "split": turned(heads=2 * main.heads, head_dim=main.head_dim // 2),
+        "lean": turned(depth=2, heads=2 * main.heads, mlp=32),
+        "narrow": turned(depth=3, heads=main.group, mlp=16),
+        "deeper": turned(depth=6),
+    }
+
+
+@EVERY
+def test_every_law(case: Case) -> None:
+    model = case.load()
+    inputs = {name: x.double() if x.is_floating_point() else x for name, x in batch(model).items()}
+    laws.hold(model, lambda m: call(m, inputs))
+    laws.kept(model, lambda m: call(m, inputs))
+
+
+@EVERY
+def test_what_is_written_is_read_and_the_old_model_is_untouched(case: Case) -> None:
+    model = case.load()
+    before = copy.deepcopy(model.state_dict())
+    shape = leanify.read(model)
+    shapes = lean_shapes(shape)
+    for wanted in shapes.values():
+        for weights in ("keep", "fresh"):
+            lean = leanify.write(model, wanted, weights)
+            assert leanify.read(lean) == wanted
+            assert all(torch.isfinite(x).all() for x in outputs(lean))
+    twice = leanify.write(leanify.write(model, shapes["lean"]), shapes["split"])
+    assert leanify.read(twice) == shapes["split"]
+    assert leanify.read(model) == shape
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@EVERY
+def test_writing_its_own_shape_changes_nothing(case: Case) -> None:
+    model = case.load()
+    same = leanify.write(model, leanify.read(model))
+    assert {n: t.shape for n, t in same.state_dict().items()} == {n: t.shape for n, t in model.state_dict().items()}
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in same.state_dict().items())
+    assert equal(outputs(model), outputs(same))
+
+
+@EVERY
+def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None:
+    meta = case.load("meta")
+    prices = PriceList(meta)
+    for name, shape in lean_shapes(prices.architecture).items():
+        designs = tuple(
+            Design(s.depth, main_of(s).heads, main_of(s).head_dim, main_of(s).mlp) if i in prices.turned else None
+            for i, s in enumerate(shape.stages)
+        )
+        predicted = prices.total(designs)
+        assert predicted == count(surgery.write(meta, shape)), name
+        built = surgery.write(case.load(), shape)
+        assert predicted.params == sum(parameter.numel() for parameter in built.parameters()), name
+        assert Candidate(designs, predicted, 1.0).applied_to(prices.architecture) == shape
+
+
+@EVERY
+def test_upstreams_own_constructor_gives_the_same_model(case: Case) -> None:
+    """Where upstream can express a shape, the result of surgery equals what it builds, given the same weights."""
+    model = case.load()
+    origin = upstream.origin_of(model)
+    assert origin is not None
+    shape = leanify.read(model)
+    for name, wanted in lean_shapes(shape).items():
+        lean = leanify.write(model, wanted).eval()
+        native = leanify.checkpoint.expressed(lean, origin, wanted)  # type: ignore[attr-defined]
+        if name == "grown":
+            assert (native is not None) == case.native
+        if native is None:
+            continue
+        built = upstream.build(native)
+        built.load_state_dict(lean.state_dict())
+        assert equal(outputs(lean), outputs(built)), name
+
+
+def test_growing_a_fused_projection_keeps_queries_keys_and_values_apart() -> None:
+    """The trap: copying the first rows of a fused qkv gives a model that runs and is wrong."""
+    model = CASES["vit"].load().double()
+    grown = leanify.grow(model, heads=4)
+    old, new = model.blocks[0].attn.qkv.weight, grown.blocks[0].attn.qkv.weight
+    assert torch.equal(new.view(3, 4, 20, 60)[:, :3], old.view(3, 3, 20, 60))
+    assert torch.equal(grown.blocks[0].attn.proj.weight[:, :60], model.blocks[0].attn.proj.weight)
+    assert not grown.blocks[0].attn.proj.weight[:, 60:].any()
+    wrong = copy.deepcopy(grown)
+    wrong.blocks[0].attn.qkv.weight.data[:180] = old
+    assert (outputs(wrong)[0] - outputs(model)[0]).abs().max() > 1e-3
+
+
+def test_fresh_weights_are_upstreams_own() -> None:
+    """Not torch's default: a lean ViT drawn anew has the spread that timm gives it, and GPT-2's depends on depth."""
+    vit = CASES["vit"].load()
+    lean = leanify.write(vit, lean_shapes(leanify.read(vit))["lean"], "fresh")
+    assert lean.blocks[0].attn.proj.weight.detach().std() == pytest.approx(0.02, rel=0.1)
+    assert not lean.blocks[0].attn.proj.bias.any()
+    gpt2 = CASES["gpt2"].load()
+    lean = leanify.write(gpt2, lean_shapes(leanify.read(gpt2))["lean"], "fresh")
+    assert lean.transformer.h[0].attn.c_proj.weight.detach().std() == pytest.approx(0.02 / 2, rel=0.1)
+    assert lean.lm_head.weight is lean.transformer.wte.weight
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("shape", ["grown", "split", "lean"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_cached_generation_equals_uncached_after_surgery(name: str, shape: str) -> None:
+    model = CASES[name].load()
+    lean = leanify.write(model, lean_shapes(leanify.read(model))[shape], "fresh").eval()
+    prompt = torch.arange(1, 6).view(1, 5)
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cached = lean.generate(prompt, attention_mask=torch.ones_like(prompt), use_cache=True, **settings)
+    uncached = lean.generate(prompt, attention_mask=torch.ones_like(prompt), use_cache=False, **settings)
+    assert cached.shape == (1, 17)
+    assert torch.equal(cached, uncached)
+
+
+def test_drop_path_and_feature_info_follow_the_depth() -> None:
+    model = CASES["vit, drop path"].load()
+    lean = leanify.write(model, lean_shapes(leanify.read(model))["narrow"])
+    assert upstream.drop_path_rates(list(lean.blocks)) == pytest.approx([0, 0.15, 0.3])
+    assert [entry["module"] for entry in lean.feature_info] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_configuration_cache_indices_and_rotary_tables_follow() -> None:
+    model = CASES["llama"].load()
+    split = leanify.write(model, lean_shapes(leanify.read(model))["split"])
+    assert (split.config.num_attention_heads, split.config.num_key_value_heads, split.config.head_dim) == (12, 4, 8)
+    assert split.model.rotary_emb.inv_freq.shape == (4,)
+    assert model.config.num_attention_heads == 6
+    deeper = leanify.write(model, lean_shapes(leanify.read(model))["deeper"])
+    assert [layer.self_attn.layer_idx for layer in deeper.model.layers] == list(range(6))
+    assert deeper.config.num_hidden_layers == 6
+
+
+def test_whole_key_value_groups_grow_and_a_single_one_stays() -> None:
+    assert {(x.heads, x.kv_heads) for x in leanify.read(leanify.grow(CASES["llama"].load(), heads=12)).layers()} == {
+        (12, 4)
+    }
+    single = leanify.grow(CASES["llama, one kv head"].load(), heads=7)
+    assert {(x.heads, x.kv_heads) for x in leanify.read(single).layers()} == {(7, 1)}
+    with pytest.raises(leanify.ShapeError, match="must be a multiple of 3"):
+        leanify.grow(CASES["llama"].load("meta"), heads=8)
+
+
+def test_every_redesigned_family_trains_a_step() -> None:
+    for name in ("vit", "xcit", "bert", "gpt2", "llama"):
+        model = CASES[name].load()
+        lean = leanify.write(model, lean_shapes(leanify.read(model))["lean"]).train()
+        sum(
+            x.float().square().mean() for x in laws._tensors(call(lean, batch(lean))) if x.is_floating_point()
+        ).backward()
+        for path, parameter in lean.named_parameters():
+            assert parameter.grad is not None, (name, path)
+            assert parameter.grad.isfinite().all(), (name, path)
+
+
+class _Odd(nn.Module):
+    """An attention that no row describes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.qkv = nn.Linear(8, 24)
+
+
+class OddAttention(_Odd):
+    pass
+
+
+def test_a_stranger_among_known_attentions_is_refused_by_name() -> None:
+    model = CASES["vit"].load("meta")
+    model.blocks[1].extra = OddAttention()
+    with pytest.raises(leanify.UnsupportedModel, match=r"blocks\.1\.extra.*OddAttention"):
+        leanify.read(model)
+
+
+def test_models_without_attention_and_norms_over_all_heads_are_refused() -> None:
+    with pytest.raises(leanify.UnsupportedModel, match="no attention"):
+        leanify.read(leanify.load("resnet18", device="meta"))
+    normed = leanify.load("vit_base", overrides={**CASES["vit"].overrides, "scale_attn_norm": True})
+    with pytest.raises(leanify.UnsupportedModel, match="norm over all heads"):
+        leanify.grow(normed, factor=2)
+    assert leanify.read(leanify.write(normed, leanify.read(normed).grown(factor=2))).depth == 4
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    model = CASES["vit"].load("meta")
+    shape = leanify.read(model)
+    with pytest.raises(leanify.ShapeError, match="keeps the width"):
+        leanify.write(model, shape.map_layers(lambda layer: replace(layer, width=64)))
+    with pytest.raises(leanify.ShapeError, match="stages"):
+        leanify.write(model, leanify.read(CASES["xcit"].load("meta")))
+    with pytest.raises(leanify.ShapeError, match="positive"):
+        leanify.write(model, shape.map_layers(lambda layer: replace(layer, mlp=0)))
+    with pytest.raises(leanify.ShapeError, match="at least 1"):
+        shape.stages[0].reshape(depth=0)
+    with pytest.raises(leanify.ShapeError, match="has 3 already"):
+        leanify.grow(model, heads=2)
+    assert find("vit_base").origin.name == "vit_base_patch16_224"

@@ -1,0 +1,175 @@
+"""Image folders: what is read, how it is changed, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from leanify import recipe as recipes
+from leanify import training
+from leanify.data.order import SAMPLE, seed_everything
+from leanify.data.samples import Keyed
+from leanify.errors import DataError, RecipeError
+from leanify.run import Run
+
+TINY = recipes.parse(
+    """
+    [model]
+    source = "vit_tiny_patch16_224"
+    [model.override]
+    img_size = 32
+    embed_dim = 24
+    depth = 1
+    num_heads = 2
+    num_classes = 3
+    [data]
+    name = "pictures"
+    task = "classification"
+    rand_augment = "rand-m9-mstd0.5"
+    erase = 0.5
+    mixup = 0.8
+    cutmix = 1.0
+    workers = 0
+    [optim]
+    lr = 1e-3
+    [schedule]
+    epochs = 2
+    batch_size = 7
+    [run]
+    checkpoint_every = 2
+    """
+)
+MODES = ("RGB", "L", "RGBA", "P", "1", "CMYK", "I;16", "LA")
+
+
+def draw(path: Path, mode: str, seed: int) -> None:
+    noise = np.random.default_rng(seed).integers(0, 255, (40, 36, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(noise)
+    image = Image.fromarray(noise[..., 0].astype(np.uint16) * 256) if mode == "I;16" else image.convert(mode)
+    image.save(path.with_suffix(".jpg" if mode == "CMYK" else ".png"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three classes, ten images each to train and four to validate, in every mode."""
+    root = tmp_path / "pictures"
+    for split, count in (("train", 10), ("val", 4)):
+        for label in range(3):
+            for i in range(count):
+                draw(root / split / f"c{label}" / f"{i}", MODES[(i + label) % len(MODES)], 100 * label + i)
+    return root
+
+
+def at(folder: Path, *settings: str) -> recipes.Recipe:
+    return recipes.with_settings(TINY, [f"data.path={folder}", *settings])
+
+
+def test_an_image_folder_in_every_mode_is_trained_on(folder: Path, tmp_path: Path) -> None:
+    run = Run.open(training.train(at(folder), tmp_path / "run"))
+    rows = [row for row in run.rows() if row["split"] == "validation"]
+    assert [row["step"] for row in rows] == [5, 10]
+    assert "top5" not in rows[0]  # three classes
+    assert run.best() is not None
+
+
+def test_workers_and_moments_change_no_sample(folder: Path) -> None:
+    """The augmentation of a sample is a function of seed, epoch and index."""
+    trainer = training.Trainer(at(folder))
+    first, others = (list(trainer.batches(0)) for _ in range(2))
+    again = list(training.Trainer(at(folder, "data.workers=2")).batches(4))
+    assert all(torch.equal(x, y) for (x, _), (y, _) in zip(first, others, strict=True))
+    assert all(torch.equal(x, y) for (x, _), (y, _) in zip(first[4:], again, strict=True))
+    one, two = (Keyed(trainer.splits.train, 0).__getitems__([(epoch, 3)])[0] for epoch in (0, 1))
+    assert not torch.equal(one, two)
+
+
+def test_evaluation_changes_no_image_and_sees_each_once(folder: Path) -> None:
+    trainer = training.Trainer(at(folder, "data.holdout=0.3", "data.flip=1"))
+    data = trainer.splits.validation
+    assert (len(data), len(trainer.splits.train)) == (9, 21)
+    seed_everything(SAMPLE, 1)
+    one = data[0][0]  # type: ignore[index]
+    assert torch.equal(one, data[0][0])  # type: ignore[index]
+
+
+def test_grey_images_for_a_model_of_one_channel(folder: Path) -> None:
+    trainer = training.Trainer(at(folder, "model.override.in_chans=1", "data.rand_augment="))
+    assert next(trainer.batches(0))[0].shape == (7, 1, 32, 32)
+
+
+def test_a_transformers_model_learns_from_images(folder: Path) -> None:
+    small = "hidden_size=24 num_hidden_layers=1 num_attention_heads=2 intermediate_size=32 image_size=32 num_labels=3"
+    settings = ["model.source=vit", "model.class=AutoModelForImageClassification", "model.override="]
+    settings += [f"model.override.{pair}" for pair in small.split()]
+    assert training.rehearse(at(folder, *settings))["steps"] == 10
+
+
+def break_image(folder: Path) -> None:
+    path = sorted((folder / "train" / "c1").iterdir())[2]
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def empty_class(folder: Path) -> None:
+    for path in (folder / "train" / "c2").iterdir():
+        path.unlink()
+
+
+def one_class(folder: Path) -> None:
+    for split in ("train", "val"):
+        for label in ("c1", "c2"):
+            (folder / split / label).rename(folder / f"{split}-{label}")
+
+
+def new_class(folder: Path) -> None:
+    (folder / "val" / "c2").rename(folder / "val" / "c9")
+
+
+def no_validation(folder: Path) -> None:
+    (folder / "val").rename(folder / "test")
+
+
+def nothing(folder: Path) -> None:
+    (folder / "train").rename(folder.parent / "away")
+    (folder / "train").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "settings", "words"),
+    [
+        (empty_class, [], "the class c2 in .*train has no image"),
+        (one_class, [], "one class, c0"),
+        (new_class, [], "classes that .*train has not: c9"),
+        (no_validation, [], "has no folder validation or val .*found test, train.*holdout"),
+        (nothing, [], "has no folder of a class"),
+        (lambda folder: None, ["data.path=/nowhere"], "does not exist"),
+        (lambda folder: None, ["data.path="], "--set data.path=PATH"),
+        (lambda folder: None, ["model.override.num_classes=2"], "3 classes and the model 2"),
+        (lambda folder: None, ["data.img_size=64"], r"model.override.img_size=64"),
+        (lambda folder: None, ["data.crop=[0.5]"], "two shares"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_is_written(
+    spoil: Callable[[Path], None], settings: list[str], words: str, folder: Path, tmp_path: Path
+) -> None:
+    spoil(folder)
+    with pytest.raises((DataError, RecipeError), match=words) as found:
+        training.train(at(folder, *settings), tmp_path / "run")
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_stops_with_its_name_and_what_was_learnt_is_kept(
+    folder: Path, tmp_path: Path, workers: int
+) -> None:
+    break_image(folder)
+    with pytest.raises(DataError, match=r"^the image .*train/c1/.* cannot be read") as found:
+        training.train(at(folder, f"data.workers={workers}"), tmp_path / "run")
+    assert "\n" not in str(found.value)
+    assert Run.open(tmp_path / "run").checkpoints()

@@ -1,0 +1,109 @@
+"""Several processes: the losses of one at the same global batch, every sample once, and a resume."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import outcome
+
+from leanify import recipe as recipes
+from leanify import training
+from leanify.data.order import Order, Passes, in_turn
+from leanify.run import Run
+
+# 241 samples to train: the last step of an epoch has one, which is one process's alone
+RECIPE = """
+[model]
+source = "vit_tiny_patch16_224"
+[model.override]
+img_size = 8
+patch_size = 2
+in_chans = 1
+num_classes = 10
+embed_dim = 16
+depth = 2
+num_heads = 2
+[data]
+name = "digits"
+task = "classification"
+samples = 302
+[optim]
+lr = 2e-3
+clip = 1.0
+ema = 0.9
+[schedule]
+epochs = 2
+batch_size = 60
+[run]
+log_every = 1
+"""
+
+
+def launched(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [*launcher, "--no-python", sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_two_processes_have_the_losses_of_one_and_resume(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(RECIPE)
+    training.train(tmp_path / "two.toml", tmp_path / "one")
+    done = launched("train", str(tmp_path / "two.toml"), "-o", str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    one, two = (outcome(tmp_path / name)["rows"] for name in ("one", "two"))
+    assert [row["step"] for row in one] == [row["step"] for row in two]
+    for mine, theirs in zip(one, two, strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-4)
+        assert theirs.get("top1") == mine.get("top1")
+
+    shutil.copytree(tmp_path / "two", tmp_path / "again")
+    shutil.rmtree(Run.open(tmp_path / "again").checkpoints()[-1].path)
+    done = launched("train", "--resume", str(tmp_path / "again"))
+    assert done.returncode == 0, done.stderr
+    assert "from step 5" in done.stderr
+    assert outcome(tmp_path / "again") == outcome(tmp_path / "two")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("samples", "size"), [(241, 60), (7, 7), (10, 4), (3, 8)])
+def test_an_epoch_has_every_sample_once_over_all_processes(
+    world: int, accumulate: int, samples: int, size: int
+) -> None:
+    orders = [Order(samples, size, seed=0, rank=rank, world=world, accumulate=accumulate) for rank in range(world)]
+    for epoch in range(2):
+        seen: list[int] = []
+        for step in range(epoch * orders[0].steps_per_epoch, (epoch + 1) * orders[0].steps_per_epoch):
+            for order in orders:
+                passes = order.passes(step)
+                assert passes  # every process has something to do in every step
+                assert all(passes)
+                seen += [index for part in passes for _, index in part if order.counts(step)]
+                assert {key[0] for part in passes for key in part} == {epoch}
+        assert sorted(seen) == list(range(samples))
+    assert not np.array_equal(orders[0].batch(0), orders[0].batch(orders[0].steps_per_epoch)) or samples < 4
+
+
+def test_what_is_read_ahead_is_what_the_steps_ask_for() -> None:
+    order = Order(23, 5, seed=3, rank=1, world=2, accumulate=2)
+    assert list(Passes(order, 3, 9)) == [part for step in range(3, 9) for part in order.passes(step)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_evaluation_sees_the_exact_set(world: int) -> None:
+    parts = [in_turn(61, 8, rank, world) for rank in range(world)]
+    assert sorted(index for part in parts for keys in part for _, index in keys) == list(range(61))
+    assert sum(len(keys) for keys in in_turn(61, 8, 0, 1, batches=2)) == 16
+
+
+def test_a_seed_is_another_order() -> None:
+    orders = [Order(100, 100, seed).batch(0) for seed in (0, 1)]
+    assert not np.array_equal(*orders)
+    assert recipes.parse(RECIPE).run.seed == 0

@@ -1,0 +1,146 @@
+"""Architectures, layouts and theory: values that know no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from leanify import Architecture, Layer, ShapeError, Stage, layout
+from leanify.theory import gaussian_kappa
+
+WIDE = Layer(width=96, heads=6, kv_heads=2, head_dim=16, mlp=256)
+
+
+def architecture(*depths: int) -> Architecture:
+    return Architecture("timm/x", tuple(Stage(f"s{i}", ((WIDE,),) * depth) for i, depth in enumerate(depths)))
+
+
+def test_an_architecture_survives_json_and_is_written_run_length_encoded() -> None:
+    shape = Architecture(
+        "hf/y", (Stage("a", ((WIDE,),) * 5 + ((), (WIDE, WIDE))), Stage("pool", ((WIDE,),), fixed=True))
+    )
+    data = json.loads(json.dumps(shape.to_json()))
+    assert Architecture.from_json(data) == shape
+    assert [run["repeat"] for run in data["stages"][0]["blocks"]] == [5, 1, 1]
+    assert "5 × [6×16 on 2 kv, mlp 256, width 96]" in str(shape)
+    with pytest.raises(ShapeError, match="not an architecture"):
+        Architecture.from_json({"source": "x"})
+
+
+def test_equality_is_of_shapes_alone() -> None:
+    assert Architecture("a", architecture(3).stages) == Architecture("b", architecture(3).stages)
+    assert architecture(3) != architecture(4)
+
+
+@pytest.mark.parametrize(
+    ("depths", "varied"),
+    [((12,), (0,)), ((24, 2), (0,)), ((1, 1, 9, 1), (2,)), ((8, 8, 16, 4), (0, 1, 2, 3)), ((2, 2), (0, 1))],
+)
+def test_the_stages_that_a_redesign_turns_are_the_deep_ones(depths: tuple[int, ...], varied: tuple[int, ...]) -> None:
+    assert architecture(*depths).varied == varied
+
+
+def test_pins_are_one_number_or_one_a_stage() -> None:
+    assert architecture(24, 2).per_stage(16, "heads") == [16, None]
+    assert architecture(24, 2).per_stage([16, 8], "heads") == [16, 8]
+    with pytest.raises(ShapeError, match=r"heads was given 3 values; this model has 2 stages: s0 \(24\), s1 \(2\)"):
+        architecture(24, 2).per_stage([1, 2, 3], "heads")
+
+
+def test_growing_wants_one_of_heads_and_factor() -> None:
+    assert {layer.kv_heads for layer in architecture(3).grown(factor=2).layers()} == {4}
+    for arguments in ({}, {"heads": 12, "factor": 2}, {"factor": 0}):
+        with pytest.raises(ShapeError):
+            architecture(3).grown(**arguments)
+
+
+# -- layouts ------------------------------------------------------------------------------------------------------
+
+SIZES = {"h": 4, "g": 2, "d": 3, "m": 10}
+
+
+@pytest.mark.parametrize(
+    ("how", "length"),
+    [
+        ("h d", 12),
+        ("3 h d", 36),
+        ("h 3 d", 36),
+        ("h d | g d | g d", 24),
+        ("m", 10),
+        ("m | 3 h d", 46),
+        ("h /g", 2),
+        ("d^-0.5", 3**-0.5),
+    ],
+)
+def test_a_layout_says_the_length_of_an_axis(how: str, length: float) -> None:
+    assert layout.evaluate(how, SIZES) == length
+
+
+def test_sizes_are_solved_from_axes() -> None:
+    assert layout.solve([("h d", 12), ("g d", 6), ("d", 3)], {}) == {"h": 4, "g": 2, "d": 3}
+    assert layout.solve([("m | 3 h d", 46), ("h d", 12), ("h", 4)], {})["m"] == 10
+    with pytest.raises(ValueError, match="an axis of length 13"):
+        layout.solve([("h", 4), ("d", 3), ("h d", 13)], {})
+
+
+@pytest.mark.parametrize("how", ["h d", "3 h d", "h 3 d", "d h", "h d | g d | g d", "m | 3 h d"])
+def test_positions_carry_every_head_to_its_place(how: str) -> None:
+    """Growing: old channel c of head i of part p is channel c of head i of part p, whatever the layout."""
+    new = {"h": 6, "g": 3, "d": 3, "m": 12}
+
+    def labels(sizes: dict[str, int]) -> list[tuple[int, ...]]:
+        places = []
+        for number, part in enumerate(how.split("|")):
+            factors = part.split()
+            for index in torch.cartesian_prod(
+                *(torch.arange(int(f) if f.isdigit() else sizes[f]) for f in factors)
+            ).view(-1, len(factors)):
+                places.append((number, *(int(i) for i in index)))
+        return places
+
+    source, target = layout.positions(how, SIZES, new)
+    before, after = labels(SIZES), labels(new)
+    assert [before[i] for i in source] == [after[i] for i in target] == before
+
+
+def test_a_split_keeps_every_channel_in_order() -> None:
+    """h heads side by side cut into 2h: interleaved layouts must be reordered, plain ones stay."""
+    halves = {"h": 8, "d": 2}
+    whole = {"h": 4, "d": 4}
+    source, target = layout.positions("3 h d", whole, halves)
+    assert torch.equal(source, target)
+    source, target = layout.positions("h 3 d", whole, halves)
+    moved = torch.empty(48, dtype=torch.long)
+    moved[target] = torch.arange(48)[source]
+    old, new = torch.arange(48).view(4, 3, 4), moved.view(8, 3, 2)
+    assert torch.equal(old.transpose(0, 1).reshape(3, 16), new.transpose(0, 1).reshape(3, 16))
+
+
+def test_per_head_values_repeat_for_new_heads() -> None:
+    assert layout.cycle("h", {"h": 3}, {"h": 5}).tolist() == [0, 1, 2, 0, 1]
+
+
+# -- theory -------------------------------------------------------------------------------------------------------
+
+
+def test_predicted_kappa_has_its_peak_where_inner_meets_the_tokens() -> None:
+    printed = {12: 3.05, 16: 2.56, 18: 2.41, 23: 2.15}
+    for heads, kappa in printed.items():
+        assert gaussian_kappa(64 * heads, 197) == pytest.approx(kappa, abs=0.005)
+    assert max(range(1, 31), key=lambda heads: gaussian_kappa(64 * heads, 197)) == 3
+    assert math.isinf(gaussian_kappa(197, 197))
+    assert gaussian_kappa(64, 1024) == gaussian_kappa(1024, 64)
+
+
+@pytest.mark.parametrize(
+    "module", ["leanify", "leanify.architecture", "leanify.report", "leanify.errors", "leanify.cli"]
+)
+def test_values_and_help_import_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print(*(m for m in ('torch', 'timm', 'transformers', 'numpy') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
