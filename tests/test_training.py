@@ -13,8 +13,8 @@ import torch
 from runs import DIGITS, forked, outcome
 
 import leanify
+from leanify import loop, preparation, training
 from leanify import recipe as recipes
-from leanify import training
 from leanify.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
 from leanify.run import Run
 
@@ -25,7 +25,7 @@ def tiny(*settings: str) -> recipes.Recipe:
     return recipes.with_settings(TINY, settings)
 
 
-class Watcher(training.Silent):
+class Watcher(loop.Silent):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
@@ -188,7 +188,7 @@ def test_an_output_folder_that_is_not_empty_is_refused(whole: Path) -> None:
 
 def losses(*settings: str) -> list[tuple[float, torch.Tensor]]:
     """The mean loss and a weight after each of the first steps."""
-    trainer = training.Trainer(
+    trainer = loop.Trainer(
         tiny(
             "data.mixup=",
             "data.cutmix=",
@@ -219,7 +219,7 @@ def test_workers_change_nothing() -> None:
 
 def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
     """An oracle: torch's AdamW and cross-entropy on the same batches."""
-    trainer = training.Trainer(
+    trainer = loop.Trainer(
         tiny(
             "data.mixup=",
             "data.cutmix=",
@@ -229,7 +229,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
             "optim.weight_decay=0",
         )
     )
-    model = training.build(trainer.recipe)
+    model = preparation.build(trainer.recipe)
     model.load_state_dict(trainer.bare.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     data, batches = trainer.splits.train, trainer.batches(0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from leanify import loop, training
 from leanify import recipe as recipes
-from leanify import training
 from leanify.data.order import SAMPLE, seed_everything
 from leanify.data.samples import Keyed
 from leanify.errors import DataError, RecipeError
@@ -80,9 +80,9 @@ def test_an_image_folder_in_every_mode_is_trained_on(folder: Path, tmp_path: Pat
 
 def test_workers_and_moments_change_no_sample(folder: Path) -> None:
     """The augmentation of a sample is a function of seed, epoch and index."""
-    trainer = training.Trainer(at(folder))
+    trainer = loop.Trainer(at(folder))
     first, others = (list(trainer.batches(0)) for _ in range(2))
-    again = list(training.Trainer(at(folder, "data.workers=2")).batches(4))
+    again = list(loop.Trainer(at(folder, "data.workers=2")).batches(4))
     assert all(torch.equal(x, y) for (x, _), (y, _) in zip(first, others, strict=True))
     assert all(torch.equal(x, y) for (x, _), (y, _) in zip(first[4:], again, strict=True))
     one, two = (Keyed(trainer.splits.train, 0).__getitems__([(epoch, 3)])[0] for epoch in (0, 1))
@@ -90,7 +90,7 @@ def test_workers_and_moments_change_no_sample(folder: Path) -> None:
 
 
 def test_evaluation_changes_no_image_and_sees_each_once(folder: Path) -> None:
-    trainer = training.Trainer(at(folder, "data.holdout=0.3", "data.flip=1"))
+    trainer = loop.Trainer(at(folder, "data.holdout=0.3", "data.flip=1"))
     data = trainer.splits.validation
     assert (len(data), len(trainer.splits.train)) == (9, 21)
     seed_everything(SAMPLE, 1)
@@ -99,7 +99,7 @@ def test_evaluation_changes_no_image_and_sees_each_once(folder: Path) -> None:
 
 
 def test_grey_images_for_a_model_of_one_channel(folder: Path) -> None:
-    trainer = training.Trainer(at(folder, "model.override.in_chans=1", "data.rand_augment="))
+    trainer = loop.Trainer(at(folder, "model.override.in_chans=1", "data.rand_augment="))
     assert next(trainer.batches(0))[0].shape == (7, 1, 32, 32)
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from leanify import loop, training
 from leanify import recipe as recipes
-from leanify import training
 from leanify.data.corpus import END, Corpus, corpora
+from leanify.data.samples import IGNORED
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Data
 from leanify.run import Run
-from leanify.tasks import IGNORED
 
 STORIES = [f"Once there were {n} cats and {n * n} mice. " * (1 + n % 3) for n in range(40)]
 TINY = recipes.with_settings(
@@ -43,7 +43,7 @@ def test_every_token_but_the_first_is_a_target_once(tokens: int) -> None:
     inputs, targets = corpus.batch(np.arange(len(corpus)))
     kept = targets != IGNORED
     assert targets[kept].tolist() == list(range(1, tokens))
-    assert inputs[kept].tolist() == list(range(tokens - 1))
+    assert inputs["input_ids"][kept].tolist() == list(range(tokens - 1))
     assert corpus.targets.tolist() == kept.sum(1).tolist()
 
 
@@ -89,7 +89,7 @@ def test_a_byte_level_gpt_learns_and_reports_bits_per_byte(stories: Path, tmp_pa
 
 
 def test_an_evaluation_is_the_mean_over_every_target(stories: Path) -> None:
-    trainer = training.Trainer(at(stories))
+    trainer = loop.Trainer(at(stories))
     ids = torch.from_numpy(trainer.splits.validation.ids.astype(np.int64))  # type: ignore[attr-defined]
     nats, model = 0.0, trainer.bare.eval()
     with torch.no_grad():
@@ -101,9 +101,9 @@ def test_an_evaluation_is_the_mean_over_every_target(stories: Path) -> None:
 
 
 def test_transformers_own_loss_is_ours(stories: Path) -> None:
-    trainer = training.Trainer(at(stories))
+    trainer = loop.Trainer(at(stories))
     inputs, targets = next(trainer.batches(0))
-    ids = torch.cat([inputs, targets[:, -1:]], 1)
+    ids = torch.cat([inputs["input_ids"], targets[:, -1:]], 1)
     theirs = trainer.bare(input_ids=ids, labels=ids).loss
     ours = trainer.task.loss(trainer.bare, inputs, targets) / (targets >= 0).sum()
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)

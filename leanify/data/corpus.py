@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leanify import upstream
 from leanify.data import text
-from leanify.errors import DataError
+from leanify.data.parts import folder_of, vocabulary_of
+from leanify.data.samples import IGNORED, Splits
+from leanify.errors import DataError, RecipeError
 from leanify.recipe import Data
-from leanify.tasks import IGNORED
 
 END = "<|endoftext|>"
 PYTHON_BYTES = 4_000_000  # of Python's own sources
@@ -41,13 +42,28 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """→ inputs and targets, (B, length) each; what is beyond the end is input 0 and no target"""
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids and targets, (B, length) each; what is beyond the end is input 0 and no target"""
         places = indices[:, None] * self.length + np.arange(self.length + 1)
         beyond = places >= len(self.ids)
         ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)
         inputs, targets = np.where(beyond, 0, ids)[:, :-1], np.where(beyond, IGNORED, ids)[:, 1:]
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
+        return {"input_ids": torch.from_numpy(inputs)}, torch.from_numpy(targets)
+
+
+def splits(data: Data, model: nn.Module) -> Splits:
+    """Training and validation samples of a text for a model that goes on with it."""
+    for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
+        if value is not None:
+            raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
+    vocabulary, positions = vocabulary_of(model, data.task)
+    length = data.length or positions
+    if length is None:
+        raise RecipeError("the model has no longest length: give data.length, the tokens of a sample")
+    if positions is not None and length > positions:
+        raise DataError(f"data.length is {length} tokens, and the model has {positions} positions")
+    train, validation, share, words = corpora(data, length, vocabulary)
+    return Splits(train, validation, words, bytes_per_target=share)
 
 
 def corpora(data: Data, length: int, vocabulary: int) -> tuple[Corpus, Corpus, float, str]:
@@ -86,8 +102,6 @@ def _texts(data: Data) -> tuple[str, str, str]:
     """Training text, validation text, and where they are from."""
     if data.name == "python" and data.path is None:
         return *_cut(_python(), data), "Python's own sources"
-    from leanify.data.splits import folder_of
-
     path = folder_of(data)
     if path.is_file():
         return *_cut(_read(path), data), str(path)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from leanify.errors import DataError
+from leanify.data.parts import check_shape, first, held_out
+from leanify.data.samples import Splits
+from leanify.errors import DataError, RecipeError
+from leanify.recipe import Data
 
 
 class Digits:
@@ -33,3 +36,16 @@ class Digits:
         """→ (B, 1, 8, 8) and (B,)"""
         chosen = torch.from_numpy(indices)
         return self.images[chosen], self.labels[chosen]
+
+
+def splits(data: Data, model: nn.Module) -> Splits:
+    """The digits, a fifth of them to validate."""
+    if data.task != "classification":
+        raise RecipeError(f"the digits are for classification, not for {data.task}")
+    if data.img_size is not None or data.rand_augment is not None:
+        raise RecipeError("the digits are tensors of 8 × 8 pixels: img_size and rand_augment do not apply")
+    whole = Digits()
+    check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
+    train, validation = held_out(first(whole, data.samples), data.holdout or 0.2)
+    words = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
+    return Splits(train, validation, words, images=True, classes=whole.classes)

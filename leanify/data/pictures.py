@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify import upstream
+from leanify.data.parts import first, folder_of, held_out
+from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
 from leanify.inputs import example_inputs
 from leanify.recipe import Data
@@ -48,6 +50,25 @@ class Pictures:
             name = self.files.filename(index, absolute=True)
             raise DataError(f"the image {name} cannot be read ({type(error).__name__}): mend or remove it") from error
         return self.transform(pixels), label
+
+
+def splits(data: Data, model: nn.Module) -> Splits:
+    """Training and validation images of a folder."""
+    if upstream.is_own(model):
+        raise DataError(
+            f"classification of images needs a model that takes some; {upstream.origin_of(model)} is of text"
+        )
+    if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
+        raise RecipeError(f"data.crop is {list(data.crop)}; it is two shares of the area, the smaller one first")
+    folder = folder_of(data)
+    train, validation, classes = pictures(data, model, folder)
+    if data.holdout:
+        train, validation = held_out(train, data.holdout, validation)
+    train = first(train, data.samples)
+    words = (
+        f"{len(train):,} images of {len(classes):,} classes in {folder} to train and {len(validation):,} to validate"
+    )
+    return Splits(train, validation, words, images=True, classes=len(classes))
 
 
 def pictures(data: Data, model: nn.Module, folder: Path) -> tuple[Pictures, Pictures, list[str]]:

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from leanify.data.order import SAMPLE, Key, seed_everything
 from leanify.errors import DataError
 
-Batch = tuple[Tensor, Tensor]  # inputs and targets
+Inputs = Tensor | dict[str, Tensor]  # images as they are, token ids and their like by the names that models take
+Batch = tuple[Inputs, Tensor]  # inputs and targets
+IGNORED = -100  # a target that does not count, torch's own default
 
 
 class Samples(Protocol):
@@ -40,6 +42,7 @@ class Splits:
     train: Samples
     validation: Samples
     words: str
+    images: bool = False
     classes: int | None = None
     bytes_per_target: float | None = None
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from leanify import loop, preparation
 from leanify import recipe as recipes
-from leanify import training
 
 pytestmark = pytest.mark.benchmark
 STEPS, TURNS = 5, 12
@@ -26,9 +26,9 @@ def seconds(work: Callable[[], None]) -> float:
 def test_the_loop_costs_at_most_5_percent_over_a_bare_one(name: str) -> None:
     """The ratio of the medians of alternating turns of 5 steps; logging is off, data is in memory for both."""
     settings = ["schedule.batch_size=64", "data.mixup="] if name == "digits" else []
-    trainer = training.Trainer(recipes.with_settings(recipes.load(name), settings))
+    trainer = loop.Trainer(recipes.with_settings(recipes.load(name), settings))
     batches, order = trainer.batches(0), trainer.order
-    bare = training.build(trainer.recipe)
+    bare = preparation.build(trainer.recipe)
     options = {"lr": 1e-3, "fused": True}
     optimizer = torch.optim.AdamW(bare.parameters(), **options)  # type: ignore[arg-type]
     place = 0

@@ -1,0 +1,63 @@
+"""What loaders of data sets share: parts of a whole, where files lie, and what a model takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from leanify import upstream
+from leanify.data.order import HOLDOUT, permutation
+from leanify.data.samples import Part
+from leanify.errors import DataError
+from leanify.inputs import example_inputs
+from leanify.recipe import Data
+
+
+def first(whole: Any, samples: int | None) -> Any:
+    """The first so many samples."""
+    return whole if samples is None else Part(whole, np.arange(min(samples, len(whole))))
+
+
+def held_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
+    """A fixed random share held out, the same whatever the run's seed: runs are compared on the same samples.
+
+    ``unchanged`` has the same samples as they are evaluated, where training changes them.
+    """
+    order = permutation(HOLDOUT, 0, 0, len(whole))
+    cut = math.ceil(share * len(whole))
+    if not 0 < cut < len(whole):
+        raise DataError(f"{len(whole)} samples cannot be split {1 - share:g} to {share:g}: a part would be empty")
+    return Part(whole, np.sort(order[cut:])), Part(unchanged or whole, np.sort(order[:cut]))
+
+
+def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: str) -> None:
+    """Raise unless the model takes samples of this shape."""
+    wanted = tuple(next(iter(example_inputs(model, 1, device="cpu").values())).shape[1:])
+    if wanted != shape:
+        have, takes = (" × ".join(map(str, sizes)) for sizes in (shape, wanted))
+        raise DataError(f"{what} are {have}, and the model takes {takes}; in [model.override] say {overrides}")
+
+
+def folder_of(data: Data) -> Path:
+    """Where the recipe's files lie."""
+    if data.path is None:
+        raise DataError(f"the recipe does not say where {data.name} lies on this machine: --set data.path=PATH")
+    path = Path(data.path).expanduser()
+    if not path.exists():
+        raise DataError(f"data.path {data.path} does not exist")
+    return path
+
+
+def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
+    """How many tokens a model of text knows, and how many positions it has, None for any number. Raises DataError."""
+    any_model: Any = model
+    if upstream.is_hf(model) and hasattr(any_model.config.get_text_config(), "vocab_size"):
+        config = any_model.config.get_text_config()
+        return config.vocab_size, getattr(config, "max_position_embeddings", None)
+    if upstream.is_own(model):
+        return any_model.vocab, any_model.length
+    raise DataError(f"{task} needs a model of text, and {upstream.origin_of(model)} takes images")

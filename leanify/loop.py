@@ -1,0 +1,379 @@
+"""The training loop: one step after another, on one CPU, one GPU, or as many processes as a launcher starts.
+
+Hugging Face Accelerate places, casts and synchronises; optimisers, mixing of images and averaged weights are timm's.
+Everything random is a function of (seed, step) and the learning rate of the step (see `data.order`, `schedule`), so a
+checkpoint holds weights, moments and the step, and a resumed run draws what the unbroken one would have drawn. On one
+CPU with the same number of threads its weights and metrics are the same bit for bit; rows differ in samples_per_s
+alone, which is read from a clock.
+
+A step's gradient is that of the mean loss over all its targets, whatever the number of processes and passes they are
+spread over: each pass is weighted by its share.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from leanify import checkpoint
+from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
+from leanify.data.samples import Batch, Inputs, read
+from leanify.data.splits import splits_of
+from leanify.errors import DataError, TrainingError
+from leanify.preparation import build, check_supported
+from leanify.recipe import Recipe
+from leanify.run import Checkpoint, Run
+from leanify.schedule import rate_of, steps_of
+from leanify.tasks import Found, check_fit, merged, task_of
+
+Metrics = dict[str, float]
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes; only the first process of several has one."""
+
+    def began(self, words: str, first: int, last: int) -> None: ...
+    def warned(self, words: str) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def logged(self, row: Mapping[str, Any]) -> None: ...
+
+
+class Silent:
+    """Nobody."""
+
+    def began(self, words: str, first: int, last: int) -> None: ...
+    def warned(self, words: str) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def logged(self, row: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class Window:
+    """What has been summed since the last row of the log: nats and targets of this process, and the samples of all."""
+
+    sums: Tensor  # loss, targets; float64
+    samples: int = 0
+    began: float = 0.0
+
+    def clear(self) -> None:
+        self.sums.zero_()
+        self.samples, self.began = 0, time.perf_counter()
+
+
+class Trainer:
+    """Everything that a recipe leads to, built and checked before anything is written."""
+
+    def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
+        from accelerate import Accelerator
+        from timm.optim import create_optimizer_v2
+        from timm.utils import ModelEmaV3
+
+        check_supported(recipe)
+        self.recipe, data, optim, schedule = recipe, recipe.data, recipe.optim, recipe.schedule
+        assert data is not None
+        assert optim is not None
+        assert schedule is not None
+        precision = "no" if recipe.run.precision == "fp32" else recipe.run.precision
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+        self.main: bool = self.accelerator.is_main_process
+        self.watcher: Watcher = watcher if watcher is not None and self.main else Silent()
+        self.seed = recipe.run.seed
+
+        seed_everything(MODEL, self.seed)
+        self.bare = build(recipe)  # as the checkpoint knows it; self.model may be wrapped around it
+        self.splits = splits_of(data, self.bare)
+        check_fit(self.bare, recipe, self.splits)
+        self.task = task_of(recipe, self.splits)
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        self.order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
+        unit = steps_of(schedule, self.order.steps_per_epoch, data.length)
+        self.rate = rate_of(schedule, optim, unit)
+
+        words = {"betas": optim.betas, "eps": optim.eps, "fused": True} if optim.name == "adamw" else {}
+        optimizer = create_optimizer_v2(self.bare, optim.name, optim.lr, optim.weight_decay, **words)
+        self.model, self.optimizer = self.accelerator.prepare(self.bare, optimizer)
+        self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
+        self.window = Window(torch.zeros(2, dtype=torch.float64, device=self.accelerator.device))
+        self.broken = torch.full((), math.inf, device=self.accelerator.device)  # the first step whose loss is no number
+
+        self.try_one()
+
+    @torch.no_grad()
+    def try_one(self) -> None:
+        """One validation sample through the model: what does not fit is found before anything is written."""
+        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
+        self.task.found(self.bare.eval(), *self.moved(batch))
+        self.bare.train()
+
+    @property
+    def steps(self) -> int:
+        return self.rate.steps
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def new_run(self, folder: Path) -> Run:
+        """The run's folder; the first process makes it."""
+        if self.main:
+            Run.create(folder, self.recipe, self.bare)
+        self.accelerator.wait_for_everyone()
+        return Run.open(folder)
+
+    def fit(self, run: Run) -> Run:
+        """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule."""
+        with run.held() if self.main else nullcontext():
+            start = self.begin(run)
+            batches = self.batches(start)
+            with Interrupts() as interrupts:
+                for step in range(start, self.steps):
+                    try:
+                        self.step(step, batches)
+                    except DataError:
+                        if self.accelerator.num_processes == 1:  # several would wait for each other for ever
+                            self.save(run, step)
+                        raise
+                    self.after(run, step + 1)
+                    self.watcher.stepped(step + 1)
+                    if self.agreed(interrupts.asked, step + 1):
+                        self.save(run, step + 1)
+                        raise KeyboardInterrupt
+        self.accelerator.wait_for_everyone()
+        return run
+
+    def begin(self, run: Run) -> int:
+        """Restore, say where the run goes on, and return the step to do next."""
+        found, complaints = run.newest()
+        for words in complaints:
+            self.watcher.warned(f"{words}; going on from step {found.step if found else 0}")
+        self.accelerator.wait_for_everyone()
+        if found is not None:
+            self.restore(found)
+        if self.main:
+            run.forget_after(found)
+            device, processes = str(self.accelerator.device), self.accelerator.num_processes
+            if other := run.note_environment(device=device, processes=processes):
+                self.watcher.warned(f"not where the run was begun, so bits may differ: {other}")
+        start = found.step if found is not None else 0
+        self.watcher.began(self.words(), start, self.steps)
+        self.window.began = time.perf_counter()
+        if found is None:
+            self.save(run, 0)
+        return start
+
+    def words(self) -> str:
+        """What is trained, on what, for how long."""
+        parameters = sum(p.numel() for p in self.bare.parameters())
+        where = f"{self.accelerator.num_processes} × {self.accelerator.device.type}"
+        return (
+            f"{self.recipe.model.source}, {parameters:,} parameters · {self.splits.words} · {self.steps:,} steps of "
+            f"{self.order.batch_size} · {where}"
+        )
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """The batches of this process from a step on, in the order of its passes."""
+        assert self.recipe.data is not None
+        passes = Passes(self.order, start, self.steps)
+        pin = self.accelerator.device.type == "cuda"
+        return read(self.splits.train, passes, self.seed, self.recipe.data.workers, pin)
+
+    def agreed(self, asked: bool, step: int) -> bool:
+        """Whether any process was interrupted; several ask each other only where they meet for the log anyway."""
+        if self.accelerator.num_processes == 1:
+            return asked
+        if step % self.recipe.run.log_every:
+            return False
+        flag = torch.tensor([float(asked)], device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag).item())
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def step(self, step: int, batches: Iterator[Batch]) -> None:
+        """One update of the weights, by all processes together."""
+        assert self.recipe.optim is not None
+        everyones = self.order.batch(step)
+        targets = self.splits.train.targets
+        share = (len(everyones) if targets is None else int(targets[everyones].sum())) ** -1
+        weight = self.accelerator.num_processes * share if self.order.counts(step) else 0.0  # DDP takes the mean
+        passes = [self.moved(next(batches)) for _ in self.order.passes(step)]
+        seed_everything(STEP, self.seed, step, self.accelerator.process_index)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(step) * group.get("lr_scale", 1.0)
+        for inputs, wanted in passes[:-1]:
+            with self.accelerator.no_sync(self.model):
+                self.descend(step, inputs, wanted, weight)
+        self.descend(step, *passes[-1], weight)
+        if self.recipe.optim.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.bare)
+        self.window.samples += len(everyones)
+
+    def descend(self, step: int, inputs: Inputs, targets: Tensor, weight: float) -> None:
+        """Forward and backward of one pass."""
+        loss = self.task.loss(self.model, inputs, targets)
+        self.accelerator.backward(loss * weight)
+        found = loss.detach()
+        here = torch.full_like(self.broken, step + 1)
+        self.broken = torch.where(found.isfinite(), self.broken, torch.minimum(self.broken, here))
+        if weight:
+            self.window.sums[0] += found
+            self.window.sums[1] += self.task.count(targets)
+
+    def moved(self, batch: Batch) -> Batch:
+        from accelerate.utils import send_to_device
+
+        moved: Batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+        return moved
+
+    # -- after a step -------------------------------------------------------------------------------------------------
+
+    def after(self, run: Run, step: int) -> None:
+        """Log, evaluate and save where it is time to; ``step`` is the number of updates done."""
+        last = step == self.steps
+        every = self.recipe.run.eval_every or self.order.steps_per_epoch
+        if last or step % self.recipe.run.log_every == 0:
+            self.log(run, step)
+        metrics: Metrics = {}
+        if last or step % every == 0:
+            metrics = self.evaluate()
+            self.write(run, step, "validation", metrics)
+            self.window.began = time.perf_counter()
+        due = step % self.recipe.run.checkpoint_every == 0 if self.recipe.run.checkpoint_every else bool(metrics)
+        if due or last:
+            self.save(run, step, metrics)
+
+    def log(self, run: Run, step: int) -> None:
+        """A row of the mean training loss since the last one."""
+        loss, targets = self.summed(run)
+        if not targets:
+            return
+        speed = self.window.samples / max(time.perf_counter() - self.window.began, 1e-9)
+        self.window.clear()
+        row = {"loss": loss / targets, "lr": self.rate(step - 1)}
+        self.write(run, step, "train", row | {"samples_per_s": round(speed, 1)})
+
+    def summed(self, run: Run) -> tuple[float, float]:
+        """The loss and the targets of all processes since the last row; raises where a loss was no number."""
+        mine = torch.cat([self.window.sums, self.broken.double()[None]])
+        everyones = self.accelerator.gather(mine[None])
+        broken = everyones[:, 2].min().item()
+        if math.isfinite(broken):
+            last = max((found.step for found in run.checkpoints()), default=0)
+            raise TrainingError(
+                f"the loss of step {int(broken)} is not finite; the last good checkpoint is that of step {last} in "
+                f"{run.path}. A smaller optim.lr, a longer schedule.warmup, optim.clip=1.0 or run.precision=bf16 "
+                "(fp32) usually help"
+            )
+        loss, targets = everyones[:, :2].sum(0).tolist()
+        return loss, targets
+
+    def write(self, run: Run, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        if self.main:
+            row = {"step": step, "epoch": round(step / self.order.steps_per_epoch, 4), "split": split, **metrics}
+            run.append(row)
+            self.watcher.logged(row)
+
+    @torch.no_grad()
+    def evaluate(self) -> Metrics:
+        """The task's metrics over the validation split, or its first ``eval_batches``; of averaged weights if any."""
+        assert self.recipe.data is not None
+        model = self.bare if self.average is None else self.average.module
+        world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
+        keys = in_turn(len(self.splits.validation), size, rank, world, self.recipe.run.eval_batches)
+        began, parts = time.perf_counter(), []
+        model.eval()
+        for batch in read(self.splits.validation, keys, self.seed, self.recipe.data.workers, False):
+            with self.accelerator.autocast():
+                parts.append(
+                    {name: value.double() for name, value in self.task.found(model, *self.moved(batch)).items()}
+                )
+        model.train()
+        metrics = self.task.metrics(self.everyones(merged(parts)))
+        samples = min(len(self.splits.validation), size * (self.recipe.run.eval_batches or len(keys) + 1))
+        return metrics | {"samples_per_s": round(samples / max(time.perf_counter() - began, 1e-9), 1)}
+
+    def everyones(self, mine: Found) -> Found:
+        """What all processes found; one that had no sample adds nothing."""
+        if self.accelerator.num_processes == 1:
+            return mine
+        from accelerate.utils import gather_object
+
+        return merged(gather_object([mine]))
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def save(self, run: Run, step: int, metrics: Mapping[str, float] | None = None) -> None:
+        """A checkpoint, unless the loss is no number any more."""
+        loss, targets = self.summed(run)
+        if not self.main:
+            self.accelerator.wait_for_everyone()
+            return
+        evaluated = self.bare if self.average is None else self.average.module
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
+            "window": [loss, targets, self.window.samples],
+            "weights": {} if self.average is None else checkpoint.untied(self.bare)[0],
+        }
+        score = self.task.sign * metrics[self.task.metric] if metrics else None
+        kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
+        run.save(step, checkpoint.untied(evaluated)[0], state, score, kept)
+        run.prune(self.recipe.run.keep)
+        self.accelerator.wait_for_everyone()
+
+    def restore(self, found: Checkpoint) -> None:
+        """Weights, moments, averages and sums as they were at a checkpoint."""
+        state, weights = found.state(), found.weights()
+        put(self.bare, state["weights"] or weights)
+        if self.average is not None:
+            put(self.average.module, weights)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        loss, targets, self.window.samples = state["window"]
+        if self.main:
+            self.window.sums.copy_(torch.tensor([loss, targets], dtype=torch.float64))
+
+
+@torch.no_grad()
+def put(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into a model, in place; a tied one fills both its names."""
+    held = model.state_dict()
+    for name, tensor in tensors.items():
+        held[name].copy_(tensor)
+
+
+class Interrupts:
+    """Ctrl-C asks for an end after the step; a second one ends at once."""
+
+    def __enter__(self) -> Interrupts:
+        import signal
+        import threading
+
+        self.asked = False
+        self.before = None
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        import signal
+
+        self.asked = True
+        signal.signal(number, signal.default_int_handler)
+
+    def __exit__(self, *error: Any) -> None:
+        import signal
+
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)

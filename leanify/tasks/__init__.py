@@ -1,0 +1,80 @@
+"""What is learnt: a loss to descend, and the metrics that an evaluation reports. A task a file.
+
+A task is asked for the summed loss of a training step, and for what an evaluation finds in a batch: scalars, which are
+added up over batches and processes, and vectors of one entry a sample, which are strung together. Metrics are taken
+once, at the end, of the exact set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from leanify import upstream
+from leanify.data.samples import Inputs, Splits
+from leanify.errors import DataError, RecipeError
+from leanify.recipe import Recipe
+from leanify.tasks.causal_lm import CausalLm
+from leanify.tasks.classification import Classification
+
+Found = Mapping[str, Tensor]
+
+
+class Task(Protocol):
+    """``metric`` tells the best checkpoint; ``sign`` is 1 where more of it is better, −1 where less is."""
+
+    metric: str
+    sign: int
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """The loss of a training step, summed over the targets."""
+
+    def count(self, targets: Tensor) -> Tensor | int:
+        """How many targets these are: what the summed loss is divided by."""
+
+    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Found:
+        """What an evaluation finds in a batch: scalars to add up, vectors (B,) to string together."""
+
+    def metrics(self, found: Found) -> dict[str, float]:
+        """What an evaluation reports, from all that it found; ``loss`` among it."""
+
+
+def merged(parts: Sequence[Found]) -> dict[str, Tensor]:
+    """What several batches or processes found, on the CPU."""
+    names = next((list(part) for part in parts if part), [])
+    columns = {name: [part[name] for part in parts if part] for name in names}
+    return {
+        name: torch.cat(column).cpu() if column[0].ndim else torch.stack(column).sum().cpu()
+        for name, column in columns.items()
+    }
+
+
+def task_of(recipe: Recipe, splits: Splits) -> Task:
+    """The task of a recipe. Raises RecipeError for what does not go together."""
+    data, optim = recipe.data, recipe.optim
+    assert data is not None
+    assert optim is not None
+    for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
+        if value and not splits.images:
+            raise RecipeError(f"{key} mixes images, and {splits.words} are none")
+    if data.task == "classification":
+        assert splits.classes is not None
+        return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing)
+    return CausalLm(optim.label_smoothing, splits.bytes_per_target)
+
+
+def check_fit(model: nn.Module, recipe: Recipe, splits: Splits) -> None:
+    """Raise where the data does not suit the model, before anything is written."""
+    if splits.classes is None:
+        return
+    config = getattr(model, "config", None)
+    classes = config.num_labels if upstream.is_hf(model) and config is not None else getattr(model, "num_classes", None)
+    if classes is not None and splits.classes > classes:
+        key = "num_labels" if upstream.is_hf(model) else "num_classes"
+        raise DataError(
+            f"{splits.words} has {splits.classes} classes and the model {classes}: labels are out of its range; "
+            f"--set model.override.{key}={splits.classes}"
+        )

@@ -1,0 +1,66 @@
+"""Samples into classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leanify.data.samples import Inputs
+from leanify.tasks.outputs import answer
+
+
+class Classification:
+    """Samples into classes: cross-entropy, top-1 and top-5."""
+
+    metric, sign = "top1", 1
+
+    def __init__(self, classes: int, mixup: float, cutmix: float, smoothing: float) -> None:
+        self.classes, self.smoothing = classes, smoothing
+        self.mixup: Any = None
+        if mixup or cutmix:
+            from timm.data import Mixup
+
+            self.mixup = Mixup(mixup, cutmix, label_smoothing=smoothing, num_classes=classes)
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """targets B → the sum over B, with smoothed and mixed targets"""
+        if self.mixup is None:
+            logits = answer(model, inputs)
+            return F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
+        assert isinstance(inputs, Tensor)
+        inputs, soft = self._mixed(inputs, targets)
+        return -(soft * F.log_softmax(answer(model, inputs), dim=-1)).sum()
+
+    def _mixed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Mixed in pairs, as timm does; the last of an odd number stays itself. → B, C, H, W and B, classes"""
+        from timm.data.mixup import mixup_target
+
+        even = len(inputs) // 2 * 2
+        rest = mixup_target(targets[even:], self.classes, 1.0, self.smoothing)
+        if not even:
+            return inputs, rest
+        mixed, soft = self.mixup(inputs[:even].clone(), targets[:even])
+        return torch.cat([mixed, inputs[even:]]), torch.cat([soft, rest])
+
+    def count(self, targets: Tensor) -> int:
+        return len(targets)
+
+    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+        logits = answer(model, inputs)
+        best = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+        return {
+            "loss": F.cross_entropy(logits, targets, reduction="sum"),
+            "top1": best[:, 0].sum(),
+            "top5": best.sum(),
+            "count": torch.tensor(len(targets)),
+        }
+
+    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+        """Mean loss in nats; top-1 and top-5 in per cent (top-5 where there are more than five classes)."""
+        share = {name: (found[name] / found["count"]).item() for name in ("loss", "top1", "top5")}
+        told = {"loss": share["loss"], "top1": 100 * share["top1"]}
+        return told | ({"top5": 100 * share["top5"]} if self.classes > 5 else {})
