@@ -96,7 +96,7 @@ def forked(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, int]
 
 
 def _main(run: Path, modes: list[str]) -> None:
-    from leanify import loop, training
+    from leanify import training
 
     for mode in modes:
         kind, _, amount = mode.partition(":")
@@ -123,8 +123,10 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
     if kind == "event":
         sys.addaudithook(count)
     if kind == "int":
-        step = loop.Trainer.step
-        loop.Trainer.step = lambda self, n, batches: (
+        from leanify.loop import Trainer
+
+        step = Trainer.step
+        Trainer.step = lambda self, n, batches: (
             os.kill(os.getpid(), signal.SIGINT) if n + 1 == amount else None,
             step(self, n, batches),
         )
