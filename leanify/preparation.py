@@ -17,14 +17,11 @@ def check_supported(recipe: Recipe) -> None:
     data, schedule, run = recipe.data, recipe.schedule, recipe.run
     assert data is not None
     assert schedule is not None
-    if data.task not in ("classification", "causal-lm"):
-        raise RecipeError(f"the task {data.task} cannot be trained yet; classification and causal-lm can")
-    if data.task == "classification" and data.length is not None:
-        raise RecipeError("classification of token sequences cannot be trained yet; that of images can")
+    if data.task == "masked-lm":
+        raise RecipeError(f"the task {data.task} cannot be trained yet")
     refused = {
         "distill": recipe.distill is not None,
         "data.mask": bool(data.mask),
-        "data.test": data.test is not None,
         "schedule.batch_ramp": bool(schedule.batch_ramp),
     }
     for key in (key for key, given in refused.items() if given):

@@ -1,6 +1,6 @@
 """What every data set is to the training loop: samples by index, a whole batch at a time.
 
-A data set in memory has ``batch(indices)``; one that reads and changes its samples has ``__getitem__``, and whatever it
+A data set in memory has ``batch(indices)``; one that is drawn for ever has ``draw(seed, keys)``; one that reads and changes its samples has ``__getitem__``, and whatever it
 draws there is a function of (seed, epoch, index).
 """
 
@@ -37,7 +37,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """What a recipe's [data] leads to. ``words`` say what it is; ``facts`` are what the task must know of it."""
+    """What a recipe's [data] leads to. ``words`` say what it is; ``constant`` is train's most frequent class."""
 
     train: Samples
     validation: Samples
@@ -45,6 +45,8 @@ class Splits:
     images: bool = False
     classes: int | None = None
     bytes_per_target: float | None = None
+    test: Samples | None = None
+    constant: int | None = None
 
 
 class Part:
@@ -71,6 +73,8 @@ class Keyed(Dataset[Any]):
         self.samples, self.seed = samples, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
+        if hasattr(self.samples, "draw"):
+            return self.samples.draw(self.seed, keys)
         if hasattr(self.samples, "batch"):
             return self.samples.batch(np.array([index for _, index in keys]))
         return default_collate([self._one(*key) for key in keys])
