@@ -20,8 +20,8 @@ from torch import nn
 
 from leanify.data.cache import cached
 from leanify.data.parts import folder_of
-from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.data.samples import Splits
+from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Data
 from leanify.strict import read_table
@@ -154,7 +154,9 @@ def drawn(options: Options) -> Iterator[tuple[np.ndarray, int]]:
                 known.add(key)
                 yield part, int(value)
         idle = 0 if len(known) > before else idle
-    raise DataError(f"there are only {len(known):,} expressions like that: data.options asks for too many, or too short")
+    raise DataError(
+        f"there are only {len(known):,} expressions like that: data.options asks for too many, or too short"
+    )
 
 
 def generated(options: Options) -> dict[str, np.ndarray]:
@@ -184,7 +186,9 @@ def published(path: Path) -> Sequences:
             if unknown := [word for word in words if word not in ids]:
                 raise DataError(f"{path}, line {number}: {unknown[0]!r} is no symbol of ListOps")
             if not words or label not in tuple("0123456789"):
-                raise DataError(f"{path}, line {number}: it takes an expression, a tab and a digit; found {line[:60]!r}")
+                raise DataError(
+                    f"{path}, line {number}: it takes an expression, a tab and a digit; found {line[:60]!r}"
+                )
             parts.append(np.array([ids[word] for word in words], dtype=np.uint8))
             labels.append(int(label))
     return Sequences.of(parts, labels, str(path))
@@ -201,7 +205,6 @@ def splits(data: Data, model: nn.Module) -> Splits:
     else:
         whole, place = cached("listops", asdict(options), lambda: generated(options), folder)
         every = Sequences(whole["symbols"], whole["ends"], whole["labels"])
-        cuts = np.cumsum([0, options.train, options.validation, options.test])
-        parts = [every.part(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+        parts = every.parts(options.train, options.validation, options.test)
         words = f"ListOps drawn by seed {options.seed} into {place}"
     return sequence_splits(data, model, *parts, words=words, classes=10, cut=False)

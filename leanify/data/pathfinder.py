@@ -87,7 +87,7 @@ class Canvas:
     def step(
         self, pictures: np.ndarray, tips: np.ndarray, angles: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A dash after each tip, the first of the turns drawn that is free. → (P, 2, 2), angles, whether there was one"""
+        """A dash after each tip, the first drawn that is free. → (P, 2, 2), angles, whether there was one"""
         turned = angles[:, None] + turns(self.rng, (len(tips), TRIES))
         ways = np.stack((np.cos(turned), np.sin(turned)), -1)
         found = tips[:, None, None] + np.array((GAP, GAP + DASH / 2, GAP + DASH))[:, None] * ways[:, :, None]
@@ -164,7 +164,12 @@ def painted(canvas: Canvas, discs: np.ndarray) -> np.ndarray:
 
 
 def stamp(
-    fine: np.ndarray, starts: np.ndarray, ends: np.ndarray, radius: float, value: int, pictures: np.ndarray | None = None
+    fine: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    radius: float,
+    value: int,
+    pictures: np.ndarray | None = None,
 ) -> None:
     """Every point within ``radius`` of a line from start to end takes the value. P, K, 2 twice, in pixels"""
     reach = math.ceil((DASH / 2 + radius) * FINE)
@@ -227,7 +232,6 @@ def splits(data: Data, model: nn.Module) -> Splits:
     whole, place = cached("pathfinder", asdict(options), lambda: generated(options), folder)
     ends = np.arange(1, len(whole["labels"]) + 1) * SIDE**2
     every = Sequences(whole["images"].reshape(-1), ends, whole["labels"])
-    cuts = np.cumsum([0, options.train, options.validation, options.test])
-    parts = [every.part(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    parts = every.parts(options.train, options.validation, options.test)
     words = f"Pathfinder drawn by seed {options.seed} into {place}"
     return sequence_splits(data, model, *parts, words=words, classes=2, cut=False)

@@ -40,7 +40,9 @@ def images(folder: Path, classes: list[str], side: int) -> Sequences:
         except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:  # Pillow raises all of these
             raise DataError(f"the image {name} cannot be read ({type(error).__name__}): mend or remove it") from error
         if grey.size != (side, side):
-            raise DataError(f"the image {name} is {grey.width} × {grey.height} pixels; data.length asks for {side} × {side}")
+            raise DataError(
+                f"the image {name} is {grey.width} × {grey.height} pixels; data.length asks for {side} × {side}"
+            )
         pixels[index] = np.asarray(grey).ravel()
     return Sequences(pixels.ravel(), np.arange(1, len(pixels) + 1) * side**2, labels)
 

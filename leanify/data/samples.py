@@ -1,7 +1,7 @@
 """What every data set is to the training loop: samples by index, a whole batch at a time.
 
-A data set in memory has ``batch(indices)``; one that is drawn for ever has ``draw(seed, keys)``; one that reads and changes its samples has ``__getitem__``, and whatever it
-draws there is a function of (seed, epoch, index).
+A data set in memory has ``batch(indices)``, one that is drawn for ever ``draw(seed, keys)``; one that reads and changes
+its samples has ``__getitem__``. Whatever is drawn is a function of (seed, epoch, index).
 """
 
 from __future__ import annotations
