@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint
+from leanify import checkpoint, distillation
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
 from leanify.data.samples import Batch, Inputs, read
 from leanify.data.splits import splits_of
@@ -101,7 +101,14 @@ class Trainer:
 
         words = {"betas": optim.betas, "eps": optim.eps, "fused": True} if optim.name == "adamw" else {}
         optimizer = create_optimizer_v2(self.bare, optim.name, optim.lr, optim.weight_decay, **words)
-        self.model, self.optimizer = self.accelerator.prepare(self.bare, optimizer)
+        self.learner: distillation.Learner | None = None
+        if recipe.distill is not None:
+            sample = self.one()[0]
+            taught = distillation.begin(recipe.distill, self.task, self.bare, sample, self.seed, self.accelerator)
+            self.task, self.learner = taught, taught.learner
+            if maps := list(self.learner.maps.parameters()):
+                optimizer.add_param_group({"params": maps, "weight_decay": 0.0})
+        self.model, self.optimizer = self.accelerator.prepare(self.learner or self.bare, optimizer)
         self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
         self.window = Window(torch.zeros(2, dtype=torch.float64, device=self.accelerator.device))
         self.broken = torch.full((), math.inf, device=self.accelerator.device)  # the first step whose loss is no number
@@ -111,9 +118,13 @@ class Trainer:
     @torch.no_grad()
     def try_one(self) -> None:
         """One validation sample through the model: what does not fit is found before anything is written."""
-        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
-        self.task.found(self.bare.eval(), *self.moved(batch))
+        self.task.found(self.bare.eval(), *self.moved(self.one()))
         self.bare.train()
+
+    def one(self) -> Batch:
+        """A batch of one validation sample."""
+        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
+        return batch
 
     def lr(self, step: int) -> float:
         """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
@@ -326,6 +337,7 @@ class Trainer:
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
             "window": [loss, targets, self.window.samples],
             "weights": {} if self.average is None else checkpoint.untied(self.bare)[0],
+            "maps": {} if self.learner is None else self.learner.maps.state_dict(),
         }
         score = self.task.sign * metrics[self.task.metric] if metrics else None
         kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
@@ -339,6 +351,8 @@ class Trainer:
         put(self.bare, state["weights"] or weights)
         if self.average is not None:
             put(self.average.module, weights)
+        if self.learner is not None:
+            put(self.learner.maps, state["maps"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])

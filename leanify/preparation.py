@@ -22,7 +22,6 @@ def check_supported(recipe: Recipe) -> None:
     if data.task == "classification" and data.length is not None:
         raise RecipeError("classification of token sequences cannot be trained yet; that of images can")
     refused = {
-        "distill": recipe.distill is not None,
         "data.mask": bool(data.mask),
         "data.test": data.test is not None,
     }

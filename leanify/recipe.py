@@ -143,11 +143,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Distill:
-    """``weight`` is the teacher's share of the loss."""
+    """``weight`` is the teacher's share of the task's loss, ``hidden_weight`` what layers that differ add to it."""
 
-    teacher: str
+    teacher: str  # any SOURCE with weights
     temperature: float = 1.0
     weight: float = 0.5
+    hidden_weight: float = 0.0
+    layers: Literal["even"] | tuple[tuple[int, ...], ...] = "even"  # else pairs [student's layer, teacher's], from 0
 
 
 @dataclass(frozen=True)
