@@ -22,10 +22,8 @@ def check_supported(recipe: Recipe) -> None:
     if data.task == "classification" and data.length is not None:
         raise RecipeError("classification of token sequences cannot be trained yet; that of images can")
     refused = {
-        "distill": recipe.distill is not None,
         "data.mask": bool(data.mask),
         "data.test": data.test is not None,
-        "schedule.batch_ramp": bool(schedule.batch_ramp),
     }
     for key in (key for key, given in refused.items() if given):
         raise RecipeError(f"{key} cannot be trained with yet; leave it out")

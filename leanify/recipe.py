@@ -119,7 +119,7 @@ class Schedule:
     warmup: float = 0
     warmup_lr: float = 0.0
     cooldown: float = 0  # triangular: the fall at the end
-    batch_ramp: float = 0.0  # share of the run over which the batch grows to its size
+    batch_ramp: float = 0.0  # share of the run over which the batch grows to its size, by as much a step
 
     def __post_init__(self) -> None:
         given = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
@@ -143,11 +143,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Distill:
-    """``weight`` is the teacher's share of the loss."""
+    """``weight`` is the teacher's share of the task's loss, ``hidden_weight`` what layers that differ add to it."""
 
-    teacher: str
+    teacher: str  # any SOURCE with weights
     temperature: float = 1.0
     weight: float = 0.5
+    hidden_weight: float = 0.0
+    layers: Literal["even"] | tuple[tuple[int, ...], ...] = "even"  # else pairs [student's layer, teacher's], from 0
 
 
 @dataclass(frozen=True)

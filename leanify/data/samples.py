@@ -1,7 +1,7 @@
 """What every data set is to the training loop: samples by index, a whole batch at a time.
 
 A data set in memory has ``batch(indices)``; one that reads and changes its samples has ``__getitem__``, and whatever it
-draws there is a function of (seed, epoch, index).
+draws there is a function of (seed, epoch, index); ``scaled(inputs)``, if it has that, is applied to whole batches.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Part:
         self.targets = None if whole.targets is None else whole.targets[indices]
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
+        if hasattr(whole, "scaled"):
+            self.scaled = whole.scaled
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -73,7 +75,8 @@ class Keyed(Dataset[Any]):
     def __getitems__(self, keys: Sequence[Key]) -> Any:
         if hasattr(self.samples, "batch"):
             return self.samples.batch(np.array([index for _, index in keys]))
-        return default_collate([self._one(*key) for key in keys])
+        inputs, targets = default_collate([self._one(*key) for key in keys])
+        return (self.samples.scaled(inputs) if hasattr(self.samples, "scaled") else inputs), targets
 
     def _one(self, epoch: int, index: int) -> Any:
         seed_everything(SAMPLE, self.seed, epoch, index)
