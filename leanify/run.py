@@ -4,6 +4,7 @@
     leanify.json       how upstream builds the model, and the architecture that leanify gives it
     environment.json   versions, machine, threads, command and git state, one entry each time the run was started
     metrics.jsonl      one row a line: step, epoch, split, loss, metrics
+    tokenizer.json     and what belongs to it, in Hugging Face layout, where the run has a tokenizer of its own
     checkpoints/STEP/  model.safetensors (what is evaluated and loaded), state.pt (what training needs beside it),
                        checkpoint.json (metrics, and the checksums that make it complete)
 
@@ -84,7 +85,7 @@ class Run:
     path: Path
 
     @staticmethod
-    def create(path: str | Path, recipe: Recipe, model: nn.Module) -> Run:
+    def create(path: str | Path, recipe: Recipe, model: nn.Module, tokenizer: Any = None) -> Run:
         """A new folder; it stands whole or not at all. Raises DirectoryError."""
         origin = upstream.origin_of(model)
         if origin is None:
@@ -102,6 +103,8 @@ class Run:
             (folder / checkpoint.CARD).write_text(json.dumps(card, indent=2) + "\n")
             (folder / METRICS).touch()
             (folder / ENVIRONMENT).write_text("[]\n")
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
             (folder / CHECKPOINTS).mkdir()
         return Run(Path(path))
 
