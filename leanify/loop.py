@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from leanify.errors import DataError, TrainingError
 from leanify.preparation import build, check_supported
 from leanify.recipe import Recipe
 from leanify.run import Checkpoint, Run
-from leanify.schedule import rate_of, steps_of
+from leanify.schedule import ramp_of, rate_of, steps_of
 from leanify.tasks import Found, check_fit, merged, task_of
 
 Metrics = dict[str, float]
@@ -94,9 +94,10 @@ class Trainer:
         check_fit(self.bare, recipe, self.splits)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        self.order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
-        unit = steps_of(schedule, self.order.steps_per_epoch, data.length)
-        self.rate = rate_of(schedule, optim, unit)
+        order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
+        self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, data.length))
+        self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps))
+        self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
 
         words = {"betas": optim.betas, "eps": optim.eps, "fused": True} if optim.name == "adamw" else {}
         optimizer = create_optimizer_v2(self.bare, optim.name, optim.lr, optim.weight_decay, **words)
@@ -114,9 +115,10 @@ class Trainer:
         self.task.found(self.bare.eval(), *self.moved(batch))
         self.bare.train()
 
-    @property
-    def steps(self) -> int:
-        return self.rate.steps
+    def lr(self, step: int) -> float:
+        """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
+        assert self.recipe.schedule is not None
+        return self.rate(step if self.recipe.schedule.steps is not None else self.order.position(step))
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +207,7 @@ class Trainer:
         passes = [self.moved(next(batches)) for _ in self.order.passes(step)]
         seed_everything(STEP, self.seed, step, self.accelerator.process_index)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(step) * group.get("lr_scale", 1.0)
+            group["lr"] = self.lr(step) * group.get("lr_scale", 1.0)
         for inputs, wanted in passes[:-1]:
             with self.accelerator.no_sync(self.model):
                 self.descend(step, inputs, wanted, weight)
@@ -240,11 +242,11 @@ class Trainer:
     def after(self, run: Run, step: int) -> None:
         """Log, evaluate and save where it is time to; ``step`` is the number of updates done."""
         last = step == self.steps
-        every = self.recipe.run.eval_every or self.order.steps_per_epoch
+        every = self.recipe.run.eval_every
         if last or step % self.recipe.run.log_every == 0:
             self.log(run, step)
         metrics: Metrics = {}
-        if last or step % every == 0:
+        if last or (step % every == 0 if every else self.order.place(step)[1] == 0):
             metrics = self.evaluate()
             self.write(run, step, "validation", metrics)
             self.window.began = time.perf_counter()
@@ -259,7 +261,7 @@ class Trainer:
             return
         speed = self.window.samples / max(time.perf_counter() - self.window.began, 1e-9)
         self.window.clear()
-        row = {"loss": loss / targets, "lr": self.rate(step - 1)}
+        row = {"loss": loss / targets, "lr": self.lr(step - 1)}
         self.write(run, step, "train", row | {"samples_per_s": round(speed, 1)})
 
     def summed(self, run: Run) -> tuple[float, float]:
@@ -279,7 +281,7 @@ class Trainer:
 
     def write(self, run: Run, step: int, split: str, metrics: Mapping[str, float]) -> None:
         if self.main:
-            row = {"step": step, "epoch": round(step / self.order.steps_per_epoch, 4), "split": split, **metrics}
+            row = {"step": step, "epoch": round(self.order.epochs(step), 4), "split": split, **metrics}
             run.append(row)
             self.watcher.logged(row)
 

@@ -32,7 +32,6 @@ def check_supported(recipe: Recipe) -> None:
         "distill": recipe.distill is not None,
         "data.mask": bool(data.mask) and data.task != "masked-lm",
         "data.test": data.test is not None,
-        "schedule.batch_ramp": bool(schedule.batch_ramp),
     }
     for key in (key for key, given in refused.items() if given):
         raise RecipeError(f"{key} cannot be trained with yet; leave it out")

@@ -119,7 +119,7 @@ class Schedule:
     warmup: float = 0
     warmup_lr: float = 0.0
     cooldown: float = 0  # triangular: the fall at the end
-    batch_ramp: float = 0.0  # share of the run over which the batch grows to its size
+    batch_ramp: float = 0.0  # share of the run over which the batch grows to its size, by as much a step
 
     def __post_init__(self) -> None:
         given = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]

@@ -60,8 +60,9 @@ def new_folder(recipe: str | Path | Recipe) -> Path:
 def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
     """Build everything and do two steps; what the run would take. Nothing is written. Raises LeanifyError."""
     trainer = Trainer(recipe, watcher)
-    batches, begun = trainer.batches(0), 0.0
-    for step in range(min(2, trainer.steps)):
+    first = min(trainer.order.ramp, max(trainer.steps - 2, 0))  # the batch has grown to its size
+    batches, begun = trainer.batches(first), 0.0
+    for step in range(first, min(first + 2, trainer.steps)):
         begun = time.perf_counter()
         trainer.step(step, batches)
     seconds = time.perf_counter() - begun  # of the second step: the first one warms up
@@ -78,6 +79,6 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         "data": trainer.splits.words,
         "steps": trainer.steps,
         "seconds_a_step": seconds,
-        "training_hours_predicted": seconds * trainer.steps / 3600,
+        "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,
         "memory_predicted_bytes": profiling.predicted_training_bytes(on_meta, passes, data.length, fused),
     }

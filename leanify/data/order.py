@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import count
 
 import numpy as np
 import torch
@@ -40,7 +41,8 @@ class Order:
     """The samples of every step, as one of ``world`` processes sees them.
 
     batch_size   samples of a step, over all processes; an epoch's last step has what is left of it
-    accumulate   forward passes that a process cuts its part of a step into
+    accumulate   forward passes that a process cuts its part of a full step into
+    ramp         steps before the first full one, over which the batch grows by the same number of samples a step
     """
 
     samples: int
@@ -49,23 +51,62 @@ class Order:
     rank: int = 0
     world: int = 1
     accumulate: int = 1
+    ramp: int = 0
 
     @property
     def steps_per_epoch(self) -> int:
+        """How many steps an epoch of full batches has."""
         return -(-self.samples // self.batch_size)
+
+    def place(self, step: int) -> tuple[int, int, int]:
+        """The epoch of a step, and from where to where it goes in that epoch's order."""
+        if step < len(self._growing):
+            return self._growing[step]
+        epoch, place = divmod(step - len(self._growing), self.steps_per_epoch)
+        start = place * self.batch_size
+        return self._growing_epochs + epoch, start, min(start + self.batch_size, self.samples)
+
+    @cached_property
+    def _growing(self) -> list[tuple[int, int, int]]:
+        """The places of all steps of the epochs in which the batch grows."""
+        places: list[tuple[int, int, int]] = []
+        epoch = start = 0
+        while len(places) < self.ramp or start:
+            size = min(self.batch_size, -(-self.batch_size * (len(places) + 1) // (self.ramp + 1)))
+            stop = min(start + size, self.samples)
+            places.append((epoch, start, stop))
+            epoch, start = (epoch, stop) if stop < self.samples else (epoch + 1, 0)
+        return places
+
+    @property
+    def _growing_epochs(self) -> int:
+        return self._growing[-1][0] + 1 if self._growing else 0
+
+    def position(self, step: int) -> float:
+        """How many steps of full batches have the samples that were seen before a step: ``step`` without a ramp."""
+        epoch, start, _ = self.place(step)
+        return epoch * self.steps_per_epoch + start / self.batch_size
+
+    def step_at(self, position: float) -> int:
+        """The first step at a position or beyond."""
+        return next(step for step in count(int(position)) if self.position(step) >= position)
+
+    def epochs(self, step: int) -> float:
+        """How often every sample was seen before a step."""
+        epoch, start, _ = self.place(step)
+        return epoch + start / self.samples
 
     def batch(self, step: int) -> np.ndarray:
         """The indices of a step over all processes; an epoch's steps have every sample once."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        whole = permutation(ORDER, self.seed, epoch, self.samples)
-        return whole[place * self.batch_size : (place + 1) * self.batch_size]
+        epoch, start, stop = self.place(step)
+        return permutation(ORDER, self.seed, epoch, self.samples)[start:stop]
 
     def passes(self, step: int) -> list[list[Key]]:
         """The keys of each forward pass of this process. One without a sample gets one that it must not count."""
-        batch = self.batch(step)
+        batch, epoch = self.batch(step), self.place(step)[0]
         mine = batch[self.rank :: self.world] if self.counts(step) else batch[:1]
-        parts = np.array_split(mine, min(self.accumulate, len(mine)))
-        return [[(step // self.steps_per_epoch, int(index)) for index in part] for part in parts]
+        longest = -(-self.batch_size // (self.world * self.accumulate))
+        return [[(epoch, int(i)) for i in part] for part in np.array_split(mine, -(-len(mine) // longest))]
 
     def counts(self, step: int) -> bool:
         """Whether this process has a sample of its own in the step."""
