@@ -167,7 +167,7 @@ class Run:
         path = self.path / ENVIRONMENT
         entries = json.loads(path.read_text())
         entries.append(environment() | facts)
-        _write(path, json.dumps(entries, indent=2) + "\n")
+        write_small(path, json.dumps(entries, indent=2) + "\n")
         first, now = entries[0], entries[-1]
         other = [key for key in ("versions", "threads", "processes", "device") if first.get(key) != now.get(key)]
         return "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other) or None
@@ -199,7 +199,7 @@ class Run:
                 "metrics": dict(metrics),
                 "sums": {name: _digest(folder / name) for name in (WEIGHTS, STATE)},
             }
-            _write(folder / CARD, json.dumps(card, indent=2) + "\n")
+            write_small(folder / CARD, json.dumps(card, indent=2) + "\n")
             folder.rename(target)
         except (OSError, SafetensorError, RuntimeError) as error:  # torch and safetensors wrap a full disk in their own
             shutil.rmtree(folder, ignore_errors=True)
@@ -311,7 +311,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(path: Path, text: str) -> None:
+def write_small(path: Path, text: str) -> None:
     """A small file, whole or not at all."""
     beside = path.with_name(f".{path.name}")
     beside.write_text(text)

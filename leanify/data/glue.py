@@ -155,6 +155,13 @@ def read(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
     return rows, others, f"{folder} ({', '.join(file.name for file in (train, *files))})"
 
 
+def is_there(data: Data, name: str) -> bool:
+    """Whether the task has a folder of its name with a file to train on."""
+    root = folder_of(data)
+    folder = folder_of_task(root, name)
+    return folder != root and (folder / f"{data.train}.tsv").is_file()
+
+
 def folder_of_task(root: Path, name: str) -> Path:
     """The task's own folder, or the one of its name in a folder of them all."""
     if not root.is_dir():

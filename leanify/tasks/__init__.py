@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify import upstream
-from leanify.data import glue
+from leanify.data.glue import name_of
 from leanify.data.samples import Inputs, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Recipe
@@ -69,7 +69,7 @@ def task_of(recipe: Recipe, splits: Splits) -> Task:
     if data.task == "masked-lm":
         return MaskedLm(optim.label_smoothing)
     if data.task == "glue":
-        return Glue(glue.name_of(data), optim.label_smoothing)
+        return Glue(name_of(data), optim.label_smoothing)
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)
 
 
