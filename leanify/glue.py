@@ -99,7 +99,8 @@ def glue(
     if seeds < 1:
         raise RecipeError(f"{seeds} seeds were asked for; at least one is needed")
     base = recipes.with_settings(
-        recipes.load("glue"), [f"model.source={json.dumps(str(source))}", f"data.path={json.dumps(str(files))}", *settings]
+        recipes.load("glue"),
+        [f"model.source={json.dumps(str(source))}", f"data.path={json.dumps(str(files))}", *settings],
     )
     named = list(_checked(base, tasks))
     plan = {
@@ -162,5 +163,7 @@ def _results(folder: Path) -> dict[str, dict[str, float]]:
     try:
         found: dict[str, dict[str, float]] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DirectoryError(f"{path} is damaged ({error}); remove it, and the runs are looked at one by one") from error
+        raise DirectoryError(
+            f"{path} is damaged ({error}); remove it, and the runs are looked at one by one"
+        ) from error
     return found

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -36,7 +35,9 @@ def with_head(model: Model, outputs: int) -> nn.Module:
     shape = surgery.read(new)
     wanted = crowned.architecture
     if wanted is not None:  # the same stages, by the names that they have under the head
-        wanted = replace(shape, stages=tuple(replace(b, name=a.name) for a, b in zip(shape.stages, wanted.stages)))
+        wanted = replace(
+            shape, stages=tuple(replace(b, name=a.name) for a, b in zip(shape.stages, wanted.stages, strict=True))
+        )
     if model.reshapes:
         wanted = model.shape(wanted or shape)
     if wanted is not None and wanted != shape:
@@ -85,7 +86,11 @@ def _carry(old: nn.Module, new: nn.Module, source: str) -> None:
     fresh = sorted(name for name, tensor in new.state_dict().items() if tensor.data_ptr() not in kept)
     used = {given[name].data_ptr() for name in shared}
     left = sorted(name for name, tensor in old.state_dict().items() if tensor.data_ptr() not in used)
-    told = [f"{len(names)} tensors {what} ({_few(names)})" for names, what in ((fresh, "drawn anew"), (left, "left behind")) if names]
+    told = [
+        f"{len(names)} tensors {what} ({_few(names)})"
+        for names, what in ((fresh, "drawn anew"), (left, "left behind"))
+        if names
+    ]
     warnings.warn(f"{source}: {len(shared)} tensors carried over, {', '.join(told)}", stacklevel=3)
 
 

@@ -12,7 +12,6 @@ from leanify.data import glue, vocabulary
 from leanify.errors import RecipeError
 from leanify.recipe import Data, Recipe
 
-
 TASKS = ("classification", "causal-lm", "masked-lm", "glue")
 
 

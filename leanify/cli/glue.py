@@ -11,7 +11,9 @@ from leanify.cli.options import Json
 
 
 def glue(
-    source: Annotated[str, typer.Argument(help="the encoder: a run, a directory, a checkpoint, a hub id, a model type")],
+    source: Annotated[
+        str, typer.Argument(help="the encoder: a run, a directory, a checkpoint, a hub id, a model type")
+    ],
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="a folder of sst2/train.tsv, rte/train.tsv, …")],
     tasks: Annotated[str | None, typer.Option(metavar="NAMES", help="sst2,cola (default: all that DIR has)")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each task; the table has their median")] = 5,
@@ -41,9 +43,7 @@ def glue(
             screen.console.print(name)
             return screen
 
-        found = table.glue(
-            source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch
-        )
+        found = table.glue(source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch)
     if int(os.environ.get("RANK", "0")):
         return  # the first process speaks
     if json:

@@ -1,9 +1,9 @@
 """GLUE (Wang et al. 2019): sentences and pairs of them, from tab-separated files.
 
 ``data.path`` is the folder that has a folder for every task, or the task's own. A file's first line names its columns:
-``sentence``, or ``sentence1`` and ``sentence2`` (or what GLUE's own files call them), and ``label``, a number or a name.
-Nothing is quoted. ``data.validation`` is looked for as validation.tsv, dev.tsv and then, as MRPC is often handed on with
-two files, test.tsv; MNLI has two, ``_matched`` and ``_mismatched``.
+``sentence``, or ``sentence1`` and ``sentence2`` (or what GLUE's own files call them), and ``label``, a number or name.
+Nothing is quoted. ``data.validation`` is looked for as validation.tsv, dev.tsv and then test.tsv, for MRPC is often
+handed on with two files; MNLI has two, ``_matched`` and ``_mismatched``.
 """
 
 from __future__ import annotations
@@ -80,10 +80,15 @@ class Sentences:
         self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
         self.flat = {
             name: (np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad)
-            for name, pad in (("input_ids", tokenizer.pad_token_id or 0), ("token_type_ids", tokenizer.pad_token_type_id))
+            for name, pad in (
+                ("input_ids", tokenizer.pad_token_id or 0),
+                ("token_type_ids", tokenizer.pad_token_type_id),
+            )
             if name in found
         }
         self.labels = np.array([label for _, label in rows])
+        if self.labels.dtype == np.float64:
+            self.labels = self.labels.astype(np.float32)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -199,7 +204,7 @@ def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
             columns, places = cells, _places(file, cells, task)
         elif len(cells) != len(columns):
             raise DataError(
-                f"{file}, line {number}: {len(cells)} cells between tabs, and the first line names {len(columns)} columns"
+                f"{file}, line {number}: {len(cells)} cells between tabs, and line 1 names {len(columns)} columns"
             )
         else:
             *texts, label = (cells[place] for place in places)
@@ -224,9 +229,8 @@ def _places(file: Path, columns: list[str], task: GlueTask) -> list[int]:
         wanted = (*spelling, "label")
         if all(name in columns for name in wanted):
             return [columns.index(name) for name in wanted]
-    raise DataError(
-        f"{file}, line 1: {task.title} has the columns {', '.join((*task.columns[0], 'label'))}; found {', '.join(columns)}"
-    )
+    wanted = (*task.columns[0], "label")
+    raise DataError(f"{file}, line 1: {task.title} has the columns {', '.join(wanted)}; found {', '.join(columns)}")
 
 
 def _label(text: str, task: GlueTask, where: str) -> float | int:
@@ -237,7 +241,7 @@ def _label(text: str, task: GlueTask, where: str) -> float | int:
     except ValueError:
         value = -1.0
     if not task.labels and 0 <= value <= HIGHEST:
-        return np.float32(value)
+        return value
     if task.labels and value in range(len(task.labels)):
         return int(value)
     known = " or ".join(f"{i} {name}" for i, name in enumerate(task.labels)) or f"a number 0 … {HIGHEST:g}"

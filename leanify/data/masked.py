@@ -42,7 +42,9 @@ class Masked:
         marks = (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
         self.ordinary = np.ones(self.words, dtype=bool)
         self.ordinary[[mark for mark in marks if mark is not None]] = False
-        counts = np.concatenate([self.ordinary[part].sum(1) for part in np.array_split(self.rows, 1 + len(ids) // 2**24)])
+        counts = np.concatenate(
+            [self.ordinary[part].sum(1) for part in np.array_split(self.rows, 1 + len(ids) // 2**24)]
+        )
         self.targets = np.maximum(1, np.rint(share * counts).astype(np.int64))
 
     def __len__(self) -> int:
@@ -68,7 +70,9 @@ class Masked:
 def splits(data: Data, model: nn.Module) -> Splits:
     """Training and validation samples of a text for a model that fills in what is masked."""
     if not 0 < data.mask < 1:
-        raise RecipeError(f"data.mask is {data.mask:g}; it is the share of the words to guess: 0.15 in BERT, 0.25 later")
+        raise RecipeError(
+            f"data.mask is {data.mask:g}; it is the share of the words to guess: 0.15 in BERT, 0.25 later"
+        )
     for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
         if value is not None:
             raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
@@ -109,7 +113,9 @@ def encoded(parts: Sequence[str], tokenizer: Any) -> np.ndarray:
     found = [np.zeros(0, kind)]
     for start in range(0, len(parts), TOGETHER):
         some = [lines(document) for document in parts[start : start + TOGETHER]]
-        ids = iter(tokenizer([line for part in some for line in part], add_special_tokens=False, verbose=False)["input_ids"])
+        ids = iter(
+            tokenizer([line for part in some for line in part], add_special_tokens=False, verbose=False)["input_ids"]
+        )
         for part in some:
             found += [np.array(next(ids), dtype=kind) for _ in part] + [end]
     return np.concatenate(found)

@@ -108,7 +108,7 @@ class Order:
     def whole(self, epoch: int) -> np.ndarray:
         """All samples in the order of an epoch.
 
-        Where lengths are given, the samples of 50 batches at a time are sorted by theirs, and the batches then shuffled;
+        Where lengths are given, the samples of 50 batches at a time are sorted by theirs, and the batches shuffled;
         what does not fill one stays last.
         """
         drawn = permutation(ORDER, self.seed, epoch, self.samples)

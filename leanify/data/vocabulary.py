@@ -1,9 +1,9 @@
 """Tokenizers: one that lies somewhere in Hugging Face layout, bytes in that layout, or a WordPiece that is trained.
 
-    bytes              256 bytes and five special words
-    wordpiece-32768    at most so many words and pieces, trained on the training text (Wu et al. 2016), lower case, as
-                       BERT and Crammed BERT have them; kept in the cache by what it was trained on
-    DIR or a hub id    whatever AutoTokenizer finds there
+bytes              256 bytes and five special words
+wordpiece-32768    at most so many words and pieces, trained on the training text (Wu et al. 2016), lower case, as
+                   BERT and Crammed BERT have them; kept in the cache by what it was trained on
+DIR or a hub id    whatever AutoTokenizer finds there
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
     """Raise where a tokenizer has words that a model does not know."""
     if len(tokenizer) > vocabulary:
         raise DataError(
-            f"text {by} has {len(tokenizer):,} words, and the model's vocabulary has {vocabulary:,}: name the model's own "
-            "tokenizer in data.tokenizer, or give the model so many words in [model.override]"
+            f"text {by} has {len(tokenizer):,} words, and the model's vocabulary has {vocabulary:,}: name the model's "
+            "own tokenizer in data.tokenizer, or give the model so many words in [model.override]"
         )
 
 

@@ -80,9 +80,7 @@ class CrammedBert(Model):
         if isinstance(module, ScaledSinusoidal):
             module.reset_parameters()
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, chosen: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
         """B, N → B, N, V logits of the words, or B, classes; ``attention_mask`` B, N is 1 where a token counts.
 
         ``chosen`` B, N is true where the words are asked for: K of them → K, V, at a quarter of the decoder's cost

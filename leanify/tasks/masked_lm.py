@@ -37,9 +37,10 @@ class MaskedLm:
             return model(**inputs, chosen=chosen).float(), targets[chosen]
         logits = logits_of(model(**inputs))
         if logits.shape[:2] != targets.shape:
+            gives, tokens = (" × ".join(map(str, shape)) for shape in (logits.shape, targets.shape))
             raise RecipeError(
-                f"this model gives {' × '.join(map(str, logits.shape))} numbers for {' × '.join(map(str, targets.shape))}"
-                ' tokens, so it guesses no words: class = "AutoModelForMaskedLM" in [model]'
+                f"this model gives {gives} numbers for {tokens} tokens, so it guesses no words: "
+                'class = "AutoModelForMaskedLM" in [model]'
             )
         return logits[chosen].float(), targets[chosen]
 
