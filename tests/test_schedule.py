@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-
 from leanify.data.order import Order
 from leanify.errors import RecipeError
 from leanify.recipe import Optim, Schedule

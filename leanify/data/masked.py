@@ -50,7 +50,7 @@ class Masked:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def draw(self, keys: Sequence[Key], seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    def draw(self, seed: int, keys: Sequence[Key]) -> tuple[dict[str, Tensor], Tensor]:
         """→ input_ids and targets, (B, length) each; what is not asked for is no target"""
         indices = np.array([index for _, index in keys])
         sources = [(HOLDOUT, 0, 0, index) if self.fixed else (SAMPLE, seed, epoch, index) for epoch, index in keys]

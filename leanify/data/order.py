@@ -6,7 +6,9 @@ nothing depends on how many workers read ahead, and the samples of a step are th
 
 from __future__ import annotations
 
+import hashlib
 import random
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -23,10 +25,10 @@ ORDER, SAMPLE, STEP, MODEL, HOLDOUT = range(5)  # what random numbers are for
 
 def seed_everything(purpose: int, seed: int, major: int = 0, minor: int = 0) -> None:
     """Bring Python's, numpy's and torch's generators to a state that is a function of the arguments alone."""
-    words = np.random.SeedSequence((purpose, seed, major, minor)).generate_state(4)
-    random.seed(int(words[0]))
-    np.random.seed(words[1])
-    state = int(words[2]) << 32 | int(words[3])
+    digest = hashlib.blake2b(struct.pack("<4q", purpose, seed, major, minor), digest_size=16).digest()
+    for_python, for_numpy, state = struct.unpack("<IIQ", digest)  # a hash is drawn for every image: it must be fast
+    random.seed(for_python)
+    np.random.seed(for_numpy)
     torch.default_generator.manual_seed(state)  # torch.manual_seed queues a call with its stack where CUDA sleeps
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(state)

@@ -1,7 +1,8 @@
 """What every data set is to the training loop: samples by index, a whole batch at a time.
 
-A data set in memory has ``batch(indices)``; one that changes what it has in memory has ``draw(keys, seed)``; one that
-reads its samples has ``__getitem__``. Whatever is drawn is a function of (seed, epoch, index).
+A data set in memory has ``batch(indices)``; one that changes or draws its samples has ``draw(seed, keys)``; one that
+reads them has ``__getitem__``, and ``scaled(inputs)``, if it has that, is applied to whole batches. Whatever is drawn is
+a function of (seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Part:
         self.lengths = whole.lengths[indices] if hasattr(whole, "lengths") else None
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
+        if hasattr(whole, "scaled"):
+            self.scaled = whole.scaled
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -77,10 +80,11 @@ class Keyed(Dataset[Any]):
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
         if hasattr(self.samples, "draw"):
-            return self.samples.draw(keys, self.seed)
+            return self.samples.draw(self.seed, keys)
         if hasattr(self.samples, "batch"):
             return self.samples.batch(np.array([index for _, index in keys]))
-        return default_collate([self._one(*key) for key in keys])
+        inputs, targets = default_collate([self._one(*key) for key in keys])
+        return (self.samples.scaled(inputs) if hasattr(self.samples, "scaled") else inputs), targets
 
     def _one(self, epoch: int, index: int) -> Any:
         seed_everything(SAMPLE, self.seed, epoch, index)
