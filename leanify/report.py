@@ -13,6 +13,7 @@ from rich.text import Text
 from leanify.units import binary, gigas, kappa, millions, seconds
 
 if TYPE_CHECKING:
+    from leanify.glue import Report, Score
     from leanify.planning import Design, Plan
     from leanify.profiling import Profile
 
@@ -173,3 +174,28 @@ _PROFILE_ROWS: tuple[tuple[str, Any, Any], ...] = (
     ("training, predicted", binary, lambda p: p.memory.train_predicted_bytes),
     ("device used (NVML)", binary, lambda p: p.memory.nvml_used_bytes),
 )
+
+
+# -- glue ---------------------------------------------------------------------------------------------------------
+
+
+def render_glue(found: Report) -> None:
+    """One task a line: the median over seeds of the metric that counts, its span, and the other metrics' medians."""
+    out = console()
+    shown = table(("task", "metric", "median", "lowest–highest", "seeds", "other medians"), [], left=2)
+    shown.columns[-1].justify = "left"
+    for score in found.scores:
+        values = score.values[score.metric]
+        span = f"{min(values):.2f}–{max(values):.2f}" if len(values) > 1 else ""
+        shown.add_row(score.title, score.metric, f"{score.median:.2f}", span, str(len(values)), _others(score))
+    out.print(Text.assemble((found.source, "bold"), f" · runs in {found.directory}"))
+    out.print()
+    out.print(shown)
+    out.print()
+    missing = f"; without {', '.join(found.missing)}" if found.missing else ""
+    out.print(f"average of {len(found.scores)} task{'s' * (len(found.scores) != 1)}: {found.average:.2f}{missing}")
+
+
+def _others(score: Score) -> str:
+    medians = score.to_json()["metrics"]
+    return ", ".join(f"{name} {facts['median']:.2f}" for name, facts in medians.items() if name != score.metric)
