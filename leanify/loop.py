@@ -17,22 +17,22 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint
+from leanify import checkpoint, distillation
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
 from leanify.data.samples import Batch, Inputs, Samples, read
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, TrainingError
-from leanify.preparation import build, check_supported
+from leanify.preparation import build, check_supported, data_of
 from leanify.recipe import Recipe
 from leanify.run import Checkpoint, Run
-from leanify.schedule import rate_of, steps_of
+from leanify.schedule import ramp_of, rate_of, steps_of
 from leanify.tasks import Found, check_fit, merged, task_of
 
 Metrics = dict[str, float]
@@ -90,17 +90,26 @@ class Trainer:
 
         seed_everything(MODEL, self.seed)
         self.bare = build(recipe)  # as the checkpoint knows it; self.model may be wrapped around it
-        self.splits = splits_of(data, self.bare)
+        self.splits = splits_of(data_of(recipe), self.bare)
         check_fit(self.bare, recipe, self.splits)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        self.order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
-        unit = steps_of(schedule, self.order.steps_per_epoch, data.length)
-        self.rate = rate_of(schedule, optim, unit)
+        order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
+        order = replace(order, lengths=getattr(self.splits.train, "lengths", None))
+        self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, data.length))
+        self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps))
+        self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
 
         words = {"betas": optim.betas, "eps": optim.eps, "fused": True} if optim.name == "adamw" else {}
         optimizer = create_optimizer_v2(self.bare, optim.name, optim.lr, optim.weight_decay, **words)
-        self.model, self.optimizer = self.accelerator.prepare(self.bare, optimizer)
+        self.learner: distillation.Learner | None = None
+        if recipe.distill is not None:
+            sample = self.one()[0]
+            taught = distillation.begin(recipe.distill, self.task, self.bare, sample, self.seed, self.accelerator)
+            self.task, self.learner = taught, taught.learner
+            if maps := list(self.learner.maps.parameters()):
+                optimizer.add_param_group({"params": maps, "weight_decay": 0.0})
+        self.model, self.optimizer = self.accelerator.prepare(self.learner or self.bare, optimizer)
         self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
         self.window = Window(torch.zeros(2, dtype=torch.float64, device=self.accelerator.device))
         self.broken = torch.full((), math.inf, device=self.accelerator.device)  # the first step whose loss is no number
@@ -110,20 +119,25 @@ class Trainer:
     @torch.no_grad()
     def try_one(self) -> None:
         """One validation sample through the model: what does not fit is found before anything is written."""
-        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
-        self.task.found(self.bare.eval(), *self.moved(batch))
+        self.task.found(self.bare.eval(), *self.moved(self.one()))
         self.bare.train()
 
-    @property
-    def steps(self) -> int:
-        return self.rate.steps
+    def one(self) -> Batch:
+        """A batch of one validation sample."""
+        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
+        return batch
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
+        assert self.recipe.schedule is not None
+        return self.rate(step if self.recipe.schedule.steps is not None else self.order.position(step))
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def new_run(self, folder: Path) -> Run:
         """The run's folder; the first process makes it."""
         if self.main:
-            Run.create(folder, self.recipe, self.bare)
+            Run.create(folder, self.recipe, self.bare, self.splits.tokenizer)
         self.accelerator.wait_for_everyone()
         return Run.open(folder)
 
@@ -214,7 +228,7 @@ class Trainer:
         passes = [self.moved(next(batches)) for _ in self.order.passes(step)]
         seed_everything(STEP, self.seed, step, self.accelerator.process_index)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(step) * group.get("lr_scale", 1.0)
+            group["lr"] = self.lr(step) * group.get("lr_scale", 1.0)
         for inputs, wanted in passes[:-1]:
             with self.accelerator.no_sync(self.model):
                 self.descend(step, inputs, wanted, weight)
@@ -249,11 +263,11 @@ class Trainer:
     def after(self, run: Run, step: int) -> None:
         """Log, evaluate and save where it is time to; ``step`` is the number of updates done."""
         last = step == self.steps
-        every = self.recipe.run.eval_every or self.order.steps_per_epoch
+        every = self.recipe.run.eval_every
         if last or step % self.recipe.run.log_every == 0:
             self.log(run, step)
         metrics: Metrics = {}
-        if last or step % every == 0:
+        if last or (step % every == 0 if every else self.order.place(step)[1] == 0):
             metrics = self.evaluate()
             self.write(run, step, "validation", metrics)
             self.window.began = time.perf_counter()
@@ -268,7 +282,7 @@ class Trainer:
             return
         speed = self.window.samples / max(time.perf_counter() - self.window.began, 1e-9)
         self.window.clear()
-        row = {"loss": loss / targets, "lr": self.rate(step - 1)}
+        row = {"loss": loss / targets, "lr": self.lr(step - 1)}
         self.write(run, step, "train", row | {"samples_per_s": round(speed, 1)})
 
     def summed(self, run: Run) -> tuple[float, float]:
@@ -288,7 +302,7 @@ class Trainer:
 
     def write(self, run: Run, step: int, split: str, metrics: Mapping[str, float]) -> None:
         if self.main:
-            row = {"step": step, "epoch": round(step / self.order.steps_per_epoch, 4), "split": split, **metrics}
+            row = {"step": step, "epoch": round(self.order.epochs(step), 4), "split": split, **metrics}
             run.append(row)
             self.watcher.logged(row)
 
@@ -334,6 +348,7 @@ class Trainer:
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
             "window": [loss, targets, self.window.samples],
             "weights": {} if self.average is None else checkpoint.untied(self.bare)[0],
+            "maps": {} if self.learner is None else self.learner.maps.state_dict(),
         }
         score = self.task.sign * metrics[self.task.metric] if metrics else None
         kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
@@ -347,6 +362,8 @@ class Trainer:
         put(self.bare, state["weights"] or weights)
         if self.average is not None:
             put(self.average.module, weights)
+        if self.learner is not None:
+            put(self.learner.maps, state["maps"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])

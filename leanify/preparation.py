@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from torch import nn
 
-from leanify import planning, surgery, upstream, zoo
+from leanify import heads, planning, surgery, upstream, zoo
+from leanify.data import glue, vocabulary
 from leanify.errors import RecipeError
-from leanify.recipe import Recipe
+from leanify.recipe import Data, Recipe
 
 
 def check_supported(recipe: Recipe) -> None:
@@ -17,15 +21,8 @@ def check_supported(recipe: Recipe) -> None:
     data, schedule, run = recipe.data, recipe.schedule, recipe.run
     assert data is not None
     assert schedule is not None
-    if data.task == "masked-lm":
-        raise RecipeError(f"the task {data.task} cannot be trained yet")
-    refused = {
-        "distill": recipe.distill is not None,
-        "data.mask": bool(data.mask),
-        "schedule.batch_ramp": bool(schedule.batch_ramp),
-    }
-    for key in (key for key, given in refused.items() if given):
-        raise RecipeError(f"{key} cannot be trained with yet; leave it out")
+    if data.mask and data.task != "masked-lm":
+        raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}: leave it out")
     low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
     for key in (key for key, value in low.items() if value is not None and value < 1):
@@ -34,8 +31,10 @@ def check_supported(recipe: Recipe) -> None:
 
 def build(recipe: Recipe) -> nn.Module:
     """The model of a recipe in training mode: its shape drawn anew by upstream's initialiser, or with its weights."""
-    model = recipe.model
-    if not model.reshapes:
+    model, data = recipe.model, recipe.data
+    if data is not None and data.task == "glue":
+        built = heads.with_head(model, glue.TASKS[glue.name_of(data)].outputs)
+    elif not model.reshapes:
         built = zoo.load(model.source, overrides=model.override, cls=model.cls)
     else:
         found = zoo.find(model.source, overrides=model.override, cls=model.cls)
@@ -44,3 +43,15 @@ def build(recipe: Recipe) -> nn.Module:
     if upstream.is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already
     return built.train()
+
+
+def data_of(recipe: Recipe) -> Data:
+    """[data] of a recipe; GLUE takes the tokenizer that lies beside the model where it names none."""
+    data, source = recipe.data, Path(recipe.model.source).expanduser()
+    assert data is not None
+    if data.task != "glue" or data.tokenizer is not None:
+        return data
+    if source.is_dir():
+        return replace(data, tokenizer=str(source) if vocabulary.lies_in(source) else None)
+    on_hub = isinstance(zoo.find(recipe.model.source, cls=recipe.model.cls).weights, str)
+    return replace(data, tokenizer=recipe.model.source if on_hub else None)

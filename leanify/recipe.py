@@ -69,14 +69,14 @@ class Data:
     """Where samples come from; ``path`` where they lie, ``holdout`` the share of ``train`` that validates."""
 
     name: str
-    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "regression"]
+    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "glue", "regression"]
     path: str | None = None
     train: str = "train"
     validation: str = "validation"
     test: str | None = None
     holdout: float = 0.0
     samples: int | None = None  # only so many, from the first on
-    tokenizer: str | None = None
+    tokenizer: str | None = None  # a directory or a hub id; masked-lm also bytes, wordpiece-32768; else the model's
     length: int | None = None  # tokens
     options: Mapping[str, Any] = field(default_factory=dict)  # what a generator of samples is told
     mask: float = 0.0  # share of the tokens that a masked language model must guess
@@ -120,7 +120,7 @@ class Schedule:
     warmup: float = 0
     warmup_lr: float = 0.0
     cooldown: float = 0  # triangular: the fall at the end
-    batch_ramp: float = 0.0  # share of the run over which the batch grows to its size
+    batch_ramp: float = 0.0  # share of the run over which the batch grows to its size, by as much a step
 
     def __post_init__(self) -> None:
         given = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
@@ -144,11 +144,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Distill:
-    """``weight`` is the teacher's share of the loss."""
+    """``weight`` is the teacher's share of the task's loss, ``hidden_weight`` what layers that differ add to it."""
 
-    teacher: str
+    teacher: str  # any SOURCE with weights
     temperature: float = 1.0
     weight: float = 0.5
+    hidden_weight: float = 0.0
+    layers: Literal["even"] | tuple[tuple[int, ...], ...] = "even"  # else pairs [student's layer, teacher's], from 0
 
 
 @dataclass(frozen=True)

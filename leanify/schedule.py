@@ -28,15 +28,15 @@ class Rate:
     warmup_lr: float
     cooldown: float
 
-    def __call__(self, step: int) -> float:
-        """The learning rate of the step that is the ``step``-th, from 0 on."""
+    def __call__(self, step: float) -> float:
+        """The learning rate of the step that is the ``step``-th, from 0 on; between two where a batch is growing."""
         if self.kind == "one-cycle":
             return self._one_cycle(step)
         if step < self.warmup:
             return self.warmup_lr + (self.lr - self.warmup_lr) * step / self.warmup
         return self.lr * self._fall(step)
 
-    def _fall(self, step: int) -> float:
+    def _fall(self, step: float) -> float:
         if self.kind == "cosine":
             return 0.5 * (1 + math.cos(math.pi * step / self.steps))
         if self.kind == "linear":
@@ -45,11 +45,11 @@ class Rate:
             return min(1.0, (self.steps - step) / self.cooldown)
         return 1.0
 
-    def _one_cycle(self, step: int) -> float:
+    def _one_cycle(self, step: float) -> float:
         low, lowest, top = self.lr / 25, self.lr / 25e4, self.warmup - 1
         if step <= top:
             return low + (self.lr - low) * step / top
-        return self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top)
+        return max(lowest, self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top))
 
 
 def steps_of(schedule: Schedule, steps_per_epoch: int, tokens: int | None) -> float:
@@ -61,6 +61,17 @@ def steps_of(schedule: Schedule, steps_per_epoch: int, tokens: int | None) -> fl
     if tokens is None:
         raise RecipeError("[schedule] tokens counts text, and this task has none: give epochs or steps")
     return 1 / (tokens * schedule.batch_size)
+
+
+def ramp_of(schedule: Schedule, steps: int) -> int:
+    """Over how many steps the batch grows; ``steps`` is the length of the run in steps of full batches.
+
+    They are the share ``batch_ramp`` of the run in the unit of its length. Where that counts samples there are twice as
+    many, because their batches are half as large on average.
+    """
+    if not 0 <= schedule.batch_ramp < 1:
+        raise RecipeError(f"[schedule] batch_ramp is {schedule.batch_ramp:g}; it is a share of the run, 0 … 1")
+    return round(schedule.batch_ramp * steps * (1 if schedule.steps is not None else 2))
 
 
 def rate_of(schedule: Schedule, optim: Optim, unit: float) -> Rate:

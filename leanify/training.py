@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from leanify import checkpoint, profiling, upstream
 from leanify import recipe as recipes
+from leanify.data import vocabulary
 from leanify.errors import RecipeError
 from leanify.loop import Trainer, Watcher
 from leanify.recipe import Recipe
@@ -33,7 +35,7 @@ def train(
         value = run.recipe
         if recipe is not None or settings:
             run.check_recipe(resolve(value if recipe is None else recipe, settings))
-        Trainer(value, watcher).fit(run)
+        Trainer(with_tokenizer_of(run), watcher).fit(run)
         return run.path
     if recipe is None:
         raise RecipeError("a recipe is needed: a file, a name (leanify train --list) or a leanify.recipe.Recipe")
@@ -42,6 +44,14 @@ def train(
     checkpoint.check_new_directory(folder) if folder.parent.is_dir() else None
     trainer = Trainer(value, watcher)
     return trainer.fit(trainer.new_run(folder)).path
+
+
+def with_tokenizer_of(run: Run) -> Recipe:
+    """The recipe of a run, with the tokenizer that it was begun with and keeps."""
+    value = run.recipe
+    if value.data is None or not vocabulary.lies_in(run.path):
+        return value
+    return replace(value, data=replace(value.data, tokenizer=str(run.path)))
 
 
 def resolve(recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = ()) -> Recipe:
@@ -60,8 +70,9 @@ def new_folder(recipe: str | Path | Recipe) -> Path:
 def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
     """Build everything and do two steps; what the run would take. Nothing is written. Raises LeanifyError."""
     trainer = Trainer(recipe, watcher)
-    batches, begun = trainer.batches(0), 0.0
-    for step in range(min(2, trainer.steps)):
+    first = min(trainer.order.ramp, max(trainer.steps - 2, 0))  # the batch has grown to its size
+    batches, begun = trainer.batches(first), 0.0
+    for step in range(first, min(first + 2, trainer.steps)):
         begun = time.perf_counter()
         trainer.step(step, batches)
     seconds = time.perf_counter() - begun  # of the second step: the first one warms up
@@ -78,6 +89,6 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         "data": trainer.splits.words,
         "steps": trainer.steps,
         "seconds_a_step": seconds,
-        "training_hours_predicted": seconds * trainer.steps / 3600,
+        "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,
         "memory_predicted_bytes": profiling.predicted_training_bytes(on_meta, passes, data.length, fused),
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from timm.scheduler import CosineLRScheduler
 
+from leanify.data.order import Order
+from leanify.errors import RecipeError
 from leanify.recipe import Optim, Schedule
-from leanify.schedule import rate_of, steps_of
+from leanify.schedule import ramp_of, rate_of, steps_of
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -15,6 +16,8 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def test_cosine_is_timms_by_updates() -> None:
+    from timm.scheduler import CosineLRScheduler
+
     rate = rate_of(Schedule(8, epochs=10, warmup=2, warmup_lr=1e-5), Optim(3e-3), 7)
     theirs = optimizer()
     schedule = CosineLRScheduler(theirs, 70, warmup_t=14, warmup_lr_init=1e-5, t_in_epochs=False)
@@ -46,3 +49,30 @@ def test_units() -> None:
     assert steps_of(Schedule(8, epochs=1), 7, None) == 7
     assert steps_of(Schedule(8, steps=1), 7, None) == 1
     assert rate_of(Schedule(8, tokens=1280), Optim(1.0), steps_of(Schedule(8, tokens=1280), 7, 16)).steps == 10
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
+@pytest.mark.parametrize("unit", ["tokens", "epochs", "steps"])
+def test_a_batch_grows_by_as_much_a_step_over_its_share_of_the_run(unit: str, share: float) -> None:
+    """The batches before the first full one see that share of the run's samples (or are that share of its steps)."""
+    length = {"tokens": 16 * 64 * 200, "epochs": 2, "steps": 200}[unit]
+    schedule = Schedule(64, **{unit: length}, batch_ramp=share)
+    whole = rate_of(schedule, Optim(1.0), steps_of(schedule, 100, 16)).steps
+    assert whole == 200
+    order = Order(6400, 64, seed=0, ramp=ramp_of(schedule, whole))
+    steps = whole if unit == "steps" else order.step_at(whole)
+    sizes = [len(order.batch(step)) for step in range(steps)]
+    grown = next(step for step, size in enumerate(sizes) if size == 64)
+    if unit == "steps":
+        assert grown == pytest.approx(share * steps, abs=1)
+    else:
+        assert sum(sizes) == pytest.approx(64 * 200, abs=63)
+        assert sum(sizes[:grown]) == pytest.approx(share * 64 * 200, abs=3 * 64)
+        assert [order.position(step) for step in (0, steps)] == pytest.approx([0, 200], abs=1)
+    first = order.step_at(order.steps_per_epoch)  # an epoch's end cuts a batch short
+    assert all(abs(64 * (step + 1) / (order.ramp + 1) - sizes[step]) < 1 for step in range(min(grown, first - 1)))
+
+
+def test_a_ramp_is_a_share() -> None:
+    with pytest.raises(RecipeError, match="a share of the run"):
+        ramp_of(Schedule(64, steps=10, batch_ramp=1.5), 10)

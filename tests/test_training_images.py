@@ -89,6 +89,25 @@ def test_workers_and_moments_change_no_sample(folder: Path) -> None:
     assert not torch.equal(one, two)
 
 
+def test_samples_are_timms_own(folder: Path) -> None:
+    """An oracle: timm's transforms that scale and erase image by image give the same bits."""
+    from timm.data import create_transform
+
+    trainer = loop.Trainer(at(folder))
+    words = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    changed = {"is_training": True, "interpolation": "random", "auto_augment": "rand-m9-mstd0.5", "re_prob": 0.5}
+    theirs = {
+        0.0: create_transform((3, 32, 32), interpolation="bicubic", crop_pct=0.9, **words),
+        0.5: create_transform((3, 32, 32), **changed, **words),
+    }
+    for data, erase in ((trainer.splits.validation, 0.0), (trainer.splits.train, 0.5)):
+        batch, _ = Keyed(data, 7).__getitems__([(1, index) for index in range(len(data))])
+        for index, ours in enumerate(batch):
+            seed_everything(SAMPLE, 7, 1, index)
+            with data.files[index][0] as file, Image.open(file) as image:  # type: ignore[attr-defined]
+                torch.testing.assert_close(ours, theirs[erase](image.convert("RGB")), rtol=0, atol=1e-6)
+
+
 def test_evaluation_changes_no_image_and_sees_each_once(folder: Path) -> None:
     trainer = loop.Trainer(at(folder, "data.holdout=0.3", "data.flip=1"))
     data = trainer.splits.validation

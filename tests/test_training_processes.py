@@ -74,25 +74,30 @@ def test_two_processes_have_the_losses_of_one_and_resume(tmp_path: Path) -> None
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("samples", "size"), [(241, 60), (7, 7), (10, 4), (3, 8)])
+@pytest.mark.parametrize("ramp", [0, 1, 9])
 def test_an_epoch_has_every_sample_once_over_all_processes(
-    world: int, accumulate: int, samples: int, size: int
+    world: int, accumulate: int, samples: int, size: int, ramp: int
 ) -> None:
-    orders = [Order(samples, size, seed=0, rank=rank, world=world, accumulate=accumulate) for rank in range(world)]
+    orders = [Order(samples, size, 0, rank, world, accumulate, ramp) for rank in range(world)]
     for epoch in range(2):
         seen: list[int] = []
-        for step in range(epoch * orders[0].steps_per_epoch, (epoch + 1) * orders[0].steps_per_epoch):
+        for step in range(*(orders[0].step_at(e * orders[0].steps_per_epoch) for e in (epoch, epoch + 1))):
             for order in orders:
                 passes = order.passes(step)
                 assert passes  # every process has something to do in every step
                 assert all(passes)
                 seen += [index for part in passes for _, index in part if order.counts(step)]
                 assert {key[0] for part in passes for key in part} == {epoch}
+                assert len(passes) <= accumulate
         assert sorted(seen) == list(range(samples))
-    assert not np.array_equal(orders[0].batch(0), orders[0].batch(orders[0].steps_per_epoch)) or samples < 4
+        assert orders[0].epochs(step + 1) == epoch + 1
+    second = orders[0].batch(orders[0].step_at(orders[0].steps_per_epoch))
+    assert not np.array_equal(orders[0].batch(0)[: len(second)], second[: len(orders[0].batch(0))]) or samples < 11
 
 
-def test_what_is_read_ahead_is_what_the_steps_ask_for() -> None:
-    order = Order(23, 5, seed=3, rank=1, world=2, accumulate=2)
+@pytest.mark.parametrize("ramp", [0, 4])
+def test_what_is_read_ahead_is_what_the_steps_ask_for(ramp: int) -> None:
+    order = Order(23, 5, seed=3, rank=1, world=2, accumulate=2, ramp=ramp)
     assert list(Passes(order, 3, 9)) == [part for step in range(3, 9) for part in order.passes(step)]
 
 

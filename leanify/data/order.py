@@ -6,24 +6,29 @@ nothing depends on how many workers read ahead, and the samples of a step are th
 
 from __future__ import annotations
 
+import hashlib
 import random
+import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 
 Key = tuple[int, int]  # epoch, index: what a sample's augmentation is a function of
+GROUP = 50  # batches whose samples are sorted by length together, as transformers' group_by_length does
 ORDER, SAMPLE, STEP, MODEL, HOLDOUT = range(5)  # what random numbers are for
 
 
 def seed_everything(purpose: int, seed: int, major: int = 0, minor: int = 0) -> None:
     """Bring Python's, numpy's and torch's generators to a state that is a function of the arguments alone."""
-    words = np.random.SeedSequence((purpose, seed, major, minor)).generate_state(4)
-    random.seed(int(words[0]))
-    np.random.seed(words[1])
-    state = int(words[2]) << 32 | int(words[3])
+    digest = hashlib.blake2b(struct.pack("<4q", purpose, seed, major, minor), digest_size=16).digest()
+    for_python, for_numpy, state = struct.unpack("<IIQ", digest)  # a hash is drawn for every image: it must be fast
+    random.seed(for_python)
+    np.random.seed(for_numpy)
     torch.default_generator.manual_seed(state)  # torch.manual_seed queues a call with its stack where CUDA sleeps
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(state)
@@ -40,7 +45,9 @@ class Order:
     """The samples of every step, as one of ``world`` processes sees them.
 
     batch_size   samples of a step, over all processes; an epoch's last step has what is left of it
-    accumulate   forward passes that a process cuts its part of a step into
+    accumulate   forward passes that a process cuts its part of a full step into
+    ramp         steps before the first full one, over which the batch grows by the same number of samples a step
+    lengths      of every sample, where those of like length are to share a batch: padding is then rare
     """
 
     samples: int
@@ -49,23 +56,87 @@ class Order:
     rank: int = 0
     world: int = 1
     accumulate: int = 1
+    ramp: int = 0
+    lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def steps_per_epoch(self) -> int:
+        """How many steps an epoch of full batches has."""
         return -(-self.samples // self.batch_size)
+
+    def place(self, step: int) -> tuple[int, int, int]:
+        """The epoch of a step, and from where to where it goes in that epoch's order."""
+        if step < len(self._growing):
+            return self._growing[step]
+        epoch, place = divmod(step - len(self._growing), self.steps_per_epoch)
+        start = place * self.batch_size
+        return self._growing_epochs + epoch, start, min(start + self.batch_size, self.samples)
+
+    @cached_property
+    def _growing(self) -> list[tuple[int, int, int]]:
+        """The places of all steps of the epochs in which the batch grows."""
+        places: list[tuple[int, int, int]] = []
+        epoch = start = 0
+        while len(places) < self.ramp or start:
+            size = min(self.batch_size, -(-self.batch_size * (len(places) + 1) // (self.ramp + 1)))
+            stop = min(start + size, self.samples)
+            places.append((epoch, start, stop))
+            epoch, start = (epoch, stop) if stop < self.samples else (epoch + 1, 0)
+        return places
+
+    @property
+    def _growing_epochs(self) -> int:
+        return self._growing[-1][0] + 1 if self._growing else 0
+
+    def position(self, step: int) -> float:
+        """How many steps of full batches have the samples that were seen before a step: ``step`` without a ramp."""
+        epoch, start, _ = self.place(step)
+        return epoch * self.steps_per_epoch + start / self.batch_size
+
+    def step_at(self, position: float) -> int:
+        """The first step at a position or beyond."""
+        return next(step for step in count(int(position)) if self.position(step) >= position)
+
+    def epochs(self, step: int) -> float:
+        """How often every sample was seen before a step."""
+        epoch, start, _ = self.place(step)
+        return epoch + start / self.samples
 
     def batch(self, step: int) -> np.ndarray:
         """The indices of a step over all processes; an epoch's steps have every sample once."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        whole = permutation(ORDER, self.seed, epoch, self.samples)
-        return whole[place * self.batch_size : (place + 1) * self.batch_size]
+        epoch, start, stop = self.place(step)
+        return self.whole(epoch)[start:stop]
+
+    def whole(self, epoch: int) -> np.ndarray:
+        """All samples in the order of an epoch.
+
+        Where lengths are given, the samples of 50 batches at a time are sorted by theirs, and the batches shuffled;
+        what does not fill one stays last.
+        """
+        drawn = permutation(ORDER, self.seed, epoch, self.samples)
+        if self.lengths is None:
+            return drawn
+        if self._grouped.get("epoch") != epoch:
+            size, full = self.batch_size, self.samples // self.batch_size * self.batch_size
+            parts = np.split(drawn, range(GROUP * size, self.samples, GROUP * size))
+            order = np.concatenate([part[self.lengths[part].argsort(kind="stable")] for part in parts])
+            turn = np.random.default_rng((ORDER, self.seed, epoch, 1)).permutation(full // size)
+            order = np.concatenate([order[:full].reshape(-1, size)[turn].ravel(), order[full:]])
+            self._grouped.update(epoch=epoch, order=order)
+        grouped: np.ndarray = self._grouped["order"]
+        return grouped
+
+    @cached_property
+    def _grouped(self) -> dict[str, Any]:
+        """The last epoch that was grouped."""
+        return {}
 
     def passes(self, step: int) -> list[list[Key]]:
         """The keys of each forward pass of this process. One without a sample gets one that it must not count."""
-        batch = self.batch(step)
+        batch, epoch = self.batch(step), self.place(step)[0]
         mine = batch[self.rank :: self.world] if self.counts(step) else batch[:1]
-        parts = np.array_split(mine, min(self.accumulate, len(mine)))
-        return [[(step // self.steps_per_epoch, int(index)) for index in part] for part in parts]
+        longest = -(-self.batch_size // (self.world * self.accumulate))
+        return [[(epoch, int(i)) for i in part] for part in np.array_split(mine, -(-len(mine) // longest))]
 
     def counts(self, step: int) -> bool:
         """Whether this process has a sample of its own in the step."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from leanify import upstream
@@ -22,24 +23,35 @@ from leanify.recipe import Data
 SYNONYMS = (("train", "training"), ("validation", "val", "valid", "eval", "evaluation"))
 
 
+class Scale:
+    """Bytes to what a model takes, a whole batch at a time; what is scaled already stays as it is."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (mean, std))
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(…, C, H, W) → the same"""
+        return pixels if pixels.is_floating_point() else pixels.float().sub_(self.mean).div_(self.std)
+
+
 class Pictures:
     """The images of one split with their classes, as a model takes them."""
 
     targets = None
     workers = 4
 
-    def __init__(self, folder: Path, classes: Sequence[str], transform: Any, mode: str) -> None:
+    def __init__(self, folder: Path, classes: Sequence[str], transform: Any, scale: Scale, mode: str) -> None:
         from timm.data import create_dataset
 
         labels = {name: index for index, name in enumerate(classes)}
         self.files = create_dataset("", root=str(folder), search_split=False, class_map=labels).reader
-        self.transform, self.mode = transform, mode
+        self.transform, self.scaled, self.mode = transform, scale, mode
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """→ (C, H, W) and a class"""
+        """→ (C, H, W) in bytes, or scaled where a part is erased, and a class"""
         from PIL import Image, UnidentifiedImageError
 
         file, label = self.files[index]
@@ -83,8 +95,9 @@ def pictures(data: Data, model: nn.Module, folder: Path) -> tuple[Pictures, Pict
     validation = train if data.holdout else split_folder(folder, data.validation)
     if unknown := sorted(set(classes_in(validation)) - set(classes)):
         raise DataError(f"{validation} has classes that {train} has not: {', '.join(unknown[:5])}")
-    changed, plain, mode = transforms(data, model)
-    return Pictures(train, classes, changed, mode), Pictures(validation, classes, plain, mode), classes
+    changed, plain, scale, mode = transforms(data, model)
+    samples = Pictures(train, classes, changed, scale, mode), Pictures(validation, classes, plain, scale, mode)
+    return *samples, classes
 
 
 def names_of(split: str) -> tuple[str, ...]:
@@ -120,9 +133,11 @@ def classes_in(folder: Path) -> list[str]:
     return sorted(found, key=natural_key)
 
 
-def transforms(data: Data, model: nn.Module) -> tuple[Any, Any, str]:
-    """timm's transforms for training and for evaluation, in the model's size and scale, and the mode of an image."""
+def transforms(data: Data, model: nn.Module) -> tuple[Any, Any, Scale, str]:
+    """timm's transforms to bytes, for training and for evaluation; the scale and the mode of the model's images."""
     from timm.data import create_transform, resolve_data_config
+    from timm.data.random_erasing import RandomErasing
+    from torchvision.transforms import Compose
 
     channels, *size = next(iter(example_inputs(model, 1).values())).shape[1:]
     if data.img_size is not None and [data.img_size] * 2 != size:
@@ -135,6 +150,8 @@ def transforms(data: Data, model: nn.Module) -> tuple[Any, Any, str]:
         known = resolve_data_config({}, model=model)
     shape = (channels, *size)
     fixed = {name: _per_channel(known[name], channels) for name in ("mean", "std")}
+    scale = Scale(**fixed)
+    to_bytes = {**fixed, "use_prefetcher": True}  # in timm's words: the scale and what is erased come later
     changed = create_transform(
         shape,
         is_training=True,
@@ -142,12 +159,13 @@ def transforms(data: Data, model: nn.Module) -> tuple[Any, Any, str]:
         hflip=data.flip,
         color_jitter=data.color_jitter,
         auto_augment=data.rand_augment,
-        re_prob=data.erase,
         interpolation="random",
-        **fixed,
+        **to_bytes,
     )
-    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **fixed)
-    return changed, plain, "L" if channels == 1 else "RGB"
+    if data.erase:
+        changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
+    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **to_bytes)
+    return changed, plain, scale, "L" if channels == 1 else "RGB"
 
 
 def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
