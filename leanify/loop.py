@@ -74,6 +74,7 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
         from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
         from timm.optim import create_optimizer_v2
         from timm.utils import ModelEmaV3
 
@@ -83,6 +84,9 @@ class Trainer:
         assert optim is not None
         assert schedule is not None
         precision = "no" if recipe.run.precision == "fp32" else recipe.run.precision
+        AcceleratorState._reset_state(
+            reset_partial_state=False
+        )  # an earlier run's precision; processes stay as they are
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         self.main: bool = self.accelerator.is_main_process
         self.watcher: Watcher = watcher if watcher is not None and self.main else Silent()
