@@ -13,8 +13,7 @@ from sklearn.metrics import mean_squared_error
 
 import leanify
 from leanify import loop, training
-from leanify import recipe as recipes
-from leanify.data.farthest_point import FarthestPoint, farthest
+from leanify.data.farthest_point import FarthestPoint
 from leanify.data.order import HOLDOUT, SAMPLE
 from leanify.errors import DataError, RecipeError
 from leanify.models.point_encoder import PointEncoder

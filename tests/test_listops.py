@@ -1,4 +1,4 @@
-"""ListOps: the generator against a straightforward one, every value against another evaluator, and the file it keeps."""
+"""ListOps: the generator against a plain one, every value against another evaluator, and the file it is kept in."""
 
 from __future__ import annotations
 

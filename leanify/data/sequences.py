@@ -49,6 +49,13 @@ class Sequences:
         """The length of every sequence, of two a sample where they are pairs."""
         return np.diff(self.ends, prepend=0)
 
+    @property
+    def lengths(self) -> np.ndarray | None:
+        """Of every sample, where a batch is padded to its longest: samples of like length come together."""
+        if self.width is not None:
+            return None
+        return self.sizes.reshape(-1, 2).max(1) if self.pair else self.sizes
+
     def parts(self, *sizes: int) -> list[Sequences]:
         """The first so many samples, the next so many, and so on."""
         found, start, begin = [], 0, 0
