@@ -47,8 +47,10 @@ class Rival(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        logits = self.model(**inputs)
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        logits = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return {"loss": cross_entropy(getattr(logits, "logits", logits), labels)}
 
 
