@@ -45,6 +45,7 @@ class Splits:
     images: bool = False
     classes: int | None = None
     bytes_per_target: float | None = None
+    test: Samples | None = None
 
 
 class Part:

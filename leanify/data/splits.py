@@ -21,4 +21,6 @@ def splits_of(data: Data, model: nn.Module) -> Splits:
         raise RecipeError(f"data.holdout is {data.holdout:g}; it is a share of the training samples, 0 … 1")
     file = NAMED.get(data.name) or OF_TASK[data.task]
     found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
+    if data.test is not None and found.test is None:
+        raise RecipeError(f"data.test is {data.test!r}, and {found.words} have no such split")
     return found
