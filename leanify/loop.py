@@ -28,9 +28,10 @@ from leanify import checkpoint, distillation, memory, profiling
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
 from leanify.data.samples import Batch, Inputs, Samples, read
 from leanify.data.splits import splits_of
+from leanify.engine import accelerator_of, memory_of, optimizer_of
 from leanify.errors import DataError, TrainingError
 from leanify.interrupts import Interrupts
-from leanify.preparation import accelerator_of, build, check_supported, memory_of, optimizer_of
+from leanify.preparation import build, check_supported, data_of
 from leanify.recipe import Recipe
 from leanify.run import Checkpoint, Run, leaves
 from leanify.schedule import ramp_of, rate_of, steps_of
@@ -88,11 +89,12 @@ class Trainer:
 
         seed_everything(MODEL, self.seed)
         self.bare = build(recipe)  # as the checkpoint knows it; self.model may be wrapped around it
-        self.splits = splits_of(data, self.bare)
+        self.splits = splits_of(data_of(recipe), self.bare)
         check_fit(self.bare, recipe, self.splits)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
+        order = replace(order, lengths=getattr(self.splits.train, "lengths", None))
         self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, data.length))
         self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps))
         self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
@@ -147,7 +149,7 @@ class Trainer:
     def new_run(self, folder: Path) -> Run:
         """The run's folder; the first process makes it."""
         if self.main:
-            Run.create(folder, self.recipe, self.bare)
+            Run.create(folder, self.recipe, self.bare, self.splits.tokenizer)
         self.accelerator.wait_for_everyone()
         return Run.open(folder)
 

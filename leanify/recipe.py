@@ -69,14 +69,14 @@ class Data:
     """Where samples come from; ``path`` where they lie, ``holdout`` the share of ``train`` that validates."""
 
     name: str
-    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm"]
+    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "glue"]
     path: str | None = None
     train: str = "train"
     validation: str = "validation"
     test: str | None = None
     holdout: float = 0.0
     samples: int | None = None  # only so many, from the first on
-    tokenizer: str | None = None
+    tokenizer: str | None = None  # a directory or a hub id; masked-lm also bytes, wordpiece-32768; else the model's
     length: int | None = None  # tokens
     mask: float = 0.0  # share of the tokens that a masked language model must guess
     img_size: int | None = None  # pixels

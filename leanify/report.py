@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leanify.units import binary, gigas, kappa, millions, seconds
+
 if TYPE_CHECKING:
+    from leanify.glue import Report, Score
     from leanify.planning import Design, Plan
     from leanify.profiling import Profile
 
@@ -51,41 +53,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
     for row in rows:
         made.add_row(*row)
     return made
-
-
-# -- numbers ------------------------------------------------------------------------------------------------------
-
-
-def millions(count: int) -> str:
-    """86567656 → 86.57 M; thousands below a million, billions from a thousand million on."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return str(count)
-
-
-def gigas(count: int) -> str:
-    """In thousands of millions, with two decimals or two digits."""
-    return f"{count / 1e9:,.2f}" if count >= 1e7 else f"{count / 1e9:.2g}"
-
-
-def binary(size: int | None) -> str:
-    if size is None:
-        return "–"
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):,.2f} {unit}"
-    return f"{size} B"
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
-
-
-def kappa(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.2f}"
 
 
 # -- redesign -----------------------------------------------------------------------------------------------------
@@ -207,3 +174,28 @@ _PROFILE_ROWS: tuple[tuple[str, Any, Any], ...] = (
     ("training, predicted", binary, lambda p: p.memory.train_predicted_bytes),
     ("device used (NVML)", binary, lambda p: p.memory.nvml_used_bytes),
 )
+
+
+# -- glue ---------------------------------------------------------------------------------------------------------
+
+
+def render_glue(found: Report) -> None:
+    """One task a line: the median over seeds of the metric that counts, its span, and the other metrics' medians."""
+    out = console()
+    shown = table(("task", "metric", "median", "lowest–highest", "seeds", "other medians"), [], left=2)
+    shown.columns[-1].justify = "left"
+    for score in found.scores:
+        values = score.values[score.metric]
+        span = f"{min(values):.2f}–{max(values):.2f}" if len(values) > 1 else ""
+        shown.add_row(score.title, score.metric, f"{score.median:.2f}", span, str(len(values)), _others(score))
+    out.print(Text.assemble((found.source, "bold"), f" · runs in {found.directory}"))
+    out.print()
+    out.print(shown)
+    out.print()
+    missing = f"; without {', '.join(found.missing)}" if found.missing else ""
+    out.print(f"average of {len(found.scores)} task{'s' * (len(found.scores) != 1)}: {found.average:.2f}{missing}")
+
+
+def _others(score: Score) -> str:
+    medians = score.to_json()["metrics"]
+    return ", ".join(f"{name} {facts['median']:.2f}" for name, facts in medians.items() if name != score.metric)

@@ -4,6 +4,7 @@
     leanify.json       how upstream builds the model, and the architecture that leanify gives it
     environment.json   versions, machine, threads, command and git state, one entry each time the run was started
     metrics.jsonl      one row a line: step, epoch, split, loss, metrics
+    tokenizer.json     and what belongs to it, in Hugging Face layout, where the run has a tokenizer of its own
     checkpoints/STEP/  model.safetensors (what is evaluated and loaded), state.pt (what training needs beside it),
                        checkpoint.json (metrics, and the checksums that make it complete)
 
@@ -84,7 +85,7 @@ class Run:
     path: Path
 
     @staticmethod
-    def create(path: str | Path, recipe: Recipe, model: nn.Module) -> Run:
+    def create(path: str | Path, recipe: Recipe, model: nn.Module, tokenizer: Any = None) -> Run:
         """A new folder; it stands whole or not at all. Raises DirectoryError."""
         origin = upstream.origin_of(model)
         if origin is None:
@@ -102,6 +103,8 @@ class Run:
             (folder / checkpoint.CARD).write_text(json.dumps(card, indent=2) + "\n")
             (folder / METRICS).touch()
             (folder / ENVIRONMENT).write_text("[]\n")
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
             (folder / CHECKPOINTS).mkdir()
         return Run(Path(path))
 
@@ -166,7 +169,7 @@ class Run:
         path = self.path / ENVIRONMENT
         entries = json.loads(path.read_text())
         entries.append(environment() | facts)
-        _write(path, json.dumps(entries, indent=2) + "\n")
+        write_small(path, json.dumps(entries, indent=2) + "\n")
         first, now = entries[0], entries[-1]
         other = [key for key in ("versions", "threads", "processes", "device") if first.get(key) != now.get(key)]
         return "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other) or None
@@ -198,7 +201,7 @@ class Run:
                 "metrics": dict(metrics),
                 "sums": {name: _digest(folder / name) for name in (WEIGHTS, STATE)},
             }
-            _write(folder / CARD, json.dumps(card, indent=2) + "\n")
+            write_small(folder / CARD, json.dumps(card, indent=2) + "\n")
             folder.rename(target)
         except (OSError, SafetensorError, RuntimeError) as error:  # torch and safetensors wrap a full disk in their own
             shutil.rmtree(folder, ignore_errors=True)
@@ -311,7 +314,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(path: Path, text: str) -> None:
+def write_small(path: Path, text: str) -> None:
     """A small file, whole or not at all."""
     beside = path.with_name(f".{path.name}")
     beside.write_text(text)

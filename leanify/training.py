@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from leanify import checkpoint, memory
 from leanify import recipe as recipes
+from leanify.data import vocabulary
 from leanify.errors import RecipeError
 from leanify.loop import Trainer, Watcher
 from leanify.recipe import Recipe
@@ -32,7 +34,7 @@ def train(
         value = run.recipe
         if recipe is not None or settings:
             run.check_recipe(resolve(value if recipe is None else recipe, settings))
-        Trainer(value, watcher).fit(run)
+        Trainer(with_tokenizer_of(run), watcher).fit(run)
         return run.path
     if recipe is None:
         raise RecipeError("a recipe is needed: a file, a name (leanify train --list) or a leanify.recipe.Recipe")
@@ -41,6 +43,14 @@ def train(
     checkpoint.check_new_directory(folder) if folder.parent.is_dir() else None
     trainer = Trainer(value, watcher)
     return trainer.fit(trainer.new_run(folder)).path
+
+
+def with_tokenizer_of(run: Run) -> Recipe:
+    """The recipe of a run, with the tokenizer that it was begun with and keeps."""
+    value = run.recipe
+    if value.data is None or not vocabulary.lies_in(run.path):
+        return value
+    return replace(value, data=replace(value.data, tokenizer=str(run.path)))
 
 
 def resolve(recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = ()) -> Recipe:

@@ -14,7 +14,7 @@ import typer
 
 from leanify.errors import LeanifyError
 
-COMMANDS = ("redesign", "train", "profile", "condition", "recipes", "zoo")
+COMMANDS = ("redesign", "train", "glue", "profile", "condition", "recipes", "zoo")
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
 
 

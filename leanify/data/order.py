@@ -10,14 +10,16 @@ import hashlib
 import random
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 
 Key = tuple[int, int]  # epoch, index: what a sample's augmentation is a function of
+GROUP = 50  # batches whose samples are sorted by length together, as transformers' group_by_length does
 ORDER, SAMPLE, STEP, MODEL, HOLDOUT = range(5)  # what random numbers are for
 
 
@@ -45,6 +47,7 @@ class Order:
     batch_size   samples of a step, over all processes; an epoch's last step has what is left of it
     accumulate   forward passes that a process cuts its part of a full step into
     ramp         steps before the first full one, over which the batch grows by the same number of samples a step
+    lengths      of every sample, where those of like length are to share a batch: padding is then rare
     """
 
     samples: int
@@ -54,6 +57,7 @@ class Order:
     world: int = 1
     accumulate: int = 1
     ramp: int = 0
+    lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -101,7 +105,31 @@ class Order:
     def batch(self, step: int) -> np.ndarray:
         """The indices of a step over all processes; an epoch's steps have every sample once."""
         epoch, start, stop = self.place(step)
-        return permutation(ORDER, self.seed, epoch, self.samples)[start:stop]
+        return self.whole(epoch)[start:stop]
+
+    def whole(self, epoch: int) -> np.ndarray:
+        """All samples in the order of an epoch.
+
+        Where lengths are given, the samples of 50 batches at a time are sorted by theirs, and the batches shuffled;
+        what does not fill one stays last.
+        """
+        drawn = permutation(ORDER, self.seed, epoch, self.samples)
+        if self.lengths is None:
+            return drawn
+        if self._grouped.get("epoch") != epoch:
+            size, full = self.batch_size, self.samples // self.batch_size * self.batch_size
+            parts = np.split(drawn, range(GROUP * size, self.samples, GROUP * size))
+            order = np.concatenate([part[self.lengths[part].argsort(kind="stable")] for part in parts])
+            turn = np.random.default_rng((ORDER, self.seed, epoch, 1)).permutation(full // size)
+            order = np.concatenate([order[:full].reshape(-1, size)[turn].ravel(), order[full:]])
+            self._grouped.update(epoch=epoch, order=order)
+        grouped: np.ndarray = self._grouped["order"]
+        return grouped
+
+    @cached_property
+    def _grouped(self) -> dict[str, Any]:
+        """The last epoch that was grouped."""
+        return {}
 
     def passes(self, step: int) -> list[list[Key]]:
         """The keys of each forward pass of this process. One without a sample gets one that it must not count."""

@@ -1,7 +1,8 @@
 """What every data set is to the training loop: samples by index, a whole batch at a time.
 
-A data set in memory has ``batch(indices)``; one that reads and changes its samples has ``__getitem__``, and whatever it
-draws there is a function of (seed, epoch, index); ``scaled(inputs)``, if it has that, is applied to whole batches.
+A data set in memory has ``batch(indices)``; one that changes or draws its samples has ``draw(seed, keys)``; one that
+reads them has ``__getitem__``, and ``scaled(inputs)``, if it has that, is applied to whole batches. Whatever is drawn
+is a function of (seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ IGNORED = -100  # a target that does not count, torch's own default
 
 
 class Samples(Protocol):
-    """``targets`` is how many targets each sample has, None for one each; ``workers`` how many processes read well."""
+    """``targets`` is how many targets each sample has, None for one each; ``workers`` how many processes read well.
+
+    One that pads its batches has ``lengths`` too: those of like length then come together (`order.Order`).
+    """
 
     @property
     def targets(self) -> np.ndarray | None: ...
@@ -46,6 +50,7 @@ class Splits:
     classes: int | None = None
     bytes_per_target: float | None = None
     test: Samples | None = None
+    tokenizer: Any = None  # of transformers; a run keeps it
 
 
 class Part:
@@ -55,6 +60,7 @@ class Part:
         self.whole, self.indices = whole, indices
         self.workers: int = whole.workers
         self.targets = None if whole.targets is None else whole.targets[indices]
+        self.lengths = whole.lengths[indices] if hasattr(whole, "lengths") else None
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
         if hasattr(whole, "scaled"):
@@ -74,6 +80,8 @@ class Keyed(Dataset[Any]):
         self.samples, self.seed = samples, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
+        if hasattr(self.samples, "draw"):
+            return self.samples.draw(self.seed, keys)
         if hasattr(self.samples, "batch"):
             return self.samples.batch(np.array([index for _, index in keys]))
         inputs, targets = default_collate([self._one(*key) for key in keys])

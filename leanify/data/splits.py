@@ -12,7 +12,7 @@ from leanify.recipe import Data
 
 # A file of this folder by the name of the data set, else by the task: each has splits(data, model) → Splits.
 NAMED = {"digits": "digits"}
-OF_TASK = {"classification": "pictures", "causal-lm": "corpus"}
+OF_TASK = {"classification": "pictures", "causal-lm": "corpus", "masked-lm": "masked", "glue": "glue"}
 
 
 def splits_of(data: Data, model: nn.Module) -> Splits:

@@ -80,8 +80,12 @@ class CrammedBert(Model):
         if isinstance(module, ScaledSinusoidal):
             module.reset_parameters()
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """B, N → B, N, V logits of the words, or B, classes; ``attention_mask`` B, N is 1 where a token counts."""
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
+        """B, N → B, N, V logits of the words, or B, classes; ``attention_mask`` B, N is 1 where a token counts.
+
+        ``chosen`` B, N is true where the words are asked for: K of them → K, V, at a quarter of the decoder's cost
+        where a quarter is masked (the "sparse token prediction" of section 4.2 of the paper).
+        """
         x = self.embedding(input_ids) + self.positions(input_ids.shape[1])
         x = self.dropout(self.norm_in(x))
         mask = boolean(attention_mask)
@@ -91,4 +95,4 @@ class CrammedBert(Model):
         if self.classifier is not None:
             classes: Tensor = self.classifier(x[:, 0])
             return classes
-        return F.linear(x, self.embedding.weight)
+        return F.linear(x if chosen is None else x[chosen], self.embedding.weight)

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from leanify import upstream
+from leanify.data.glue import name_of
 from leanify.data.samples import Inputs, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Recipe
 from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
+from leanify.tasks.glue import Glue
+from leanify.tasks.masked_lm import MaskedLm
 
 Found = Mapping[str, Tensor]
 
@@ -63,6 +66,10 @@ def task_of(recipe: Recipe, splits: Splits) -> Task:
     if data.task == "classification":
         assert splits.classes is not None
         return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing)
+    if data.task == "masked-lm":
+        return MaskedLm(optim.label_smoothing)
+    if data.task == "glue":
+        return Glue(name_of(data), optim.label_smoothing)
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)
 
 

@@ -25,7 +25,7 @@ def logits_of(output: Any) -> Tensor:
     if getattr(output, "logits", None) is None:
         raise RecipeError(
             "this model gives no logits: it has no head for the task. Name a transformers class that has one, "
-            'class = "AutoModelForCausalLM" or "AutoModelForImageClassification" in [model]'
+            'class = "AutoModelForCausalLM", "AutoModelForMaskedLM" or "AutoModelForImageClassification" in [model]'
         )
     logits: Tensor = output.logits
     return logits

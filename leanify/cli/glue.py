@@ -1,0 +1,52 @@
+"""``leanify glue``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leanify.cli.options import Json
+
+
+def glue(
+    source: Annotated[
+        str, typer.Argument(help="the encoder: a run, a directory, a checkpoint, a hub id, a model type")
+    ],
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="a folder of sst2/train.tsv, rte/train.tsv, …")],
+    tasks: Annotated[str | None, typer.Option(metavar="NAMES", help="sst2,cola (default: all that DIR has)")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each task; the table has their median")] = 5,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="where the runs lie (default: runs/glue-NAME)")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: schedule.epochs=3")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fine-tune an encoder on the tasks of GLUE, several seeds each, and print the table.
+
+    Each fine-tuning is a run of the recipe glue. Finished ones are kept and unfinished ones resumed: kill it whenever
+    you like and call it again.
+    """
+    import os
+
+    from leanify import glue as table
+    from leanify import report
+    from leanify.cli.train import _Screen
+
+    named = [name.strip() for name in tasks.split(",") if name.strip()] if tasks is not None else None
+    with _Screen() as screen:
+
+        def watch(name: str) -> _Screen:
+            screen.console.print(name)
+            return screen
+
+        found = table.glue(source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch)
+    if int(os.environ.get("RANK", "0")):
+        return  # the first process speaks
+    if json:
+        report.print_json(found.to_json())
+    else:
+        report.render_glue(found)

@@ -1,0 +1,248 @@
+"""GLUE (Wang et al. 2019): sentences and pairs of them, from tab-separated files.
+
+``data.path`` is the folder that has a folder for every task, or the task's own. A file's first line names its columns:
+``sentence``, or ``sentence1`` and ``sentence2`` (or what GLUE's own files call them), and ``label``, a number or name.
+Nothing is quoted. ``data.validation`` is looked for as validation.tsv, dev.tsv and then test.tsv, for MRPC is often
+handed on with two files; MNLI has two, ``_matched`` and ``_mismatched``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanify import upstream
+from leanify.data import vocabulary
+from leanify.data.parts import first, folder_of, held_out, vocabulary_of
+from leanify.data.samples import Part, Splits
+from leanify.errors import DataError, RecipeError
+from leanify.recipe import Data
+
+PAIR = ("sentence1", "sentence2")
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """``columns`` are the spellings of the texts' columns; ``labels`` the classes' names, none for a number 0 … 5."""
+
+    title: str
+    labels: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...] = (PAIR,)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample."""
+        return len(self.labels) or 1
+
+
+TASKS = {
+    "cola": GlueTask("CoLA", ("unacceptable", "acceptable"), (("sentence",),)),
+    "sst2": GlueTask("SST-2", ("negative", "positive"), (("sentence",),)),
+    "mrpc": GlueTask("MRPC", ("not_equivalent", "equivalent")),
+    "stsb": GlueTask("STS-B", ()),
+    "qqp": GlueTask("QQP", ("not_duplicate", "duplicate"), (PAIR, ("question1", "question2"))),
+    "mnli": GlueTask("MNLI", ("entailment", "neutral", "contradiction"), (PAIR, ("premise", "hypothesis"))),
+    "qnli": GlueTask("QNLI", ENTAILMENT, (PAIR, ("question", "sentence"))),
+    "rte": GlueTask("RTE", ENTAILMENT),
+}
+HIGHEST = 5.0  # of a number
+
+
+def name_of(data: Data) -> str:
+    """The task of a recipe. Raises RecipeError."""
+    name = _plain(data.name)
+    if name not in TASKS:
+        raise RecipeError(f"data.name is {data.name!r}; the tasks of GLUE are {', '.join(TASKS)}: --set data.name=sst2")
+    return name
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+class Sentences:
+    """Encoded samples in memory; a batch is padded to the longest of its own."""
+
+    workers = 0
+    targets = None
+
+    def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
+        texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
+        found = tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=types, verbose=False)
+        self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
+        self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
+        self.flat = {
+            name: (np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad)
+            for name, pad in (
+                ("input_ids", tokenizer.pad_token_id or 0),
+                ("token_type_ids", tokenizer.pad_token_type_id),
+            )
+            if name in found
+        }
+        self.labels = np.array([label for _, label in rows])
+        if self.labels.dtype == np.float64:
+            self.labels = self.labels.astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids (and token_type_ids) (B, N), attention_mask where there is padding; labels (B,)"""
+        lengths = self.lengths[indices, None]
+        places = np.arange(lengths.max())
+        there = places < lengths
+        spots = np.where(there, self.starts[indices, None] + places, 0)
+        inputs = {
+            name: torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))
+            for name, (flat, pad) in self.flat.items()
+        }
+        if not there.all():
+            inputs["attention_mask"] = torch.from_numpy(there.astype(np.int64))
+        return inputs, torch.from_numpy(self.labels[indices])
+
+
+def splits(data: Data, model: nn.Module) -> Splits:
+    """A task's samples for a model with a head for it; validation by length, so that little is padded."""
+    name = name_of(data)
+    for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
+        if value is not None:
+            raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
+    words, positions = vocabulary_of(model, data.task)
+    length = data.length or positions or 512
+    if positions is not None and length > positions:
+        raise DataError(f"data.length is {length} tokens, and the model has {positions} positions")
+    if data.tokenizer is None:
+        raise DataError("there is no tokenizer beside the model: name one in data.tokenizer, a directory or a hub id")
+    tokenizer = vocabulary.load(data.tokenizer)
+    vocabulary.check_fit(tokenizer, words, f"by the tokenizer {data.tokenizer}")
+    types = "token_type_ids" in tokenizer.model_input_names and upstream.is_hf(model)
+
+    def encoded(rows: Sequence[Row]) -> Sentences:
+        return Sentences(rows, tokenizer, length, types)
+
+    rows, others, files = read(data, name)
+    train = first(encoded(rows), data.samples)
+    if data.holdout:
+        train, validation = held_out(train, data.holdout)
+    else:
+        validation = encoded(others)
+        validation = Part(validation, validation.lengths.argsort(kind="stable"))
+    told = f"{TASKS[name].title} of {files}, {len(train):,} samples to train and {len(validation):,} to validate"
+    return Splits(train, validation, told, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+Row = tuple[tuple[str, ...], float | int]  # texts and label
+SPELLINGS = {"validation": ("validation", "dev", "test")}  # of a split's file, in the order they are looked for
+
+
+def read(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
+    """The rows of a task to train and to validate, and where they are from. Raises DataError.
+
+    The labels of MNLI's second, mismatched file to validate count on from those of the first.
+    """
+    folder = folder_of_task(folder_of(data), name)
+    train = found_in(folder, (data.train,))
+    rows = list(rows_of(train, TASKS[name]))
+    others: list[Row] = []
+    files = [] if data.holdout else validation_files(folder, name, data.validation)
+    for place, file in enumerate(files):
+        shift = place * len(TASKS[name].labels)
+        others += [(texts, label + shift) for texts, label in rows_of(file, TASKS[name])]
+    return rows, others, f"{folder} ({', '.join(file.name for file in (train, *files))})"
+
+
+def is_there(data: Data, name: str) -> bool:
+    """Whether the task has a folder of its name with a file to train on."""
+    root = folder_of(data)
+    folder = folder_of_task(root, name)
+    return folder != root and (folder / f"{data.train}.tsv").is_file()
+
+
+def folder_of_task(root: Path, name: str) -> Path:
+    """The task's own folder, or the one of its name in a folder of them all."""
+    if not root.is_dir():
+        raise DataError(f"data.path {root} is a file; name the folder that has a folder for every task of GLUE")
+    here = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and _plain(entry.name) == name]
+    return here[0] if here else root
+
+
+def validation_files(folder: Path, name: str, split: str) -> list[Path]:
+    """The file to validate on; the matched and the mismatched one of MNLI."""
+    spellings = SPELLINGS.get(split, (split,))
+    if name != "mnli":
+        return [found_in(folder, spellings)]
+    return [found_in(folder, tuple(f"{word}_{part}" for word in spellings)) for part in ("matched", "mismatched")]
+
+
+def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
+    """The first of these .tsv files that is there."""
+    names = [f"{stem}.tsv" for stem in stems]
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+        raise DataError(f"{folder} has no {' or '.join(names)}; found {here}")
+    return file
+
+
+def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
+    """Texts and label of every line behind the first. Raises DataError, with the line, for one that has not both."""
+    places: list[int] = []
+    columns: list[str] = []
+    number = 0
+    for number, line in enumerate(_lines(file), 1):
+        cells = line.split("\t")
+        if number == 1:
+            columns, places = cells, _places(file, cells, task)
+        elif len(cells) != len(columns):
+            raise DataError(
+                f"{file}, line {number}: {len(cells)} cells between tabs, and line 1 names {len(columns)} columns"
+            )
+        else:
+            *texts, label = (cells[place] for place in places)
+            if not all(text.strip() for text in texts):
+                raise DataError(f"{file}, line {number}: a sentence is empty")
+            yield tuple(texts), _label(label.strip(), task, f"{file}, line {number}")
+    if number < 2:
+        raise DataError(f"{file} holds no sample: there is nothing behind its first line")
+
+
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            for line in lines:
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is no text in UTF-8: {error.reason} at byte {error.object[error.start]:#x}") from None
+
+
+def _places(file: Path, columns: list[str], task: GlueTask) -> list[int]:
+    for spelling in task.columns:
+        wanted = (*spelling, "label")
+        if all(name in columns for name in wanted):
+            return [columns.index(name) for name in wanted]
+    wanted = (*task.columns[0], "label")
+    raise DataError(f"{file}, line 1: {task.title} has the columns {', '.join(wanted)}; found {', '.join(columns)}")
+
+
+def _label(text: str, task: GlueTask, where: str) -> float | int:
+    if text in task.labels:
+        return task.labels.index(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not task.labels and 0 <= value <= HIGHEST:
+        return value
+    if task.labels and value in range(len(task.labels)):
+        return int(value)
+    known = " or ".join(f"{i} {name}" for i, name in enumerate(task.labels)) or f"a number 0 … {HIGHEST:g}"
+    raise DataError(f"{where}: {task.title} has no label {text!r}; it is {known}")

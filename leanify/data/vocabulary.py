@@ -1,0 +1,130 @@
+"""Tokenizers: one that lies somewhere in Hugging Face layout, bytes in that layout, or a WordPiece that is trained.
+
+bytes              256 bytes and five special words
+wordpiece-32768    at most so many words and pieces, trained on the training text (Wu et al. 2016), lower case, as
+                   BERT and Crammed BERT have them; kept in the cache by what it was trained on
+DIR or a hub id    whatever AutoTokenizer finds there
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leanify import upstream
+from leanify.errors import DataError
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+def tokenizer_of(name: str | None, texts: Sequence[str]) -> tuple[Any, str]:
+    """A tokenizer of transformers, and what it is in words; ``texts`` are what one is trained on. Raises DataError."""
+    if name is None or name == "bytes":
+        return _dressed(_bytes()), "as bytes"
+    if (found := re.fullmatch(r"wordpiece-(\d+)", name)) is not None:
+        return _wordpiece(int(found[1]), texts), f"by {name} of its own"
+    return load(name), f"by the tokenizer {name}"
+
+
+def load(name: str) -> Any:
+    """The tokenizer of a directory or of the hub. Raises DataError."""
+    try:
+        return upstream.transformers().AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"the tokenizer {name!r} is no directory here and the hub did not give it: name a directory, "
+            f"--set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one ({upstream.first_line(error)})"
+        ) from error
+
+
+def lies_in(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer in Hugging Face layout."""
+    return any((folder / name).is_file() for name in FILES)
+
+
+def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
+    """Raise where a tokenizer has words that a model does not know."""
+    if len(tokenizer) > vocabulary:
+        raise DataError(
+            f"text {by} has {len(tokenizer):,} words, and the model's vocabulary has {vocabulary:,}: name the model's "
+            "own tokenizer in data.tokenizer, or give the model so many words in [model.override]"
+        )
+
+
+def _bytes() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: index for index, word in enumerate((*SPECIAL, *letters))}
+    made = Tokenizer(models.BPE(vocab=words, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _wordpiece(size: int, texts: Sequence[str]) -> Any:
+    """Trained, or from the cache."""
+    if size < 64:
+        raise DataError(f"a wordpiece of {size} words cannot spell: give it at least 64, better thousands")
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode(errors="surrogatepass") + b"\0")
+    home = cache() / "tokenizers" / f"wordpiece-{size}-{digest.hexdigest()[:24]}"
+    if not lies_in(home):
+        _keep(_dressed(_trained(size, texts)), home)
+    return load(str(home))
+
+
+def _trained(size: int, texts: Sequence[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=list(SPECIAL), limit_alphabet=size // 4, show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+def _dressed(made: Any) -> Any:
+    """As transformers has it, with BERT's template: [CLS] a [SEP], and [CLS] a [SEP] b [SEP]."""
+    from tokenizers import processors
+
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(word, made.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
+    )
+    roles = dict(zip(ROLES, SPECIAL, strict=True))
+    return upstream.transformers().PreTrainedTokenizerFast(tokenizer_object=made, **roles)
+
+
+def _keep(tokenizer: Any, home: Path) -> None:
+    """Written beside its place, then renamed; whoever comes second has the same."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
+    try:
+        tokenizer.save_pretrained(folder)
+        if not home.exists():
+            folder.rename(home)
+    except OSError as error:
+        if not lies_in(home):
+            raise DataError(f"the tokenizer could not be kept in {home}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cache() -> Path:
+    """Where what took time to make is kept between runs: $XDG_CACHE_HOME/leanify, else ~/.cache/leanify."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"

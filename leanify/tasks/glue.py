@@ -1,0 +1,117 @@
+"""The eight tasks of GLUE that the paper reports, each with its own metrics (Wang et al. 2019, table 1)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leanify.data.glue import TASKS
+from leanify.data.samples import Inputs
+from leanify.tasks.outputs import answer
+
+Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, guesses → a share
+
+
+def accuracy(labels: np.ndarray, guesses: np.ndarray) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(labels, guesses))
+
+
+def f1(labels: np.ndarray, guesses: np.ndarray) -> float:
+    """Of class 1; 0 where nobody says it."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, guesses, zero_division=0.0))
+
+
+def matthews(labels: np.ndarray, guesses: np.ndarray) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(labels, guesses))
+
+
+def pearson(labels: np.ndarray, guesses: np.ndarray) -> float:
+    from scipy.stats import pearsonr
+
+    return _defined(pearsonr(labels, guesses).statistic if _varies(labels, guesses) else 0.0)
+
+
+def spearman(labels: np.ndarray, guesses: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return _defined(spearmanr(labels, guesses).statistic if _varies(labels, guesses) else 0.0)
+
+
+def _varies(*columns: np.ndarray) -> bool:
+    """Whether a correlation is defined; that with a constant is taken as 0."""
+    return all(len(column) > 1 and np.ptp(column) > 0 for column in columns)
+
+
+def _defined(value: float) -> float:
+    return float(value) if np.isfinite(value) else 0.0
+
+
+# the first is the one that tables print, as in Devlin et al. 2019 (table 1)
+METRICS: Mapping[str, Mapping[str, Metric]] = {
+    "cola": {"matthews": matthews},
+    "sst2": {"accuracy": accuracy},
+    "mrpc": {"f1": f1, "accuracy": accuracy},
+    "stsb": {"spearman": spearman, "pearson": pearson},
+    "qqp": {"f1": f1, "accuracy": accuracy},
+    "mnli": {"accuracy": accuracy},
+    "qnli": {"accuracy": accuracy},
+    "rte": {"accuracy": accuracy},
+}
+
+
+class Glue:
+    """A class of a sentence or pair by cross-entropy; for STS-B a number by the squared error."""
+
+    sign = 1
+
+    def __init__(self, name: str, smoothing: float) -> None:
+        self.name, self.classes, self.smoothing = name, len(TASKS[name].labels), smoothing
+        self.metric = next(iter(METRICS[name]))
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """targets B → the sum over B"""
+        return self._loss(answer(model, inputs), targets, self.smoothing)
+
+    def _loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        if self.classes:
+            return F.cross_entropy(outputs, targets, label_smoothing=smoothing, reduction="sum")
+        return F.mse_loss(outputs[:, 0], targets, reduction="sum")
+
+    def count(self, targets: Tensor) -> int:
+        return len(targets)
+
+    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+        outputs = answer(model, inputs)
+        label = targets % self.classes if self.classes else targets
+        part = targets // self.classes if self.classes else torch.zeros_like(targets)  # of MNLI: matched, mismatched
+        return {
+            "loss": self._loss(outputs, label),
+            "count": torch.tensor(len(targets)),
+            "guess": outputs.argmax(1) if self.classes else outputs[:, 0],
+            "label": label,
+            "part": part,
+        }
+
+    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+        """Mean loss, and the task's metrics of the whole set, all times 100; MNLI's is the mean of its two sets."""
+        told = {"loss": (found["loss"] / found["count"]).item()}
+        label, guess, part = (found[name].numpy() for name in ("label", "guess", "part"))
+        for name, metric in METRICS[self.name].items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a validation set in which a class is missing
+                values = [100 * metric(label[part == one], guess[part == one]) for one in np.unique(part)]
+            told[name] = sum(values) / len(values)
+            if self.name == "mnli":
+                told |= {f"{name}_{kind}": value for kind, value in zip(("m", "mm"), values, strict=False)}
+        return told
