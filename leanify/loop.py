@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from leanify import checkpoint, distillation
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
-from leanify.data.samples import Batch, Inputs, read
+from leanify.data.samples import Batch, Inputs, Samples, read
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, TrainingError
 from leanify.preparation import build, check_supported, data_of
@@ -159,8 +159,17 @@ class Trainer:
                     if self.agreed(interrupts.asked, step + 1):
                         self.save(run, step + 1)
                         raise KeyboardInterrupt
+            self.test(run)
         self.accelerator.wait_for_everyone()
         return run
+
+    def test(self, run: Run) -> None:
+        """A row of the test split, if there is one, of the best checkpoint's weights."""
+        best = run.best()
+        if self.splits.test is None or best is None:
+            return
+        put(self.bare if self.average is None else self.average.module, best.weights())
+        self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def begin(self, run: Run) -> int:
         """Restore, say where the run goes on, and return the step to do next."""
@@ -298,23 +307,24 @@ class Trainer:
             self.watcher.logged(row)
 
     @torch.no_grad()
-    def evaluate(self) -> Metrics:
-        """The task's metrics over the validation split, or its first ``eval_batches``; of averaged weights if any."""
+    def evaluate(self, split: Samples | None = None) -> Metrics:
+        """The task's metrics over a split, else the first ``eval_batches`` to validate; of averaged weights if any."""
         assert self.recipe.data is not None
+        samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
         model = self.bare if self.average is None else self.average.module
         world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
-        keys = in_turn(len(self.splits.validation), size, rank, world, self.recipe.run.eval_batches)
+        keys = in_turn(len(samples), size, rank, world, limit)
         began, parts = time.perf_counter(), []
         model.eval()
-        for batch in read(self.splits.validation, keys, self.seed, self.recipe.data.workers, False):
+        for batch in read(samples, keys, self.seed, self.recipe.data.workers, False):
             with self.accelerator.autocast():
                 parts.append(
                     {name: value.double() for name, value in self.task.found(model, *self.moved(batch)).items()}
                 )
         model.train()
         metrics = self.task.metrics(self.everyones(merged(parts)))
-        samples = min(len(self.splits.validation), size * (self.recipe.run.eval_batches or len(keys) + 1))
-        return metrics | {"samples_per_s": round(samples / max(time.perf_counter() - began, 1e-9), 1)}
+        number = min(len(samples), size * (limit or len(samples)))
+        return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
 
     def everyones(self, mine: Found) -> Found:
         """What all processes found; one that had no sample adds nothing."""
