@@ -175,6 +175,14 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return run
 
+    def test(self, run: Run) -> None:
+        """A row of the test split, if there is one, of the best checkpoint's weights."""
+        best = run.best()
+        if self.splits.test is None or best is None:
+            return
+        put(self.evaluated, best.weights())
+        self.write(run, best.step, "test", self.evaluate(self.splits.test))
+
     def begin(self, run: Run) -> int:
         """Restore, say where the run goes on, and return the step to do next."""
         found, complaints = run.newest()
@@ -288,7 +296,7 @@ class Trainer:
             self.log(run, step)
         metrics: Metrics = {}
         if last or (step % every == 0 if every else self.order.place(step)[1] == 0):
-            metrics = self.evaluate(self.splits.validation, self.recipe.run.eval_batches)
+            metrics = self.evaluate()
             self.write(run, step, "validation", metrics)
             self.window.began = time.perf_counter()
         due = step % self.recipe.run.checkpoint_every == 0 if self.recipe.run.checkpoint_every else bool(metrics)
@@ -328,26 +336,19 @@ class Trainer:
             if self.recipe.run.trackers:
                 self.accelerator.log({f"{split}/{name}": value for name, value in metrics.items()}, step=step)
 
-    def test(self, run: Run) -> None:
-        """A row of the test split, with the weights of the best checkpoint; they stay in the model that evaluates."""
-        best = run.best()
-        if self.splits.test is None or best is None:
-            return
-        put(self.evaluated, best.weights())
-        self.write(run, best.step, "test", self.evaluate(self.splits.test))
-
     @property
     def evaluated(self) -> nn.Module:
         """The model of averaged weights if any, else the one that learns."""
         return self.bare if self.average is None else self.average.module
 
     @torch.no_grad()
-    def evaluate(self, samples: Samples, batches: int | None = None) -> Metrics:
-        """The task's metrics over a split, or its first ``batches``."""
+    def evaluate(self, split: Samples | None = None) -> Metrics:
+        """The task's metrics over a split, else the first ``eval_batches`` to validate; of averaged weights if any."""
         assert self.recipe.data is not None
+        samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
         model = self.evaluated
         world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
-        keys = in_turn(len(samples), size, rank, world, batches)
+        keys = in_turn(len(samples), size, rank, world, limit)
         began, parts = time.perf_counter(), []
         model.eval()
         for batch in read(samples, keys, self.seed, self.recipe.data.workers, False):
@@ -357,8 +358,8 @@ class Trainer:
                 )
         model.train()
         metrics = self.task.metrics(self.everyones(merged(parts)))
-        seen = min(len(samples), size * (batches or len(keys) + 1))
-        return metrics | {"samples_per_s": round(seen / max(time.perf_counter() - began, 1e-9), 1)}
+        number = min(len(samples), size * (limit or len(samples)))
+        return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
 
     def everyones(self, mine: Found) -> Found:
         """What all processes found; one that had no sample adds nothing."""

@@ -69,7 +69,7 @@ class Data:
     """Where samples come from; ``path`` where they lie, ``holdout`` the share of ``train`` that validates."""
 
     name: str
-    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "glue"]
+    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "glue", "regression"]
     path: str | None = None
     train: str = "train"
     validation: str = "validation"
@@ -78,6 +78,7 @@ class Data:
     samples: int | None = None  # only so many, from the first on
     tokenizer: str | None = None  # a directory or a hub id; masked-lm also bytes, wordpiece-32768; else the model's
     length: int | None = None  # tokens
+    options: Mapping[str, Any] = field(default_factory=dict)  # what a generator of samples is told
     mask: float = 0.0  # share of the tokens that a masked language model must guess
     img_size: int | None = None  # pixels
     rand_augment: str | None = None

@@ -41,7 +41,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """What a recipe's [data] leads to. ``words`` say what it is; ``facts`` are what the task must know of it."""
+    """What a recipe's [data] leads to. ``words`` say what it is; ``constant`` is train's most frequent class."""
 
     train: Samples
     validation: Samples
@@ -49,8 +49,9 @@ class Splits:
     images: bool = False
     classes: int | None = None
     bytes_per_target: float | None = None
-    test: Samples | None = None
     tokenizer: Any = None  # of transformers; a run keeps it
+    test: Samples | None = None
+    constant: int | None = None
 
 
 class Part:
@@ -60,7 +61,8 @@ class Part:
         self.whole, self.indices = whole, indices
         self.workers: int = whole.workers
         self.targets = None if whole.targets is None else whole.targets[indices]
-        self.lengths = whole.lengths[indices] if hasattr(whole, "lengths") else None
+        lengths = getattr(whole, "lengths", None)
+        self.lengths = None if lengths is None else lengths[indices]
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
         if hasattr(whole, "scaled"):
