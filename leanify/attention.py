@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.errors import UnsupportedModel
-from leanify.families import Reading, known
+from leanify.families import known, reading_of
 
 
 def multihead(
@@ -60,10 +60,12 @@ def multihead(
 _FORWARDS: dict[str, Callable[..., Any]] = {"multihead": multihead}
 
 
-def free(module: nn.Module, reading: Reading) -> None:
-    """Give ``module`` the forward that its reading frees, in place; a module that has it keeps it."""
-    if (reading.edits or reading.forward) and "freed" not in vars(type(module)):
-        module.__class__ = _freed_class(type(module))
+def free(module: nn.Module) -> None:
+    """Give ``module`` and its parts the forwards that their rows free, in place; one that is free already stays so."""
+    for part in module.modules():
+        reading = reading_of(part)
+        if reading and (reading.edits or reading.forward) and "freed" not in vars(type(part)):
+            part.__class__ = _freed_class(type(part))
 
 
 _FREED: dict[type[nn.Module], type[nn.Module]] = {}

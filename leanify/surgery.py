@@ -167,7 +167,7 @@ def _turn(model: nn.Module, place: Place, layer: Layer) -> None:
     for site in {id(s.module): s for s in (place.attention, place.mlp) if s is not None}.values():
         _resize(model, site, {name: sizes.get(name, size) for name, size in site.sizes.items()})
     if features_of(place.output).inputs != layer.width:
-        free(place.attention.module, place.attention.reading)
+        free(place.attention.module)
 
 
 def _turn_tables(model: nn.Module) -> None:

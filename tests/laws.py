@@ -193,8 +193,19 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
     """Every floating-point tensor that a run returns, caches and attention maps left out."""
     torch.manual_seed(0)
-    with _Float64(), torch.set_grad_enabled(grad):
+    with _Float64(), _default_float64(), torch.set_grad_enabled(grad):
         return [tensor for tensor in _tensors(call(model)) if tensor.is_floating_point() and tensor.numel()]
+
+
+@contextmanager
+def _default_float64() -> Iterator[None]:
+    """What upstream makes on the way (masks, empty queries) is float64 like the model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -231,11 +242,11 @@ class _Float64(TorchFunctionMode):
 
 
 class _Softmaxes(TorchFunctionMode):
-    """Notes every softmax over three or more axes that runs outside the ``known`` modules, expert routers apart."""
+    """Notes every softmax over three or more axes that runs outside the ``known`` paths, expert routers apart."""
 
     names = ("scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward")
 
-    def __init__(self, known: set[int], paths: dict[int, str]) -> None:
+    def __init__(self, known: set[str], paths: dict[int, str]) -> None:
         super().__init__()
         self.known, self.paths = known, paths
         self.running: list[nn.Module] = []
@@ -245,7 +256,7 @@ class _Softmaxes(TorchFunctionMode):
         if getattr(func, "__name__", "") in self.names and args and args[0].dim() > 2:
             where = self.running[-1] if self.running else None
             routes = re.search(r"Router|Gate|Expert|MoE|Moe|TopK", type(where).__name__)
-            if not routes and not any(id(module) in self.known for module in self.running):
+            if not routes and not any(sites.within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known):
                 self.strangers.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
         return func(*args, **(kwargs or {}))
 
@@ -267,7 +278,7 @@ class _Softmaxes(TorchFunctionMode):
 def complete(model: nn.Module, call: Call) -> list[Tensor]:
     """The outputs of ``model``. Raises LawBroken where an attention runs that was not found."""
     found = sites.sites_of(model)
-    known = {id(site.module) for site in found if site.reading.is_attention or site.reading.kept}
+    known = {site.path for site in found if site.reading.is_attention or site.reading.kept}
     modes = _Softmaxes(known, {id(module): path for path, module in model.named_modules()})
     with modes.watching():
         result = outputs(model, call)
