@@ -111,7 +111,7 @@ def _resize_linear(
     }
     for name, tensor in kept.items():
         shape = [sizes.get(axis, length) for axis, length in enumerate(tensor.shape)] if tensor.dim() > 1 else [outputs]
-        _replace(module, name, tensor.new_empty(shape))
+        _replace(module, name, _like(tensor, shape))
     for name, size in ((features.output_name, outputs), (features.input_name, inputs)):
         if hasattr(module, name):
             setattr(module, name, (size,) if name == "normalized_shape" else size)
@@ -124,6 +124,14 @@ def _resize_linear(
         matrix = tensor.dim() > 1
         zeroed = features.input_axis if matrix and columns else -1
         _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
+
+
+def _like(tensor: Tensor, shape: list[int]) -> Tensor:
+    """Noise with a tensor's mean and spread: what stands where upstream's initialiser knows nothing of a module."""
+    new = tensor.new_empty(shape)
+    if tensor.is_meta or not tensor.is_floating_point():
+        return new
+    return new.normal_(float(tensor.mean()), float(tensor.std(correction=0)))
 
 
 def _is_depthwise(module: nn.Module) -> bool:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -184,8 +185,100 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4, "context_length": 8},
     "informer": {"prediction_length": 4, "context_length": 8},
     "time_series_transformer": {"prediction_length": 4, "context_length": 8},
+    "bailing_hybrid": {"num_expert_group": 2, "linear_head_dim": 8},
+    "big_bird": {"block_size": 1},
+    "bigbird_pegasus": {"block_size": 1},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {**MROPE, "mrope_section": [2, 1, 1]}}},
+    "dbrx": {"attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0}},
+    "funnel": {"block_sizes": [2, 2], "block_repeats": [1, 1], "d_head": HEAD_DIM},
     "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_expand": 2, "attn_layer_indices": [1, 2]},
-    "gemma3n_text": {"intermediate_size": [HIDDEN] * LAYERS, "activation_sparsity_pattern": [0.0] * LAYERS},
+    "gemma3n_text": {
+        "intermediate_size": [HIDDEN] * LAYERS,
+        "activation_sparsity_pattern": [0.0] * LAYERS,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCABULARY,
+    },
+    "gemma4_audio": {"subsampling_conv_channels": [16, 8]},
+    "glm5_next_text": {
+        "index_topk": 16,
+        "index_head_dim": HEAD_DIM,
+        "index_n_heads": 2,
+        "num_key_value_heads": HEADS,
+        "qk_rope_head_dim": 0,
+        "qk_nope_head_dim": HEAD_DIM,
+        "v_head_dim": HEAD_DIM,
+        "head_dim": 0,
+        "linear_head_dim": 8,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "indexed_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+        "indexer_types": ["full"] * 4,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 20,
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "mistral_large4_text": {
+        "num_hidden_layers": 3,
+        "kv_source_layers": [0, 1, 2],
+        "layer_types": ["indexed_attention"] * 3,
+        "indexer_types": ["full"] * 3,
+        "no_rope_layers": [1, 1, 0],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_key_value_heads": HEADS,
+        "index_topk": 16,
+        "index_head_dim": HEAD_DIM,
+        "index_n_heads": 2,
+    },
+    "mistral4": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
+    "nemotron_h": {
+        "n_groups": 2,
+        "mamba_num_heads": 12,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "full_attention", "mlp"],
+    },
+    "neucodec": {"hidden_size": 96, "head_dim": 16},
+    "xcodec2": {"hidden_size": 96, "head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "full_attention"]},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD_DIM,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 2,
+        "hc_lowrank": 16,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
+    "qwen3_asr_encoder": {"n_window": 8, "n_window_infer": 32, "output_dim": WIDTH, "downsample_hidden_size": 16},
+    "sapiens2": {
+        "num_key_value_heads_per_layer": [KV_HEADS] * LAYERS,
+        "num_first_full_attention_layers": 0,
+        "num_last_full_attention_layers": 0,
+        "out_features": None,
+        "out_indices": None,
+    },
+    "seggpt": {
+        "image_size": [64, 32],
+        "mlp_dim": HIDDEN,
+        "intermediate_hidden_state_indices": [0, 1, 2],
+        "merge_index": 1,
+        "pretrain_image_size": 32,
+    },
+    "speech_to_text": {"conv_channels": 32, "input_feat_per_channel": 80},
+    "timesfm": {"patch_length": 4, "context_length": 16},
+    "tvp": {"visual_prompt_size": 8, "max_img_size": 64, "num_frames": 2},
     "exaone4_5_vision": {"window_size": 32},
     "granitemoehybrid": {
         "mamba_n_heads": 12,
@@ -250,9 +343,68 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_vision": {"window_size": 32},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
-    "zamba": {"mamba_expand": 2, "n_mamba_heads": 2, "attention_hidden_size": 96, "attention_head_dim": 16},
-    "zamba2": {"mamba_expand": 2, "n_mamba_heads": 12, "mamba_headdim": 8, "mamba_ngroups": 1},
+    "zamba": {
+        "mamba_expand": 2,
+        "n_mamba_heads": 2,
+        "attention_hidden_size": 96,
+        "attention_head_dim": 16,
+        "mamba_dt_rank": 4,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+    "zamba2": {
+        "mamba_expand": 2,
+        "n_mamba_heads": 12,
+        "mamba_headdim": 8,
+        "mamba_ngroups": 1,
+        "attention_hidden_size": 96,
+        "attention_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "hybrid_layer_ids": [1, 3],
+    },
 }
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.randint(5, VOCABULARY - 2, shape)
+
+
+INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the place of, what leanify.inputs makes
+    "csm": lambda c: {"input_ids": (ids := torch.randint(1, 60, (2, 12, c.num_codebooks))), "labels": ids, "attention_mask": None},
+    "fun_asr_nano_encoder": lambda c: {"input_features": _noise(2, 12, c.num_mel_bins * c.num_stacked_frames), "input_features_mask": torch.ones(2, 12, dtype=torch.long)},
+    "gemma4_audio": lambda c: {"input_features": _noise(2, 32, 128)},
+    "gemma4_vision": lambda c: {"pixel_values": _noise(2, 36, 3 * c.patch_size**2), "pixel_position_ids": torch.cartesian_prod(torch.arange(6), torch.arange(6)).expand(2, 36, 2)},
+    "granite_speech5_encoder": lambda c: {"input_features": _noise(2, 32, 4 * c.num_mel_bins)},
+    "idefics": lambda c: {"pixel_values": _noise(2, 1, 3, 32, 32), "image_attention_mask": torch.ones(2, 12, 1, dtype=torch.long)},
+    "inkling2_vision": lambda c: {"pixel_values": _noise(8, 16, 16, 3), "image_grid_thw": torch.tensor([[1, 4, 4]] * 2)},
+    "kimi_k25_vision": lambda c: {"pixel_values": _noise(32, 3, c.patch_size, c.patch_size)},
+    "kyutai_speech_to_text": lambda c: {"input_ids": torch.randint(5, 60, (2, 12, c.num_codebooks + 1))},
+    "lightglue": lambda c: {"pixel_values": torch.rand(1, 2, 3, 64, 64)},
+    "mimi_decoder": lambda c: {"latents": _noise(2, c.hidden_size, 8)},
+    "minicpm_ocr_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
+    "minicpmv4_7_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
+    "muse_glimmer_assistant": lambda c: {"noise_embeds": _noise(2, c.block_size, WIDTH), "context_hidden_states": _noise(2, 12, WIDTH * len(c.target_layer_ids))},
+    "muse_glimmer_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
+    "muse_spark_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
+    "oneformer": lambda c: {"task_inputs": torch.randint(0, 90, (2, c.task_seq_len))},
+    "pe_audio_encoder": lambda c: {"input_values": _noise(2, 1, 16000)},
+    "pocket_tts_audio_tokenizer_decoder": lambda c: {"latents": _noise(2, c.latent_dim, 4)},
+    "qwen3_asr_encoder": lambda c: {"input_features": _noise(2, 16, 32), "input_features_mask": torch.ones(2, 32, dtype=torch.long)},
+    "sam3_lite_text_text_model": lambda c: {"input_ids": _ids(2, 12)},
+    "seggpt": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "prompt_pixel_values": _noise(2, 3, 32, 32), "prompt_masks": _noise(2, 3, 32, 32)},
+    "speech_to_text": lambda c: {"input_features": _noise(2, 96, c.input_feat_per_channel)},
+    "speecht5": lambda c: {"input_values": _noise(2, 12, WIDTH), "decoder_input_values": _noise(2, 12, WIDTH)},
+    "timesfm": lambda c: {"past_values": _noise(2, 16), "past_values_padding": torch.zeros(2, 16), "freq": torch.zeros(2, 1, dtype=torch.long)},
+    "tvp": lambda c: {"pixel_values": _noise(2, c.num_frames, 3, 64, 64)},
+    "udop": lambda c: {"bbox": torch.rand(2, 12, 4), "pixel_values": _noise(2, 3, 32, 32)},
+    "video_llama_3_vision": lambda c: {"pixel_values": _noise(32, 3 * c.patch_size**2), "grid_thw": torch.tensor([[1, 4, 4]] * 2), "merge_sizes": torch.tensor([1, 2])},
+    "vilt": lambda c: {"pixel_values": _noise(2, 3, 32, 32)},
+}  # fmt: skip
 
 
 @functools.cache
@@ -339,8 +491,8 @@ def build_hf(kind: str) -> tuple[nn.Module, Any]:
     model = library.AutoModel.from_config(
         config, **({"experts_implementation": "eager"} if _has_experts(config) else {})
     ).eval()
-    inputs = example_inputs(model, 2, tokens=12)
-    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    inputs: dict[str, Any] = {**example_inputs(model, 2, tokens=12), **INPUTS.get(kind, lambda config: {})(config)}
+    inputs = {k: v.double() if v is not None and v.is_floating_point() else v for k, v in inputs.items()}
     return model, lambda m: m(**inputs)
 
 
