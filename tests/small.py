@@ -160,6 +160,7 @@ DROPPED = (
     "_out_features",
     "_out_indices",
     "per_layer_config",
+    "architectures",
     "transformers_version",
 )
 LISTED = {
@@ -174,6 +175,15 @@ SWIN = {
     "embed_dim": WIDTH, "depths": [1, 2], "num_heads": [HEADS, 2 * HEADS], "num_layers": 2, "window_size": 2, "image_size": 32,
     "patch_size": 4, "hidden_size": 2 * WIDTH, "encoder_stride": 8,
 }  # fmt: skip
+FOUR_STAGES = {
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+    "out_indices": None,
+    "embed_dim": 24,
+    "depths": [1, 1, 2, 1],
+    "num_heads": [1, 2, 4, 8],
+    "patch_size": 4,
+    "image_size": 64,
+}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "distilbert": {"hidden_dim": HIDDEN},
     "swin": SWIN,
@@ -189,7 +199,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "big_bird": {"block_size": 1},
     "bigbird_pegasus": {"block_size": 1},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {**MROPE, "mrope_section": [2, 1, 1]}}},
-    "dbrx": {"attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": HIDDEN},
+    },
     "funnel": {"block_sizes": [2, 2], "block_repeats": [1, 1], "d_head": HEAD_DIM},
     "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_expand": 2, "attn_layer_indices": [1, 2]},
     "gemma3n_text": {
@@ -308,7 +321,22 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_layers": 4,
         "attention_layers": ["global", "local"] * 2,
     },
-    "granite_speech5_encoder": {"context_size": 16},
+    "granite_speech5_encoder": {"context_size": 16, "num_key_value_heads": HEADS},
+    "bridgetower": {"hidden_size": 192, "text_config": {"hidden_size": 192}, "vision_config": {"hidden_size": 192}},
+    "chameleon": {
+        "vocabulary_map": {"<image>": 4},
+        "vq_config": {
+            "base_channels": 32,
+            "num_embeddings": 16,
+            "resolution": 32,
+            "channel_multiplier": [1, 1],
+            "latent_channels": 8,
+            "num_res_blocks": 1,
+        },
+    },
+    "minicpm_ocr_vision": {"insert_layer_id": 1},
+    "minicpmv4_7_vision": {"insert_layer_id": 1},
+    "dots3_note_text": {"num_key_value_heads": HEADS},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 8},
     "mobilebert": {"true_hidden_size": 48, "intra_bottleneck_size": 48, "embedding_size": 48, "hidden_size": 48},
     "moonshine": {
@@ -318,9 +346,21 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "nemotron": {"num_key_value_heads": KV_HEADS},
     "laguna": {"num_attention_heads_per_layer": [HEADS] * LAYERS},
-    "mask2former": {"hidden_dim": 64, "feature_size": 64, "mask_feature_size": 64, "num_attention_heads": 4},
+    "mask2former": {
+        "backbone_config": FOUR_STAGES,
+        "hidden_dim": 64,
+        "feature_size": 64,
+        "mask_feature_size": 64,
+        "num_attention_heads": 4,
+    },
     "maskformer": {"fpn_feature_size": 64, "mask_feature_size": 64},
-    "oneformer": {"hidden_dim": 64, "conv_dim": 64, "mask_dim": 64, "num_attention_heads": 4},
+    "oneformer": {
+        "backbone_config": FOUR_STAGES,
+        "hidden_dim": 64,
+        "conv_dim": 64,
+        "mask_dim": 64,
+        "num_attention_heads": 4,
+    },
     "mimi": {
         "audio_channels": 1,
         "hidden_size": 48,
@@ -339,7 +379,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 4,
         "num_buckets": 2,
     },
-    "neomme": {"partial_rotary_factor": 0.5},
+    "neomme": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        }
+    },
     "qwen2_5_vl_vision": {"window_size": 32},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
@@ -377,30 +422,34 @@ def _ids(*shape: int) -> torch.Tensor:
 INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the place of, what leanify.inputs makes
     "csm": lambda c: {"input_ids": (ids := torch.randint(1, 60, (2, 12, c.num_codebooks))), "labels": ids, "attention_mask": None},
     "fun_asr_nano_encoder": lambda c: {"input_features": _noise(2, 12, c.num_mel_bins * c.num_stacked_frames), "input_features_mask": torch.ones(2, 12, dtype=torch.long)},
-    "gemma4_audio": lambda c: {"input_features": _noise(2, 32, 128)},
+    "gemma4_audio": lambda c: {"input_features": _noise(2, 32, 16)},
     "gemma4_vision": lambda c: {"pixel_values": _noise(2, 36, 3 * c.patch_size**2), "pixel_position_ids": torch.cartesian_prod(torch.arange(6), torch.arange(6)).expand(2, 36, 2)},
     "granite_speech5_encoder": lambda c: {"input_features": _noise(2, 32, 4 * c.num_mel_bins)},
     "idefics": lambda c: {"pixel_values": _noise(2, 1, 3, 32, 32), "image_attention_mask": torch.ones(2, 12, 1, dtype=torch.long)},
-    "inkling2_vision": lambda c: {"pixel_values": _noise(8, 16, 16, 3), "image_grid_thw": torch.tensor([[1, 4, 4]] * 2)},
+    "inkling2_vision": lambda c: {"pixel_values": _noise(8, 16, 16, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)},
     "kimi_k25_vision": lambda c: {"pixel_values": _noise(32, 3, c.patch_size, c.patch_size)},
     "kyutai_speech_to_text": lambda c: {"input_ids": torch.randint(5, 60, (2, 12, c.num_codebooks + 1))},
     "lightglue": lambda c: {"pixel_values": torch.rand(1, 2, 3, 64, 64)},
     "mimi_decoder": lambda c: {"latents": _noise(2, c.hidden_size, 8)},
     "minicpm_ocr_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
     "minicpmv4_7_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
-    "muse_glimmer_assistant": lambda c: {"noise_embeds": _noise(2, c.block_size, WIDTH), "context_hidden_states": _noise(2, 12, WIDTH * len(c.target_layer_ids))},
+    "muse_glimmer_assistant": lambda c: {"noise_embeds": _noise(2, c.block_size, WIDTH), "context_hidden_states": _noise(2, 12, WIDTH * len(c.target_layer_ids)), "attention_mask": {"sliding_attention": None}},
     "muse_glimmer_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
     "muse_spark_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
-    "oneformer": lambda c: {"task_inputs": torch.randint(0, 90, (2, c.task_seq_len))},
+    "oneformer": lambda c: {"pixel_values": _noise(2, 3, 64, 64), "task_inputs": torch.randint(0, 90, (2, c.task_seq_len))},
     "pe_audio_encoder": lambda c: {"input_values": _noise(2, 1, 16000)},
-    "pocket_tts_audio_tokenizer_decoder": lambda c: {"latents": _noise(2, c.latent_dim, 4)},
-    "qwen3_asr_encoder": lambda c: {"input_features": _noise(2, 16, 32), "input_features_mask": torch.ones(2, 32, dtype=torch.long)},
+    "pocket_tts_audio_tokenizer_decoder": lambda c: {"latents": _noise(2, c.hidden_size, 4)},
+    "qwen3_asr_encoder": lambda c: {"input_features": _noise(2, c.num_mel_bins, 32), "input_features_mask": torch.ones(2, 32, dtype=torch.long)},
     "sam3_lite_text_text_model": lambda c: {"input_ids": _ids(2, 12)},
     "seggpt": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "prompt_pixel_values": _noise(2, 3, 32, 32), "prompt_masks": _noise(2, 3, 32, 32)},
     "speech_to_text": lambda c: {"input_features": _noise(2, 96, c.input_feat_per_channel)},
     "speecht5": lambda c: {"input_values": _noise(2, 12, WIDTH), "decoder_input_values": _noise(2, 12, WIDTH)},
     "timesfm": lambda c: {"past_values": _noise(2, 16), "past_values_padding": torch.zeros(2, 16), "freq": torch.zeros(2, 1, dtype=torch.long)},
-    "tvp": lambda c: {"pixel_values": _noise(2, c.num_frames, 3, 64, 64)},
+    "tvp": lambda c: {"input_ids": _ids(1, 12), "attention_mask": torch.ones(1, 12, dtype=torch.long), "pixel_values": _noise(1, c.num_frames, 3, 64, 64)},
+    "bridgetower": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "pixel_mask": torch.ones(2, 32, 32, dtype=torch.long)},
+    "mask2former": lambda c: {"pixel_values": _noise(2, 3, 64, 64)},
+    "neucodec": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160)},
+    "xcodec2": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160)},
     "udop": lambda c: {"bbox": torch.rand(2, 12, 4), "pixel_values": _noise(2, 3, 32, 32)},
     "video_llama_3_vision": lambda c: {"pixel_values": _noise(32, 3 * c.patch_size**2), "grid_thw": torch.tensor([[1, 4, 4]] * 2), "merge_sizes": torch.tensor([1, 2])},
     "vilt": lambda c: {"pixel_values": _noise(2, 3, 32, 32)},
@@ -470,7 +519,8 @@ def tiny_config(kind: str) -> Any:
     small = tiny(full, _widths(full))
     if small.get("kv_lora_rank") is not None:  # latent attention has no key/value groups
         small["num_key_value_heads"] = HEADS
-    small.update(OVERRIDES.get(kind, {}))
+    for key, value in OVERRIDES.get(kind, {}).items():
+        small[key] = {**small[key], **value} if key.endswith("config") else value
     layers = small.get("num_hidden_layers")
     kinds = [
         len(small[k]) for k in ("layer_types", "layers_block_type", "mlp_layer_types") if isinstance(small.get(k), list)
@@ -491,6 +541,9 @@ def build_hf(kind: str) -> tuple[nn.Module, Any]:
     model = library.AutoModel.from_config(
         config, **({"experts_implementation": "eager"} if _has_experts(config) else {})
     ).eval()
+    for path, buffer in model.named_buffers():
+        if path.endswith("embed_sum"):  # a codebook that nothing was learned for yet: all its codes alike
+            buffer.normal_()
     inputs: dict[str, Any] = {**example_inputs(model, 2, tokens=12), **INPUTS.get(kind, lambda config: {})(config)}
     inputs = {k: v.double() if v is not None and v.is_floating_point() else v for k, v in inputs.items()}
     return model, lambda m: m(**inputs)
