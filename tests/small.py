@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanify import upstream
+from leanify import upstream, zoo
+from leanify.errors import SourceError
 from leanify.inputs import example_inputs
 
 BUILD = {"depth": 3, "depths": 2}
@@ -259,8 +260,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "ssm_state_size": 8,
         "layers_block_type": ["linear_attention", "full_attention", "mlp", "full_attention", "mlp"],
     },
-    "neucodec": {"hidden_size": 96, "head_dim": 16},
-    "xcodec2": {"hidden_size": 96, "head_dim": 16},
+    "neucodec": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144},
+    "xcodec2": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "full_attention"]},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
@@ -274,7 +275,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
     },
-    "qwen3_asr_encoder": {"n_window": 8, "n_window_infer": 32, "output_dim": WIDTH, "downsample_hidden_size": 16},
+    "qwen3_asr_encoder": {"output_dim": WIDTH, "downsample_hidden_size": 16},
     "sapiens2": {
         "num_key_value_heads_per_layer": [KV_HEADS] * LAYERS,
         "num_first_full_attention_layers": 0,
@@ -285,8 +286,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "seggpt": {
         "image_size": [64, 32],
         "mlp_dim": HIDDEN,
-        "intermediate_hidden_state_indices": [0, 1, 2],
-        "merge_index": 1,
+        "num_hidden_layers": 4,
+        "intermediate_hidden_state_indices": [1, 2],
+        "merge_index": 0,
         "pretrain_image_size": 32,
     },
     "speech_to_text": {"conv_channels": 32, "input_feat_per_channel": 80},
@@ -333,6 +335,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "latent_channels": 8,
             "num_res_blocks": 1,
         },
+    },
+    "muse_glimmer_assistant": {"layer_types": ["full_attention"] * LAYERS},
+    "pe_video_encoder": {
+        "vision_config": {"model_args": {"img_size": 28, "embed_dim": 48, "depth": 2, "num_heads": 6}}
     },
     "minicpm_ocr_vision": {"insert_layer_id": 1},
     "minicpmv4_7_vision": {"insert_layer_id": 1},
@@ -433,13 +439,13 @@ INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the plac
     "mimi_decoder": lambda c: {"latents": _noise(2, c.hidden_size, 8)},
     "minicpm_ocr_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
     "minicpmv4_7_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
-    "muse_glimmer_assistant": lambda c: {"noise_embeds": _noise(2, c.block_size, WIDTH), "context_hidden_states": _noise(2, 12, WIDTH * len(c.target_layer_ids)), "attention_mask": {"sliding_attention": None}},
+    "muse_glimmer_assistant": lambda c: {"noise_embeds": _noise(2, c.block_size, WIDTH), "context_hidden_states": _noise(2, 12, WIDTH * len(c.target_layer_ids))},
     "muse_glimmer_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
     "muse_spark_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
     "oneformer": lambda c: {"pixel_values": _noise(2, 3, 64, 64), "task_inputs": torch.randint(0, 90, (2, c.task_seq_len))},
     "pe_audio_encoder": lambda c: {"input_values": _noise(2, 1, 16000)},
     "pocket_tts_audio_tokenizer_decoder": lambda c: {"latents": _noise(2, c.hidden_size, 4)},
-    "qwen3_asr_encoder": lambda c: {"input_features": _noise(2, c.num_mel_bins, 32), "input_features_mask": torch.ones(2, 32, dtype=torch.long)},
+    "qwen3_asr_encoder": lambda c: {"input_features": _noise(2, c.num_mel_bins, 200), "input_features_mask": torch.ones(2, 200, dtype=torch.long)},
     "sam3_lite_text_text_model": lambda c: {"input_ids": _ids(2, 12)},
     "seggpt": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "prompt_pixel_values": _noise(2, 3, 32, 32), "prompt_masks": _noise(2, 3, 32, 32)},
     "speech_to_text": lambda c: {"input_features": _noise(2, 96, c.input_feat_per_channel)},
@@ -448,11 +454,30 @@ INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the plac
     "tvp": lambda c: {"input_ids": _ids(1, 12), "attention_mask": torch.ones(1, 12, dtype=torch.long), "pixel_values": _noise(1, c.num_frames, 3, 64, 64)},
     "bridgetower": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "pixel_mask": torch.ones(2, 32, 32, dtype=torch.long)},
     "mask2former": lambda c: {"pixel_values": _noise(2, 3, 64, 64)},
-    "neucodec": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160)},
-    "xcodec2": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160)},
+    "neucodec": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160), "input_features_mask": torch.ones(2, 10, dtype=torch.long)},
+    "xcodec2": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160), "input_features_mask": torch.ones(2, 10, dtype=torch.long)},
     "udop": lambda c: {"bbox": torch.rand(2, 12, 4), "pixel_values": _noise(2, 3, 32, 32)},
     "video_llama_3_vision": lambda c: {"pixel_values": _noise(32, 3 * c.patch_size**2), "grid_thw": torch.tensor([[1, 4, 4]] * 2), "merge_sizes": torch.tensor([1, 2])},
+    "pe_video_encoder": lambda c: {"pixel_values_videos": _noise(2, 3, 3, 28, 28)},
     "vilt": lambda c: {"pixel_values": _noise(2, 3, 32, 32)},
+}  # fmt: skip
+
+
+# towers that a forward leaves alone: where they are, and what they are run on
+TOWERS: dict[str, dict[str, Callable[[Any], dict[str, Any]]]] = {
+    "csm": {"codec_model": lambda c: {"input_values": _noise(2, 1, 4000)}},
+    "phi4_multimodal": {
+        "embed_tokens_extend.image_embed.img_processor": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "patch_attention_mask": torch.ones(2, 4, 4, dtype=torch.bool)},
+        "embed_tokens_extend.audio_embed.encoder": lambda c: {"hidden_states": _noise(2, 32, c.audio_config.input_size), "mask": torch.ones(2, 32, dtype=torch.bool)},
+    },
+    "seamless_m4t": {
+        "speech_encoder": lambda c: {"input_features": _noise(2, 16, c.feature_projection_input_dim)},
+        "t2u_model": lambda c: {"inputs_embeds": _noise(2, 6, WIDTH), "decoder_input_ids": _ids(2, 6)},
+    },
+    "seamless_m4t_v2": {
+        "speech_encoder": lambda c: {"input_features": _noise(2, 16, c.feature_projection_input_dim)},
+        "t2u_model": lambda c: {"inputs_embeds": _noise(2, 6, WIDTH), "char_input_ids": _ids(2, 12), "char_count_per_id": torch.full((2, 6), 2)},
+    },
 }  # fmt: skip
 
 
@@ -538,15 +563,27 @@ def build_hf(kind: str) -> tuple[nn.Module, Any]:
     library = upstream.transformers()
     config = tiny_config(kind)
     torch.manual_seed(0)
-    model = library.AutoModel.from_config(
-        config, **({"experts_implementation": "eager"} if _has_experts(config) else {})
-    ).eval()
+    experts = {"experts_implementation": "eager"} if _has_experts(config) else {}
+    try:
+        model = getattr(library, zoo._class_name("AutoModel", config))._from_config(config, **experts).eval()
+    except ImportError as error:
+        raise SourceError(f"transformers does not build it here: {upstream.first_line(error)}") from error
     for path, buffer in model.named_buffers():
         if path.endswith("embed_sum"):  # a codebook that nothing was learned for yet: all its codes alike
             buffer.normal_()
     inputs: dict[str, Any] = {**example_inputs(model, 2, tokens=12), **INPUTS.get(kind, lambda config: {})(config)}
-    inputs = {k: v.double() if v is not None and v.is_floating_point() else v for k, v in inputs.items()}
-    return model, lambda m: m(**inputs)
+    towers = {path: make(config) for path, make in TOWERS.get(kind, {}).items()}
+    return model, functools.partial(_run, inputs=_double(inputs), towers={k: _double(v) for k, v in towers.items()})
+
+
+def _double(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if v is not None and v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def _run(model: nn.Module, inputs: dict[str, Any], towers: dict[str, dict[str, Any]]) -> Any:
+    """The model's outputs, and those of towers that its forward leaves alone, where it has them."""
+    result = model(**inputs)
+    return (result, *(model.get_submodule(path)(**given) for path, given in towers.items())) if towers else result
 
 
 def _has_experts(config: Any) -> bool:
