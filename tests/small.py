@@ -185,6 +185,7 @@ FOUR_STAGES = {
     "patch_size": 4,
     "image_size": 64,
 }
+PE = {"img_size": 28, "embed_dim": 48, "depth": 2, "num_heads": 6}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "distilbert": {"hidden_dim": HIDDEN},
     "swin": SWIN,
@@ -260,8 +261,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "ssm_state_size": 8,
         "layers_block_type": ["linear_attention", "full_attention", "mlp", "full_attention", "mlp"],
     },
-    "neucodec": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144},
-    "xcodec2": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144},
+    "neucodec": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144, "num_key_value_heads": HEADS},
+    "xcodec2": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144, "num_key_value_heads": HEADS},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "full_attention"]},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
@@ -324,7 +325,20 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attention_layers": ["global", "local"] * 2,
     },
     "granite_speech5_encoder": {"context_size": 16, "num_key_value_heads": HEADS},
-    "bridgetower": {"hidden_size": 192, "text_config": {"hidden_size": 192}, "vision_config": {"hidden_size": 192}},
+    "phi4_multimodal": {
+        "audio_config": {
+            "nemo_conv_channels": WIDTH,
+            "ext_pw_out_channel": WIDTH,
+            "depthwise_separable_out_channel": WIDTH,
+        }
+    },
+    "pe_audio_video_encoder": {"video_config": {"vision_config": {"model_args": PE}}},
+    "bridgetower": {
+        "num_hidden_layers": 2,
+        "hidden_size": 192,
+        "text_config": {"hidden_size": 192},
+        "vision_config": {"hidden_size": 192},
+    },
     "chameleon": {
         "vocabulary_map": {"<image>": 4},
         "vq_config": {
@@ -337,9 +351,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "muse_glimmer_assistant": {"layer_types": ["full_attention"] * LAYERS},
-    "pe_video_encoder": {
-        "vision_config": {"model_args": {"img_size": 28, "embed_dim": 48, "depth": 2, "num_heads": 6}}
-    },
+    "pe_video_encoder": {"vision_config": {"model_args": PE}},
     "minicpm_ocr_vision": {"insert_layer_id": 1},
     "minicpmv4_7_vision": {"insert_layer_id": 1},
     "dots3_note_text": {"num_key_value_heads": HEADS},
@@ -458,6 +470,7 @@ INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the plac
     "xcodec2": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160), "input_features_mask": torch.ones(2, 10, dtype=torch.long)},
     "udop": lambda c: {"bbox": torch.rand(2, 12, 4), "pixel_values": _noise(2, 3, 32, 32)},
     "video_llama_3_vision": lambda c: {"pixel_values": _noise(32, 3 * c.patch_size**2), "grid_thw": torch.tensor([[1, 4, 4]] * 2), "merge_sizes": torch.tensor([1, 2])},
+    "pe_audio_video_encoder": lambda c: {"input_values": _noise(2, 1, 16000), "pixel_values_videos": _noise(2, 3, 3, 28, 28)},
     "pe_video_encoder": lambda c: {"pixel_values_videos": _noise(2, 3, 3, 28, 28)},
     "vilt": lambda c: {"pixel_values": _noise(2, 3, 32, 32)},
 }  # fmt: skip
@@ -544,8 +557,7 @@ def tiny_config(kind: str) -> Any:
     small = tiny(full, _widths(full))
     if small.get("kv_lora_rank") is not None:  # latent attention has no key/value groups
         small["num_key_value_heads"] = HEADS
-    for key, value in OVERRIDES.get(kind, {}).items():
-        small[key] = {**small[key], **value} if key.endswith("config") else value
+    small = _merged(small, OVERRIDES.get(kind, {}))
     layers = small.get("num_hidden_layers")
     kinds = [
         len(small[k]) for k in ("layer_types", "layers_block_type", "mlp_layer_types") if isinstance(small.get(k), list)
@@ -556,6 +568,12 @@ def tiny_config(kind: str) -> Any:
         small.pop("layer_types", None)
         small.pop("layers_block_type", None)
     return type(config)(**{k: v for k, v in small.items() if k not in ("model_type", "transformers_version")})
+
+
+def _merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with changes, those of the configurations inside it one by one."""
+    inner = {k: _merged(config[k], v) if k.endswith("_config") else v for k, v in changes.items()}
+    return {**config, **inner}
 
 
 def build_hf(kind: str) -> tuple[nn.Module, Any]:
