@@ -45,6 +45,13 @@ class Place:
         site = self.attention
         return next(p for p, how in site.reading.columns.items() if "h" in how.split() and part_of(site.module, p))
 
+    @property
+    def width_after(self) -> int:
+        """The width behind the layer: what its MLP ends in, where it has one."""
+        site = self.mlp or self.attention
+        ends = (part_of(site.module, p) for p, how in site.reading.columns.items() if "m" in how.split())
+        return features_of(next((end for end in ends if end is not None), self.output)).outputs
+
     def read(self) -> Layer:
         sizes = self.attention.sizes
         return Layer(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from leanify import upstream
-from leanify.architecture import Architecture, Block, Layer
+from leanify.architecture import Architecture, Layer
 from leanify.attention import free
 from leanify.errors import ShapeError, UnsupportedModel
 from leanify.sites import Place, Site, locate, name_of, sites_of, within
@@ -47,6 +47,7 @@ def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep
     old = read(model)
     _check(old, architecture)
     _check_constants(model, old, architecture)
+    _check_ends(model, architecture)
     dropped = [
         block
         for found, stage in zip(locate(model), architecture.stages, strict=True)
@@ -97,11 +98,6 @@ def _check(old: Architecture, new: Architecture) -> None:
             raise ShapeError(f"stage {after.name!r} was asked for no blocks; it takes at least 1")
         if before.fixed and after.depth != before.depth:
             raise ShapeError(f"stage {after.name!r} is no list of blocks: its depth stays {before.depth}")
-        if after.depth < before.depth and _widest(after.blocks[-1]) != _widest(before.blocks[-1]):
-            raise ShapeError(
-                f"stage {after.name!r} is {_widest(before.blocks[-1])} wide in its last block, and what follows needs "
-                f"that; its block {after.depth} is {_widest(after.blocks[-1])} wide, so it cannot be the last"
-            )
         attending = sum(bool(block) for block in after.blocks)
         if not before.fixed and attending < min(after.depth, 2):
             raise ShapeError(
@@ -114,10 +110,6 @@ def _check(old: Architecture, new: Architecture) -> None:
                 raise ShapeError(f"{after.name}.{index} has {len(template)} layers, not {len(block)}")
             for a, b in zip(template, block, strict=True):
                 _check_layer(f"{after.name}.{index}", a, b)
-
-
-def _widest(block: Block) -> int:
-    return max((layer.width for layer in block), default=0)
 
 
 def _check_layer(where: str, old: Layer, new: Layer) -> None:
@@ -141,6 +133,23 @@ def _check_constants(model: nn.Module, old: Architecture, new: Architecture) -> 
             f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of "
             f"{', '.join(map(str, sorted(before)))}; heads can be added, but their size stays"
         )
+
+
+def _check_ends(model: nn.Module, new: Architecture) -> None:
+    """Refuse to drop a last block that widens what follows it (MViTv2's do so in their MLP)."""
+    for found, stage in zip(locate(model), new.stages, strict=True):
+        if stage.depth < len(found.blocks):
+            end, last = (_width_after(found.blocks[index]) for index in (stage.depth - 1, -1))
+            if end != last:
+                raise ShapeError(
+                    f"stage {stage.name!r} is {last} wide after its last block, and what follows needs that; after its "
+                    f"block {stage.depth} it is {end} wide, so that cannot be the last"
+                )
+
+
+def _width_after(block: list[Place]) -> int:
+    """The width that a block ends in, 0 where it has no layer."""
+    return max((place.width_after for place in block), default=0)
 
 
 def _cut(new: nn.Module, model: nn.Module, architecture: Architecture) -> dict[str, list[float]]:

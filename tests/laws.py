@@ -243,7 +243,7 @@ class _Float64(TorchFunctionMode):
 
 
 class _Softmaxes(TorchFunctionMode):
-    """Notes every softmax over three or more axes that runs outside the ``known`` paths, expert routers and words apart."""
+    """Notes every softmax over three or more axes outside the ``known`` paths, of experts and words apart."""
 
     names = ("scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward")
 

@@ -354,7 +354,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "pe_video_encoder": {"vision_config": {"model_args": PE}},
     "minicpm_ocr_vision": {"insert_layer_id": 1},
     "minicpmv4_7_vision": {"insert_layer_id": 1},
-    "dots3_note_text": {"num_key_value_heads": HEADS},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 8},
     "mobilebert": {"true_hidden_size": 48, "intra_bottleneck_size": 48, "embedding_size": 48, "hidden_size": 48},
     "moonshine": {
