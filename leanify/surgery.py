@@ -180,9 +180,10 @@ def _turn(model: nn.Module, place: Place, layer: Layer) -> None:
 
 
 def _turn_tables(model: nn.Module) -> None:
-    """Bring every table of heads outside the attentions to the heads that the attentions around it have now.
+    """Bring every table outside the attentions to the heads, and to the blocks, that stand around it now.
 
-    A table belongs to the attention that it stands in, else to all attentions of the smallest module around both.
+    A table of heads belongs to the attention that it stands in, else to all attentions of the smallest module around
+    both; a table of blocks belongs to the list inside its module.
     """
     sites = sites_of(model)
     attentions = [site for site in sites if site.reading.is_attention]
@@ -193,13 +194,16 @@ def _turn_tables(model: nn.Module) -> None:
             around = [site for site in attentions if within(site.path, path)]
             path = path.rpartition(".")[0]
         follows = {site.sizes["h"] for site in around}
-        if len(follows) > 1 and follows != {table.sizes["h"]}:
+        if "h" in table.sizes and len(follows) > 1 and follows != {table.sizes["h"]}:
             raise ShapeError(
                 f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they were "
                 f"asked to be {', '.join(map(str, sorted(follows)))}"
             )
-        site = around[0]
-        changed = {name: site.sizes[name] for name in table.sizes.keys() & {"h", "g", "d"} if name in site.sizes}
+        changed = {
+            name: around[0].sizes[name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].sizes.keys()
+        }
+        if "l" in table.sizes:
+            changed["l"] = next(len(s.blocks) for s in locate(model) if s.container and within(s.name, table.path))
         _resize(model, table, {**table.sizes, **changed})
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify import layout, upstream
+from leanify.errors import UnsupportedModel
 from leanify.families import Reading
 
 
@@ -52,6 +53,37 @@ def attribute_of(thing: Any, path: str) -> Any:
         if (thing := getattr(thing, name, None)) is None:
             return None
     return thing
+
+
+def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
+    """Solve the symbols of a reading from the shapes of its parts and the numbers that its forward reads."""
+    try:
+        sizes = layout.solve(_facts(module, reading), {})
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} ({type(module).__name__}) is not laid out as known: {error}") from error
+    missing = ({"h", "d"} if reading.is_attention else set()) - sizes.keys()
+    if missing:
+        raise UnsupportedModel(f"{path} ({type(module).__name__}) does not say its {', '.join(sorted(missing))}")
+    return sizes
+
+
+def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
+    """(layout, length) of every axis and number that is there."""
+    facts: list[tuple[str, int]] = []
+    for part, how in reading.rows.items():
+        if (found := part_of(module, part)) is not None:
+            facts.append((how, features_of(found).outputs))
+    for part, how in reading.columns.items():
+        if (found := part_of(module, part)) is not None:
+            facts.append((how, features_of(found).inputs))
+    for part, how in reading.attributes.items():
+        value = attribute_of(module, part)
+        if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
+            facts.append((how, value))
+    for part, axes in reading.tensors.items():
+        if isinstance(value := attribute_of(module, part), Tensor):
+            facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if layout.symbols(how)]
+    return facts
 
 
 # -- resizing -----------------------------------------------------------------------------------------------------
