@@ -214,6 +214,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": VOCABULARY,
     },
+    "gemma4_text": {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY},
     "gemma4_audio": {"subsampling_conv_channels": [16, 8]},
     "glm5_next_text": {
         "index_topk": 16,
@@ -324,6 +325,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_layers": 4,
         "attention_layers": ["global", "local"] * 2,
     },
+    "gradium_phonon_tts": {"num_key_value_heads": HEADS},  # as its checkpoints fuse them
     "granite_speech5_encoder": {"context_size": 16, "num_key_value_heads": HEADS},
     "phi4_multimodal": {
         "audio_config": {
@@ -475,13 +477,15 @@ INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the plac
 }  # fmt: skip
 
 
-# towers that a forward leaves alone: where they are, and what they are run on
+# towers that a forward leaves alone, or hides behind codes: where they are, and what they are run on
 TOWERS: dict[str, dict[str, Callable[[Any], dict[str, Any]]]] = {
     "csm": {"codec_model": lambda c: {"input_values": _noise(2, 1, 4000)}},
     "phi4_multimodal": {
         "embed_tokens_extend.image_embed.img_processor": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "patch_attention_mask": torch.ones(2, 4, 4, dtype=torch.bool)},
         "embed_tokens_extend.audio_embed.encoder": lambda c: {"hidden_states": _noise(2, 32, c.audio_config.input_size), "mask": torch.ones(2, 32, dtype=torch.bool)},
     },
+    "neucodec": {"semantic_encoder": lambda c: {"input_features": _noise(2, 10, 160)}},
+    "xcodec2": {"semantic_encoder": lambda c: {"input_features": _noise(2, 10, 160)}},
     "seamless_m4t": {
         "speech_encoder": lambda c: {"input_features": _noise(2, 16, c.feature_projection_input_dim)},
         "t2u_model": lambda c: {"inputs_embeds": _noise(2, 6, WIDTH), "decoder_input_ids": _ids(2, 6)},
