@@ -8,6 +8,7 @@ handed on with two files; MNLI has two, ``_matched`` and ``_mismatched``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def splits(data: Data, model: nn.Module) -> Splits:
         raise DataError("there is no tokenizer beside the model: name one in data.tokenizer, a directory or a hub id")
     tokenizer = vocabulary.load(data.tokenizer)
     vocabulary.check_fit(tokenizer, words, f"by the tokenizer {data.tokenizer}")
-    types = "token_type_ids" in tokenizer.model_input_names and upstream.is_hf(model)
+    types = takes_types(model)
 
     def encoded(rows: Sequence[Row]) -> Sentences:
         return Sentences(rows, tokenizer, length, types)
@@ -136,6 +137,12 @@ def splits(data: Data, model: nn.Module) -> Splits:
         validation = Part(validation, validation.lengths.argsort(kind="stable"))
     told = f"{TASKS[name].title} of {files}, {len(train):,} samples to train and {len(validation):,} to validate"
     return Splits(train, validation, told, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
+
+
+def takes_types(model: Any) -> bool:
+    """Whether a model tells the second sentence from the first by a type: BERT does, RoBERTa has but one type."""
+    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+    return takes and upstream.is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
 
 
 # -- files --------------------------------------------------------------------------------------------------------

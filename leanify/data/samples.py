@@ -1,8 +1,8 @@
 """What every data set is to the training loop: samples by index, a whole batch at a time.
 
 A data set in memory has ``batch(indices)``; one that changes or draws its samples has ``draw(seed, keys)``; one that
-reads them has ``__getitem__``, and ``scaled(inputs)``, if it has that, is applied to whole batches. Whatever is drawn is
-a function of (seed, epoch, index).
+reads them has ``__getitem__``, and ``scaled(inputs)``, if it has that, is applied to whole batches. Whatever is drawn
+is a function of (seed, epoch, index).
 """
 
 from __future__ import annotations

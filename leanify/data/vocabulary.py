@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from leanify.errors import DataError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+LETTERS = 1000  # at most so many, as the library's own recipe for BERT has it
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -84,17 +86,36 @@ def _wordpiece(size: int, texts: Sequence[str]) -> Any:
 
 
 def _trained(size: int, texts: Sequence[str]) -> Any:
+    """The same texts give the same words.
+
+    The library's trainer numbers the letters that go on a word as it meets them in a hash table, and breaks ties by
+    these numbers. They are given to it as words that are there already.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    ranked = sorted((letter for letter in counts if not letter.isspace()), key=lambda letter: (-counts[letter], letter))
+    alphabet = sorted(ranked[: min(LETTERS, size // 4)])
+    inside = [f"##{letter}" for letter in alphabet if len(splitter.pre_tokenize_str(f"a{letter}a")) == 1]
+
+    def made(model: Any) -> Any:
+        new = Tokenizer(model)
+        new.normalizer, new.pre_tokenizer, new.decoder = normalizer, splitter, decoders.WordPiece()
+        return new
+
+    learner = made(models.WordPiece(unk_token="[UNK]"))
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL), limit_alphabet=size // 4, show_progress=False
+        vocab_size=size,
+        special_tokens=[*SPECIAL, *inside],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    learner.train_from_iterator(texts, trainer)
+    return made(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
 
 
 def _dressed(made: Any) -> Any:
