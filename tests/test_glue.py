@@ -444,3 +444,27 @@ def test_the_command_refuses(arguments: list[str], words: str, bert: Path, files
     assert isinstance(done.exception, LeanifyError)
     assert words in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*carried over:UserWarning")
+@pytest.mark.parametrize("name", ["mrpc", "stsb"])
+def test_transformers_own_loss_and_a_bare_loop_find_the_same_weights(
+    name: str, bert: Path, files: Path, tmp_path: Path
+) -> None:
+    still = [f"model.override.{key}_dropout_prob=0.0" for key in ("hidden", "attention_probs")]
+    value = at(bert, files, f"data.name={name}", *still, "schedule.epochs=1", "schedule.warmup=0", "optim.lr=1e-3")
+    trainer = loop.Trainer(value)
+    model: Any = loop.Trainer(value).bare
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, trainer.steps)
+    for step in range(trainer.steps):
+        inputs, labels = trainer.splits.train.batch(trainer.order.batch(step))  # type: ignore[attr-defined]
+        model(**inputs, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    run = Run.open(training.train(value, tmp_path / "run"))
+    found = run.checkpoints()[-1].weights()
+    assert len(found) == len(model.state_dict())
+    for key, tensor in model.state_dict().items():
+        assert torch.allclose(found[key], tensor, atol=1e-5), key
