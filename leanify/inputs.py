@@ -21,7 +21,7 @@ def example_inputs(
     """
     if is_own(model):
         own: Any = model
-        return {"input_ids": own.example_ids(batch, tokens).to(device)}
+        return {name: value.to(device) for name, value in own.example_inputs(batch, tokens).items()}
     if not is_hf(model):
         channels, *size = _timm_input_size(model)
         return {"x": torch.randn(batch, channels, *size, device=device)}

@@ -24,9 +24,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint
+from leanify import checkpoint, distillation
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
-from leanify.data.samples import Batch, Inputs, read
+from leanify.data.samples import Batch, Inputs, Samples, read
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, TrainingError
 from leanify.preparation import build, check_supported, data_of
@@ -102,7 +102,14 @@ class Trainer:
 
         words = {"betas": optim.betas, "eps": optim.eps, "fused": True} if optim.name == "adamw" else {}
         optimizer = create_optimizer_v2(self.bare, optim.name, optim.lr, optim.weight_decay, **words)
-        self.model, self.optimizer = self.accelerator.prepare(self.bare, optimizer)
+        self.learner: distillation.Learner | None = None
+        if recipe.distill is not None:
+            sample = self.one()[0]
+            taught = distillation.begin(recipe.distill, self.task, self.bare, sample, self.seed, self.accelerator)
+            self.task, self.learner = taught, taught.learner
+            if maps := list(self.learner.maps.parameters()):
+                optimizer.add_param_group({"params": maps, "weight_decay": 0.0})
+        self.model, self.optimizer = self.accelerator.prepare(self.learner or self.bare, optimizer)
         self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
         self.window = Window(torch.zeros(2, dtype=torch.float64, device=self.accelerator.device))
         self.broken = torch.full((), math.inf, device=self.accelerator.device)  # the first step whose loss is no number
@@ -112,9 +119,13 @@ class Trainer:
     @torch.no_grad()
     def try_one(self) -> None:
         """One validation sample through the model: what does not fit is found before anything is written."""
-        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
-        self.task.found(self.bare.eval(), *self.moved(batch))
+        self.task.found(self.bare.eval(), *self.moved(self.one()))
         self.bare.train()
+
+    def one(self) -> Batch:
+        """A batch of one validation sample."""
+        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
+        return batch
 
     def lr(self, step: int) -> float:
         """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
@@ -148,8 +159,17 @@ class Trainer:
                     if self.agreed(interrupts.asked, step + 1):
                         self.save(run, step + 1)
                         raise KeyboardInterrupt
+            self.test(run)
         self.accelerator.wait_for_everyone()
         return run
+
+    def test(self, run: Run) -> None:
+        """A row of the test split, if there is one, of the best checkpoint's weights."""
+        best = run.best()
+        if self.splits.test is None or best is None:
+            return
+        put(self.bare if self.average is None else self.average.module, best.weights())
+        self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def begin(self, run: Run) -> int:
         """Restore, say where the run goes on, and return the step to do next."""
@@ -287,23 +307,24 @@ class Trainer:
             self.watcher.logged(row)
 
     @torch.no_grad()
-    def evaluate(self) -> Metrics:
-        """The task's metrics over the validation split, or its first ``eval_batches``; of averaged weights if any."""
+    def evaluate(self, split: Samples | None = None) -> Metrics:
+        """The task's metrics over a split, else the first ``eval_batches`` to validate; of averaged weights if any."""
         assert self.recipe.data is not None
+        samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
         model = self.bare if self.average is None else self.average.module
         world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
-        keys = in_turn(len(self.splits.validation), size, rank, world, self.recipe.run.eval_batches)
+        keys = in_turn(len(samples), size, rank, world, limit)
         began, parts = time.perf_counter(), []
         model.eval()
-        for batch in read(self.splits.validation, keys, self.seed, self.recipe.data.workers, False):
+        for batch in read(samples, keys, self.seed, self.recipe.data.workers, False):
             with self.accelerator.autocast():
                 parts.append(
                     {name: value.double() for name, value in self.task.found(model, *self.moved(batch)).items()}
                 )
         model.train()
         metrics = self.task.metrics(self.everyones(merged(parts)))
-        samples = min(len(self.splits.validation), size * (self.recipe.run.eval_batches or len(keys) + 1))
-        return metrics | {"samples_per_s": round(samples / max(time.perf_counter() - began, 1e-9), 1)}
+        number = min(len(samples), size * (limit or len(samples)))
+        return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
 
     def everyones(self, mine: Found) -> Found:
         """What all processes found; one that had no sample adds nothing."""
@@ -327,6 +348,7 @@ class Trainer:
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
             "window": [loss, targets, self.window.samples],
             "weights": {} if self.average is None else checkpoint.untied(self.bare)[0],
+            "maps": {} if self.learner is None else self.learner.maps.state_dict(),
         }
         score = self.task.sign * metrics[self.task.metric] if metrics else None
         kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
@@ -340,6 +362,8 @@ class Trainer:
         put(self.bare, state["weights"] or weights)
         if self.average is not None:
             put(self.average.module, weights)
+        if self.learner is not None:
+            put(self.learner.maps, state["maps"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])

@@ -21,6 +21,7 @@ from leanify.cost import PriceList
 from leanify.errors import BudgetError, DirectoryError, LeanifyError, SourceError
 from leanify.inputs import example_inputs
 from leanify.search import Candidate, HeadsMode, Pin, Request
+from leanify.units import millions
 
 Budget = float | int | str | None
 
@@ -263,7 +264,7 @@ def _budget_words(request: Request, spent: int) -> str:
         return "no budget on parameters"
     what = "" if request.count == "all" else " in the blocks"
     share = request.max_params / spent
-    return f"budget {request.max_params / 1e6:,.2f} M{what}, {share:.0%} of {spent / 1e6:,.2f} M"
+    return f"budget {millions(request.max_params)}{what}, {share:.0%} of {millions(spent)}"
 
 
 def _warnings(prices: PriceList, old: Candidate, new: Candidate, control: Candidate | None) -> Iterator[str]:

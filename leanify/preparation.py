@@ -12,8 +12,6 @@ from leanify.data import glue, vocabulary
 from leanify.errors import RecipeError
 from leanify.recipe import Data, Recipe
 
-TASKS = ("classification", "causal-lm", "masked-lm", "glue")
-
 
 def check_supported(recipe: Recipe) -> None:
     """Refuse what a recipe can say and this loop cannot do, and what contradicts itself."""
@@ -23,17 +21,8 @@ def check_supported(recipe: Recipe) -> None:
     data, schedule, run = recipe.data, recipe.schedule, recipe.run
     assert data is not None
     assert schedule is not None
-    if data.task not in TASKS:
-        raise RecipeError(f"the task {data.task} cannot be trained yet; {', '.join(TASKS)} can")
-    if data.task == "classification" and data.length is not None:
-        raise RecipeError("classification of token sequences cannot be trained yet; that of images can")
-    refused = {
-        "distill": recipe.distill is not None,
-        "data.mask": bool(data.mask) and data.task != "masked-lm",
-        "data.test": data.test is not None,
-    }
-    for key in (key for key, given in refused.items() if given):
-        raise RecipeError(f"{key} cannot be trained with yet; leave it out")
+    if data.mask and data.task != "masked-lm":
+        raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}; leave it out")
     low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
     for key in (key for key, value in low.items() if value is not None and value < 1):

@@ -69,7 +69,7 @@ class Data:
     """Where samples come from; ``path`` where they lie, ``holdout`` the share of ``train`` that validates."""
 
     name: str
-    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "glue"]
+    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "glue", "regression"]
     path: str | None = None
     train: str = "train"
     validation: str = "validation"
@@ -78,6 +78,7 @@ class Data:
     samples: int | None = None  # only so many, from the first on
     tokenizer: str | None = None  # a directory or a hub id; masked-lm also bytes, wordpiece-32768; else the model's
     length: int | None = None  # tokens
+    options: Mapping[str, Any] = field(default_factory=dict)  # what a generator of samples is told
     mask: float = 0.0  # share of the tokens that a masked language model must guess
     img_size: int | None = None  # pixels
     rand_augment: str | None = None
@@ -143,11 +144,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Distill:
-    """``weight`` is the teacher's share of the loss."""
+    """``weight`` is the teacher's share of the task's loss, ``hidden_weight`` what layers that differ add to it."""
 
-    teacher: str
+    teacher: str  # any SOURCE with weights
     temperature: float = 1.0
     weight: float = 0.5
+    hidden_weight: float = 0.0
+    layers: Literal["even"] | tuple[tuple[int, ...], ...] = "even"  # else pairs [student's layer, teacher's], from 0
 
 
 @dataclass(frozen=True)

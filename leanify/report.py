@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from leanify.units import binary, gigas, kappa, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.glue import Report, Score
@@ -52,41 +53,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
     for row in rows:
         made.add_row(*row)
     return made
-
-
-# -- numbers ------------------------------------------------------------------------------------------------------
-
-
-def millions(count: int) -> str:
-    """86567656 → 86.57 M; thousands below a million, billions from a thousand million on."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return str(count)
-
-
-def gigas(count: int) -> str:
-    """In thousands of millions, with two decimals or two digits."""
-    return f"{count / 1e9:,.2f}" if count >= 1e7 else f"{count / 1e9:.2g}"
-
-
-def binary(size: int | None) -> str:
-    if size is None:
-        return "–"
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):,.2f} {unit}"
-    return f"{size} B"
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
-
-
-def kappa(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.2f}"
 
 
 # -- redesign -----------------------------------------------------------------------------------------------------

@@ -149,11 +149,15 @@ class Run:
         return [json.loads(line) for line in self.path.joinpath(METRICS).read_text(encoding="utf-8").splitlines()]
 
     def summary(self) -> dict[str, Any]:
-        """What came of it: the last and the best evaluation."""
-        last: dict[str, Any] = next((row for row in reversed(self.rows()) if row["split"] == "validation"), {})
+        """What came of it: the last and the best evaluation, and that of the test split if there is one."""
+        rows = self.rows()
+        last: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "validation"), {})
+        tested: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "test"), {})
         best = self.best()
         facts = {"run": str(self.path), **{key: value for key, value in last.items() if key != "split"}}
-        return facts | ({"best_step": best.step, "best_checkpoint": str(best.path)} if best is not None else {})
+        facts |= {"best_step": best.step, "best_checkpoint": str(best.path)} if best is not None else {}
+        apart = ("step", "epoch", "split", "samples_per_s")
+        return facts | {f"test_{key}": value for key, value in tested.items() if key not in apart}
 
     def forget_after(self, found: Checkpoint | None) -> None:
         """Drop what was written after a checkpoint: later rows, later checkpoints, half-written ones."""

@@ -267,7 +267,6 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
     [
         (["data.name=dogits"], DataError, "where dogits lies on this machine"),
         (["data.task=masked-lm"], RecipeError, "cannot be trained yet"),
-        (["distill.teacher=vit_base"], RecipeError, "distill cannot be trained with yet"),
         (["schedule.batch_ramp=1.5"], RecipeError, "a share of the run"),
         (["schedule.warmup=9"], RecipeError, "exceed 3"),
         (["schedule.kind=one-cycle", "schedule.warmup=0"], RecipeError, "one-cycle"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from leanify import upstream
 from leanify.data.order import HOLDOUT, permutation
 from leanify.data.samples import Part
-from leanify.errors import DataError
+from leanify.errors import DataError, RecipeError
 from leanify.inputs import example_inputs
 from leanify.recipe import Data
 
@@ -52,12 +53,20 @@ def folder_of(data: Data) -> Path:
     return path
 
 
+def refuse(data: Data, *keys: str) -> None:
+    """Raise RecipeError for a key that is set and means nothing to this data set."""
+    plain = {entry.name: entry.default for entry in fields(Data)}
+    for key in keys:
+        if getattr(data, key) != plain[key]:
+            raise RecipeError(f"data.{key} means nothing to {data.name}: leave it out")
+
+
 def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
     """How many tokens a model of text knows, and how many positions it has, None for any number. Raises DataError."""
     any_model: Any = model
     if upstream.is_hf(model) and hasattr(any_model.config.get_text_config(), "vocab_size"):
         config = any_model.config.get_text_config()
         return config.vocab_size, getattr(config, "max_position_embeddings", None)
-    if upstream.is_own(model):
+    if upstream.is_own(model) and hasattr(any_model, "vocab"):
         return any_model.vocab, any_model.length
     raise DataError(f"{task} needs a model of text, and {upstream.origin_of(model)} takes images")

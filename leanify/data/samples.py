@@ -41,7 +41,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """What a recipe's [data] leads to. ``words`` say what it is; ``facts`` are what the task must know of it."""
+    """What a recipe's [data] leads to. ``words`` say what it is; ``constant`` is train's most frequent class."""
 
     train: Samples
     validation: Samples
@@ -50,6 +50,8 @@ class Splits:
     classes: int | None = None
     bytes_per_target: float | None = None
     tokenizer: Any = None  # of transformers; a run keeps it
+    test: Samples | None = None
+    constant: int | None = None
 
 
 class Part:

@@ -11,7 +11,15 @@ from leanify.errors import RecipeError
 from leanify.recipe import Data
 
 # A file of this folder by the name of the data set, else by the task: each has splits(data, model) → Splits.
-NAMED = {"digits": "digits"}
+NAMED = {
+    "digits": "digits",
+    "farthest-point": "farthest_point",
+    "lra-image": "pixels",
+    "lra-listops": "listops",
+    "lra-pathfinder": "pathfinder",
+    "lra-retrieval": "aan",
+    "lra-text": "imdb",
+}
 OF_TASK = {"classification": "pictures", "causal-lm": "corpus", "masked-lm": "masked", "glue": "glue"}
 
 
@@ -19,6 +27,8 @@ def splits_of(data: Data, model: nn.Module) -> Splits:
     """The samples that a recipe names, in the shape that the model takes. Raises DataError and RecipeError."""
     if not 0 <= data.holdout < 1:
         raise RecipeError(f"data.holdout is {data.holdout:g}; it is a share of the training samples, 0 … 1")
-    file = NAMED.get(data.name) or OF_TASK[data.task]
+    file = NAMED.get(data.name) or OF_TASK.get(data.task)
+    if file is None:
+        raise RecipeError(f"{data.name} is no data set for {data.task}; known by name: {', '.join(NAMED)}")
     found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
     return found

@@ -2,6 +2,7 @@
 
     crammed-bert      Geiping & Goldstein 2022, "Cramming: Training a Language Model on a Single GPU in One Day"
     gpt2-tinystories  the 512 wide GPT-2 that is trained on TinyStories (Eldan & Li 2023)
+    point-encoder     Amsel, Yehudai & Bruna 2025: points in, points out, to be trained on the farthest point
     nystromformer     Xiong et al. 2021, in the small sizes of the Long-Range Arena (Tay et al. 2020)
 
 A SOURCE calls them ``leanify/NAME``. Each is a plain module whose keyword arguments are its configuration, with
@@ -18,6 +19,7 @@ MODELS: Mapping[str, str] = {
     "crammed-bert": "crammed_bert.CrammedBert",
     "gpt2-tinystories": "gpt2.Gpt2",
     "nystromformer": "nystromformer.Nystromformer",
+    "point-encoder": "point_encoder.PointEncoder",
 }
 
 

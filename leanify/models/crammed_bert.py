@@ -54,7 +54,7 @@ class CrammedBert(Model):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.vocab, self.length = vocab, length
+        self.vocab, self.length, self.classes = vocab, length, classes
         self.embedding = nn.Embedding(vocab, width)
         self.positions = ScaledSinusoidal(width)
         self.norm_in = nn.LayerNorm(width, eps=1e-12)

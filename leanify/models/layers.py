@@ -1,4 +1,4 @@
-"""What the three models share: attention that does not take inner for width, MLPs, the pre-norm block.
+"""What the models share: attention that does not take inner for width, MLPs, the pre-norm block.
 
 Shapes: B batch, N tokens, D width, h heads, d head_dim, M hidden units. A mask is B × N and true where a token counts.
 """
@@ -27,6 +27,10 @@ class Model(nn.Module):
     def example_ids(self, batch: int, tokens: int | None = None) -> Tensor:
         """Random token ids, as many as fit unless said. → B, N"""
         return torch.randint(self.vocab, (batch, tokens or self.length))
+
+    def example_inputs(self, batch: int, tokens: int | None = None) -> dict[str, Tensor]:
+        """A random batch by the names that the forward takes."""
+        return {"input_ids": self.example_ids(batch, tokens)}
 
     def _init_weights(self, module: nn.Module) -> None:
         """Draw one module's weights: N(0, 0.02) for linear maps and embeddings, no bias, norms the identity."""

@@ -99,7 +99,7 @@ class Nystromformer(Model):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.vocab, self.length, self.pair = vocab, length, pair
+        self.vocab, self.length, self.pair, self.classes = vocab, length, pair, classes
         self.embedding = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(length, width)
         self.dropout = nn.Dropout(dropout)

@@ -22,6 +22,7 @@ from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue
 from leanify.tasks.masked_lm import MaskedLm
+from leanify.tasks.regression import Regression
 
 Found = Mapping[str, Tensor]
 
@@ -63,24 +64,32 @@ def task_of(recipe: Recipe, splits: Splits) -> Task:
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
             raise RecipeError(f"{key} mixes images, and {splits.words} are none")
-    if data.task == "classification":
+    if data.task in ("classification", "pair-classification"):
         assert splits.classes is not None
-        return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing)
+        return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing, splits.constant)
     if data.task == "masked-lm":
         return MaskedLm(optim.label_smoothing)
     if data.task == "glue":
         return Glue(name_of(data), optim.label_smoothing)
+    if data.task == "regression":
+        return Regression()
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)
 
 
 def check_fit(model: nn.Module, recipe: Recipe, splits: Splits) -> None:
     """Raise where the data does not suit the model, before anything is written."""
+    data = recipe.data
+    assert data is not None
+    if data.test is not None and splits.test is None:
+        raise RecipeError(f"data.test is {data.test}, and {splits.words} has no split to test on: leave it out")
     if splits.classes is None:
         return
     config = getattr(model, "config", None)
     classes = config.num_labels if upstream.is_hf(model) and config is not None else getattr(model, "num_classes", None)
+    if upstream.is_own(model):
+        classes = getattr(model, "classes", 0)
     if classes is not None and splits.classes > classes:
-        key = "num_labels" if upstream.is_hf(model) else "num_classes"
+        key = "num_labels" if upstream.is_hf(model) else "classes" if upstream.is_own(model) else "num_classes"
         raise DataError(
             f"{splits.words} has {splits.classes} classes and the model {classes}: labels are out of its range; "
             f"--set model.override.{key}={splits.classes}"

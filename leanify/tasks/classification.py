@@ -14,12 +14,14 @@ from leanify.tasks.outputs import answer
 
 
 class Classification:
-    """Samples into classes: cross-entropy, top-1 and top-5."""
+    """Samples into classes: cross-entropy, top-1 and top-5; beside ``constant``, an answer that is always the same."""
 
     metric, sign = "top1", 1
 
-    def __init__(self, classes: int, mixup: float, cutmix: float, smoothing: float) -> None:
-        self.classes, self.smoothing = classes, smoothing
+    def __init__(
+        self, classes: int, mixup: float, cutmix: float, smoothing: float, constant: int | None = None
+    ) -> None:
+        self.classes, self.smoothing, self.constant = classes, smoothing, constant
         self.mixup: Any = None
         if mixup or cutmix:
             from timm.data import Mixup
@@ -56,11 +58,17 @@ class Classification:
             "loss": F.cross_entropy(logits, targets, reduction="sum"),
             "top1": best[:, 0].sum(),
             "top5": best.sum(),
+            "majority": (targets == (-1 if self.constant is None else self.constant)).sum(),
             "count": torch.tensor(len(targets)),
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats; top-1 and top-5 in per cent (top-5 where there are more than five classes)."""
-        share = {name: (found[name] / found["count"]).item() for name in ("loss", "top1", "top5")}
+        """Mean loss in nats, the rest in per cent: top-1, and top-5 where there are more than five classes.
+
+        Where there is a constant answer, accuracy (which is top-1) and ``majority``, what that answer scores.
+        """
+        share = {name: (found[name] / found["count"]).item() for name in ("loss", "top1", "top5", "majority")}
         told = {"loss": share["loss"], "top1": 100 * share["top1"]}
+        if self.constant is not None:
+            return told | {"accuracy": told["top1"], "majority": 100 * share["majority"]}
         return told | ({"top5": 100 * share["top5"]} if self.classes > 5 else {})

@@ -1,0 +1,61 @@
+"""Retrieval of the Long-Range Arena (Tay et al. 2020): of two papers of the ACL Anthology, whether one cites the other.
+
+Pairs are read as that benchmark lays them out (Radev et al. 2013, the AAN corpus): tab-separated files without a header,
+whose rows are the label, two ids and two texts. Texts are read byte by byte, as the reviews are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from leanify.data.imdb import VOCABULARY, byte_ids
+from leanify.data.parts import folder_of
+from leanify.data.samples import Splits
+from leanify.data.sequences import Sequences, length_of, only_sequences, sequence_splits
+from leanify.data.table import label_of, split_file
+from leanify.errors import DataError
+from leanify.recipe import Data
+
+CLASSES = 2
+CELLS = 5  # label, id, id, text, text
+FILES = {"train": "new_aan_pairs.train.tsv", "validation": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
+NEEDED = (
+    f"Retrieval reads {', '.join(FILES.values())} of the Long-Range Arena's release (lra_release.gz): rows of label, "
+    "id, id, text, text between tabs; name their folder, --set data.path=FOLDER"
+)
+
+
+def pairs(path: Path, length: int | None) -> Sequences:
+    """Both texts of every row, one after the other, and the class. Raises DataError with the line of a malformed row."""
+    parts, labels = [], []
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line, row in enumerate(file, 1):
+                cells = row.rstrip("\r\n").split("\t")
+                where = f"{path}, line {line}"
+                if len(cells) != CELLS:
+                    raise DataError(f"{where}: {len(cells)} cells between tabs; a pair has {CELLS}")
+                if not (cells[3] and cells[4]):
+                    raise DataError(f"{where}: a text is empty")
+                labels.append(label_of(cells[0], CLASSES, where))
+                parts += [byte_ids(text, length) for text in cells[3:]]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8: {error.reason}") from error
+    return Sequences.of(parts, labels, str(path), pair=True)
+
+
+def splits(data: Data, model: nn.Module) -> Splits:
+    """Training, validation and test pairs."""
+    if data.path is None:
+        raise DataError(NEEDED)
+    only_sequences(data, model, "bytes", vocabulary=VOCABULARY, pair=True)
+    folder, length = folder_of(data), length_of(data, model)
+    if not (folder / FILES["train"]).is_file():
+        raise DataError(f"{folder} has no {FILES['train']}. {NEEDED}")
+    train = pairs(folder / FILES["train"], length)
+    validation = None if data.holdout else pairs(split_file(folder, (FILES["validation"],)), length)
+    test = None if data.test is None else pairs(split_file(folder, (FILES["test"],)), length)
+    words = f"pairs of papers in {folder} as bytes"
+    return sequence_splits(data, model, train, validation, test, words=words, classes=CLASSES, cut=True)

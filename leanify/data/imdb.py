@@ -1,0 +1,52 @@
+"""Text of the Long-Range Arena (Tay et al. 2020): films' reviews (Maas et al. 2011), byte by byte, bad 0 or good 1.
+
+A folder has train.csv and test.csv with the columns ``text`` and ``label``. A byte's id is one more than the byte; 0 is
+padding. The published set-up validates on the test split; here ``data.holdout`` (0.1) of train does, unless there is a
+validation.csv.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from leanify.data.parts import folder_of
+from leanify.data.samples import Splits
+from leanify.data.sequences import Sequences, length_of, only_sequences, sequence_splits
+from leanify.data.table import label_of, rows, split_file
+from leanify.errors import DataError
+from leanify.recipe import Data
+
+CLASSES = 2
+VOCABULARY = 257  # bytes and padding
+
+
+def byte_ids(text: str, length: int | None) -> np.ndarray:
+    """The first bytes of a text in UTF-8, 1 … 256."""
+    return np.frombuffer(text.encode()[:length], dtype=np.uint8).astype(np.uint16) + 1
+
+
+def reviews(path: Path, length: int | None) -> Sequences:
+    """Every row's bytes and class. Raises DataError with the line of a row that is malformed."""
+    parts, labels = [], []
+    for line, (text, label) in rows(path, ("text", "label")):
+        if not text:
+            raise DataError(f"{path}, line {line}: the text is empty")
+        parts.append(byte_ids(text, length))
+        labels.append(label_of(label, CLASSES, f"{path}, line {line}"))
+    return Sequences.of(parts, labels, str(path))
+
+
+def splits(data: Data, model: nn.Module) -> Splits:
+    """Training, validation and test reviews of a folder."""
+    only_sequences(data, model, "bytes", vocabulary=VOCABULARY)
+    folder, length = folder_of(data), length_of(data, model)
+    train = reviews(split_file(folder, (f"{data.train}.csv",)), length)
+    name = (f"{data.validation}.csv",)
+    own = not data.holdout and (folder / name[0]).is_file()
+    validation = reviews(folder / name[0], length) if own else None
+    test = None if data.test is None else reviews(split_file(folder, (f"{data.test}.csv",)), length)
+    words = f"reviews in {folder} as bytes"
+    return sequence_splits(data, model, train, validation, test, words=words, classes=CLASSES, cut=True)

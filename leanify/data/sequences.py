@@ -1,0 +1,150 @@
+"""Sequences of token ids in memory, each with a class: what the loaders of the Long-Range Arena lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanify.data.parts import first, held_out, refuse, vocabulary_of
+from leanify.data.samples import Part, Splits
+from leanify.errors import DataError, RecipeError
+from leanify.recipe import Data
+
+PADDING = 0
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequence i is ``symbols[ends[i − 1]:ends[i]]``, of class ``labels[i]``. ``width``: what all are padded to.
+
+    Without a width, a batch is padded to its longest. A model of pairs takes ``pair`` sequences a sample: two.
+    """
+
+    symbols: np.ndarray  # uint8 or uint16: an id each, 0 is padding
+    ends: np.ndarray
+    labels: np.ndarray
+    width: int | None = None
+    pair: bool = False
+
+    targets = None
+    workers = 0
+
+    @staticmethod
+    def of(parts: Sequence[np.ndarray], labels: Sequence[int], where: str, pair: bool = False) -> Sequences:
+        """Of sequences one by one. Raises DataError where there is none."""
+        if not len(labels):
+            raise DataError(f"{where} has no sample")
+        ends = np.cumsum([len(part) for part in parts])
+        return Sequences(np.concatenate(parts), ends, np.array(labels, dtype=np.int64), pair=pair)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The length of every sequence, of two a sample where they are pairs."""
+        return np.diff(self.ends, prepend=0)
+
+    def part(self, start: int, stop: int) -> Sequences:
+        """Some of the samples, from one to before another."""
+        begin = self.ends[start - 1] if start else 0
+        ends = self.ends[start:stop]
+        return Sequences(self.symbols[begin : ends[-1]], ends - begin, self.labels[start:stop])
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids (B, N), of pairs (B, 2, N), and classes (B,); attention_mask where a sequence is padded"""
+        rows = indices if not self.pair else np.stack((2 * indices, 2 * indices + 1), 1).ravel()
+        ends = self.ends[rows]
+        sizes = ends - np.where(rows > 0, self.ends[rows - 1], 0)
+        width = self.width or int(sizes.max())
+        places = np.arange(width)
+        mask = places < sizes[:, None]
+        found = self.symbols[np.minimum((ends - sizes)[:, None] + places, len(self.symbols) - 1)]
+        shape = (len(indices), 2, width) if self.pair else (len(indices), width)
+        inputs = {"input_ids": torch.from_numpy(np.where(mask, found, PADDING).astype(np.int64).reshape(shape))}
+        if not mask.all():
+            inputs["attention_mask"] = torch.from_numpy(mask.astype(np.int64).reshape(shape))
+        return inputs, torch.from_numpy(self.labels[indices])
+
+
+def only_sequences(data: Data, model: nn.Module, *tokenizers: str, vocabulary: int, pair: bool = False) -> None:
+    """Raise unless the recipe and the model are of token sequences, single or in pairs, with so many ids."""
+    task = "pair-classification" if pair else "classification"
+    if data.task != task:
+        raise RecipeError(f"{data.name} is for {task}, not for {data.task}")
+    refuse(data, "img_size", "rand_augment", "mask")
+    if data.tokenizer not in (None, *tokenizers):
+        raise RecipeError(f"data.tokenizer is {data.tokenizer}; {data.name} is read as {' or '.join(tokenizers)}")
+    if getattr(model, "pair", False) != pair:
+        takes = "pairs of sequences" if pair else "single sequences"
+        raise DataError(f"{data.name} has {takes}: --set model.override.pair={str(pair).lower()}")
+    found, _ = vocabulary_of(model, data.task)
+    if found < vocabulary:
+        raise DataError(f"{data.name} has {vocabulary} token ids, and the model's vocabulary has {found}")
+
+
+def length_of(data: Data, model: nn.Module) -> int | None:
+    """How many tokens a sample may have: data.length, else the model's positions; None for any number."""
+    _, positions = vocabulary_of(model, data.task)
+    if positions is not None and data.length is not None and data.length > positions:
+        raise DataError(f"data.length is {data.length} tokens, and the model has {positions} positions")
+    return data.length or positions
+
+
+def sequence_splits(
+    data: Data,
+    model: nn.Module,
+    train: Sequences,
+    validation: Sequences | None,
+    test: Sequences | None,
+    *,
+    words: str,
+    classes: int,
+    cut: bool,
+) -> Splits:
+    """The splits of sequences in the width that the model takes; a share of train validates where nothing else does.
+
+    ``cut`` says that longer sequences were cut to data.length; otherwise one that is longer raises DataError.
+    """
+    length = length_of(data, model)
+    parts = [part for part in (train, validation, test) if part is not None]
+    longest = max(int(part.sizes.max()) for part in parts)
+    if length is not None and longest > length:
+        raise DataError(
+            f"{words} has sequences of {longest:,} tokens, and {'data.length' if data.length else 'the model'} allows "
+            f"{length:,}"
+        )
+    width = (length or longest) if has_landmarks(model) else None
+    train, *others = (Sequences(p.symbols, p.ends, p.labels, width, p.pair) for p in parts)
+    tests = others[-1] if test is not None and data.test is not None else None
+    learnt: Sequences | Part
+    checked: Sequences | Part
+    if validation is None:
+        learnt, checked = held_out(train, data.holdout or 0.1)
+    else:
+        learnt, checked = train, others[0]
+    learnt = first(learnt, data.samples)
+    labels = train.labels[learnt.indices] if isinstance(learnt, Part) else train.labels
+    sizes = f"{len(learnt):,} sequences to train and {len(checked):,} to validate"
+    cuts = f", the first {length:,} tokens of each" if cut and length is not None else ""
+    return Splits(
+        learnt,
+        checked,
+        f"{words}, {sizes}{cuts}",
+        classes=classes,
+        test=tests,
+        constant=int(np.bincount(labels).argmax()),
+    )
+
+
+def has_landmarks(model: nn.Module) -> bool:
+    """Whether attention goes through landmarks, the means of segments, whose ends move with the padding.
+
+    Its samples are all padded to one width, so that an answer depends on nothing but its own sample.
+    """
+    config = getattr(model, "config", None)
+    return hasattr(config, "num_landmarks") or any(hasattr(module, "landmarks") for module in model.modules())

@@ -1,0 +1,188 @@
+"""A teacher beside the task: what it says of a sample, and what its layers hold, are learnt along with the targets.
+
+    loss = (1 − weight) · task + weight · T² · KL(teacher ‖ student, both at temperature T) + hidden_weight · hidden
+
+KL is that of Hinton, Vinyals and Dean (arXiv 1503.02531, section 2), a target at a time; ``hidden`` is the mean squared
+difference between layers' outputs (FitNets, arXiv 1412.6550, equation 3), averaged over a sample and over the pairs of
+layers. Where a student is of another width, a linear map learnt with it brings its layer to the teacher's (TinyBERT,
+arXiv 1909.10351, equation 8). The maps are kept with a checkpoint's state, not with the weights that are loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leanify import sites, zoo
+from leanify.data.order import MODEL, seed_everything
+from leanify.data.samples import IGNORED, Inputs
+from leanify.errors import RecipeError, ShapeError
+from leanify.recipe import Distill
+from leanify.tasks import Task
+from leanify.tasks.outputs import answer, logits_of
+
+Pair = tuple[int, int]  # a layer of the student and one of the teacher, both counted from 0
+
+
+class Learner(nn.Module):
+    """A student and the maps of its layers; called, it is the student, and remembers what went in and came out."""
+
+    seen: tuple[tuple[Any, ...], dict[str, Any], Any, list[Tensor]]
+
+    def __init__(self, student: nn.Module, blocks: Sequence[nn.Module], maps: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.student, self.blocks, self.maps = student, tuple(blocks), nn.ModuleList(maps)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with outputs_of(self.blocks) as hidden:
+            output = self.student(*args, **kwargs)
+        self.seen = args, kwargs, output, [each(x) for each, x in zip(self.maps, hidden, strict=True)]
+        return output
+
+
+class Distilled:
+    """A task with a teacher. Its loss is the sum above over the targets; everything else is the task's own."""
+
+    def __init__(
+        self, task: Task, told: Distill, learner: Learner, teacher: nn.Module, blocks: Sequence[nn.Module], place: Any
+    ) -> None:
+        self.task, self.told, self.learner, self.place = task, told, learner, place
+        self.teacher = teacher.to(place.device).requires_grad_(False).eval()
+        self.blocks = tuple(blocks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """``model`` is the learner, or what a launcher has wrapped around it."""
+        own, told = self.task.loss(model, inputs, targets), self.told
+        args, kwargs, output, hidden = self.learner.seen  # as the task has mixed them
+        with torch.no_grad(), self.place.autocast(), outputs_of(self.blocks) as wanted:
+            said = self.teacher(*args, **kwargs)
+        total = (1 - told.weight) * own
+        kept = targets != IGNORED
+        if told.weight:
+            apart = divergence(logits_of(output).float(), logits_of(said).float(), told.temperature)
+            total = total + told.weight * told.temperature**2 * (apart * kept).sum()
+        if told.hidden_weight:
+            shares = kept.flatten(1).sum(1) if kept.ndim > 1 else kept  # of the targets, a sample
+            mask = kwargs.get("attention_mask")
+            means = [difference(x, y, mask) for x, y in zip(hidden, wanted, strict=True)]
+            total = total + told.hidden_weight * (torch.stack(means).mean(0) * shares).sum()
+        return total
+
+
+def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL(teacher ‖ student) of logits (…, classes) at a temperature, in nats → (…)"""
+    mine, theirs = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
+    return F.kl_div(mine, theirs, reduction="none", log_target=True).sum(-1)
+
+
+def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean squared difference of (B, …, width), a sample → (B,); of masked (B, N) tokens alone where they are."""
+    apart = (student.float() - teacher.float()).square()
+    if mask is None or apart.shape[:2] != mask.shape:
+        return apart.flatten(1).mean(1)
+    return (apart.mean(-1) * mask).sum(1) / mask.sum(1)
+
+
+@contextmanager
+def outputs_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """What blocks give in the forward passes meanwhile, in the order of ``blocks``."""
+    found: list[Any] = [None] * len(blocks)
+
+    def keep(place: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            found[place] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    hooks = [block.register_forward_hook(keep(place)) for place, block in enumerate(blocks)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# -- beginning --------------------------------------------------------------------------------------------------------
+
+
+def begin(told: Distill, task: Task, student: nn.Module, inputs: Inputs, seed: int, place: Any) -> Distilled:
+    """The task with its teacher. ``inputs`` is a sample, ``place`` the accelerator. Raises RecipeError, SourceError."""
+    teacher = teacher_of(told)
+    pairs = pairs_of(told, len(blocks_of(student)), len(blocks_of(teacher))) if told.hidden_weight else []
+    mine, theirs = ([blocks_of(model)[pair[i]] for pair in pairs] for i, model in enumerate((student, teacher)))
+    hidden: list[list[Tensor]] = []
+    logits: list[Tensor] = []
+    for model, blocks in ((student, mine), (teacher, theirs)):
+        training = model.training
+        with torch.no_grad(), outputs_of(blocks) as outputs:
+            logits.append(answer(model.eval(), inputs))
+        model.train(training)
+        hidden.append(outputs)
+    if told.weight and (logits[0].shape != logits[1].shape or logits[0].shape[-1] == 1):
+        shapes = " and ".join(" × ".join(map(str, x.shape[1:])) for x in logits)
+        raise RecipeError(
+            f"student and teacher give {shapes} logits a sample: a teacher's say is learnt where both have the same "
+            "classes, two at least; distill.weight=0 with a distill.hidden_weight learns from its layers alone"
+        )
+    seed_everything(MODEL, seed, 1)
+    maps = [_map(pair, x, y) for pair, x, y in zip(pairs, *hidden, strict=True)]
+    return Distilled(task, told, Learner(student, mine, maps), teacher, theirs, place)
+
+
+def teacher_of(told: Distill) -> nn.Module:
+    """The teacher with its weights; one that would be drawn anew teaches nothing."""
+    if not 0 <= told.weight <= 1 or told.temperature <= 0 or told.hidden_weight < 0:
+        raise RecipeError("[distill] weight is a share, 0 … 1, temperature above 0, hidden_weight not below 0")
+    if not told.weight and not told.hidden_weight:
+        raise RecipeError("[distill] neither weight nor hidden_weight is above 0: the teacher would teach nothing")
+    if zoo.find(told.teacher).weights is None:
+        raise RecipeError(
+            f"distill.teacher {told.teacher!r} names a model without weights; a run, a lean directory, a directory of "
+            "transformers', a checkpoint or a hub id has some"
+        )
+    return zoo.load(told.teacher)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of all stages, in their order."""
+    found = [(stage.name, stage.container) for stage in sites.locate(model)]
+    return [
+        block
+        for name, container in found
+        for block in (container.children() if container is not None else [model.get_submodule(name)])
+    ]
+
+
+def pairs_of(told: Distill, mine: int, theirs: int) -> list[Pair]:
+    """Layers of the student and the teacher's that they learn from: as said, or spread evenly, the last to the last."""
+    if told.layers == "even":
+        return [(i, math.ceil((i + 1) * theirs / mine) - 1) for i in range(mine)]
+    for pair in told.layers:
+        if len(pair) != 2 or not 0 <= pair[0] < mine or not 0 <= pair[1] < theirs:
+            raise RecipeError(
+                f'[distill] layers are "even" or pairs of a layer of the student, 0 … {mine - 1}, and one of the '
+                f"teacher, 0 … {theirs - 1}; {list(pair)} is no such pair"
+            )
+    return [(pair[0], pair[1]) for pair in told.layers]
+
+
+def _map(pair: Pair, student: Tensor, teacher: Tensor) -> nn.Module:
+    """From a layer of the student to one of the teacher: nothing where they are as wide, else a linear map."""
+    if student.shape == teacher.shape:
+        return nn.Identity()
+    if student.shape[:-1] != teacher.shape[:-1]:
+        mine, theirs = (" × ".join(map(str, x.shape[1:])) for x in (student, teacher))
+        raise ShapeError(
+            f"layer {pair[0]} of the student gives {mine} and layer {pair[1]} of the teacher {theirs}: only their "
+            "widths, the last number, may differ"
+        )
+    return nn.Linear(student.shape[-1], teacher.shape[-1], bias=False)

@@ -1,0 +1,30 @@
+"""Vectors to be hit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from leanify.data.samples import Inputs
+from leanify.tasks.outputs import answer
+
+
+class Regression:
+    """A vector for each point of a sequence: the squared error, ‖ŷ − y‖², a point."""
+
+    metric, sign = "loss", -1
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """targets B, N, d → the sum over B and N"""
+        return (answer(model, inputs) - targets).square().sum()
+
+    def count(self, targets: Tensor) -> Tensor:
+        return targets.new_tensor(targets[..., 0].numel())
+
+    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+        return {"loss": self.loss(model, inputs, targets), "count": self.count(targets)}
+
+    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+        """The mean squared error."""
+        return {"loss": (found["loss"] / found["count"]).item()}

@@ -1,0 +1,135 @@
+"""A teacher: what its loss is, what is learnt beside the model, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from runs import DIGITS, outcome
+
+import leanify
+from leanify import distillation, loop, preparation, training
+from leanify import recipe as recipes
+from leanify.data.order import MODEL, seed_everything
+from leanify.errors import LeanifyError, RecipeError, ShapeError
+from leanify.recipe import Distill
+from leanify.run import Run
+
+STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200", "schedule.epochs=2"]
+
+
+def student(*settings: str) -> recipes.Recipe:
+    return recipes.with_settings(recipes.parse(DIGITS), [*STILL, *settings])
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The student itself, and one that is wider and deeper."""
+    folder, found = tmp_path_factory.mktemp("teachers"), {}
+    for name, settings in (("same", []), ("wide", ["model.override.embed_dim=24", "model.override.depth=4"])):
+        seed_everything(MODEL, 0)
+        leanify.save(preparation.build(student(*settings)), folder / name)
+        found[name] = folder / name
+    return found
+
+
+def test_the_say_is_torchs_divergence_of_softened_distributions() -> None:
+    mine, theirs = torch.randn(5, 7, 11), torch.randn(5, 7, 11)
+    wanted = torch.distributions.kl_divergence(
+        *(torch.distributions.Categorical(logits=logits / 3) for logits in (theirs, mine))
+    )
+    torch.testing.assert_close(distillation.divergence(mine, theirs, 3.0), wanted)
+
+
+def test_the_difference_of_layers_is_torchs_mean_squared_error() -> None:
+    mine, theirs, mask = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.tensor([[1, 1, 0, 0]] * 3)
+    mean = torch.nn.functional.mse_loss(mine, theirs)
+    torch.testing.assert_close(distillation.difference(mine, theirs, None).mean(), mean)
+    mean = torch.nn.functional.mse_loss(mine[:, :2], theirs[:, :2])
+    torch.testing.assert_close(distillation.difference(mine, theirs, mask).mean(), mean)
+
+
+def losses(value: recipes.Recipe, steps: int = 4) -> list[float]:
+    trainer = loop.Trainer(value)
+    batches, found = trainer.batches(0), []
+    for step in range(steps):
+        trainer.step(step, batches)
+        found.append(float(trainer.window.sums[0] / trainer.window.sums[1]))
+    return found
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(teachers: dict[str, Path]) -> None:
+    words = [f"distill.teacher={teachers['same']}", "distill.weight=1", "distill.hidden_weight=1", "optim.ema="]
+    trainer = loop.Trainer(student(*words, "optim.weight_decay=0"))
+    before = {name: tensor.clone() for name, tensor in trainer.bare.state_dict().items()}
+    trainer.descend(0, *next(trainer.batches(0)), 1.0)
+    assert trainer.window.sums[0].item() == pytest.approx(0, abs=1e-5)
+    assert all(p.grad is None or p.grad.abs().max() < 1e-5 for p in trainer.bare.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.bare.state_dict().items())
+
+
+def test_the_loss_is_the_weighted_sum(teachers: dict[str, Path]) -> None:
+    """At the first step, with no mixing: every part alone, then together."""
+    base = ["data.mixup=", "data.cutmix=", f"distill.teacher={teachers['wide']}", "distill.temperature=2"]
+
+    def first(weight: float, hidden: float) -> float:
+        return losses(student(*base, f"distill.weight={weight}", f"distill.hidden_weight={hidden}"), 1)[0]
+
+    task = losses(student("data.mixup=", "data.cutmix="), 1)[0]
+    say, both, layers = first(1, 0), first(0.25, 3), first(0, 1) - task
+    assert min(task, say, layers) > 0
+    assert both == pytest.approx(0.75 * task + 0.25 * say + 3 * layers, rel=1e-5)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole(teachers: dict[str, Path]) -> None:
+    words = ["data.mixup=", "data.cutmix=", f"distill.teacher={teachers['wide']}", "distill.hidden_weight=1"]
+    assert losses(student(*words)) == pytest.approx(losses(student(*words, "run.accumulate=3")), rel=1e-5)
+
+
+def test_maps_are_learnt_kept_and_not_loaded_and_a_resume_ends_with_the_same_bits(
+    teachers: dict[str, Path], tmp_path: Path
+) -> None:
+    words = [f"distill.teacher={teachers['wide']}", "distill.hidden_weight=0.5", "run.keep=0"]
+    run = Run.open(training.train(student(*words), tmp_path / "run"))
+    whole, (first, *_, last) = outcome(run.path), run.checkpoints()
+    assert last.weights().keys() == leanify.load(run.path).state_dict().keys()
+    before, after = (found.state()["maps"] for found in (first, last))
+    assert [tuple(tensor.shape) for tensor in after.values()] == [(24, 16)] * 2
+    assert not any(torch.equal(before[name], after[name]) for name in after)
+    for found in run.checkpoints()[2:]:
+        shutil.rmtree(found.path)
+    training.train(resume=run.path)
+    assert outcome(run.path) == whole
+
+
+def test_layers_are_spread_evenly_or_as_said() -> None:
+    assert distillation.pairs_of(Distill("x"), 3, 12) == [(0, 3), (1, 7), (2, 11)]
+    assert distillation.pairs_of(Distill("x"), 5, 7) == [(0, 1), (1, 2), (2, 4), (3, 5), (4, 6)]
+    assert distillation.pairs_of(Distill("x"), 2, 2) == [(0, 0), (1, 1)]
+    value = student("distill.teacher=x", "distill.layers=[[1, 3]]")
+    assert recipes.parse(value.to_toml()) == value
+    assert value.distill is not None
+    assert distillation.pairs_of(value.distill, 2, 4) == [(1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (["distill.teacher=vit_tiny"], RecipeError, "a model without weights"),
+        (["distill.weight=1.5"], RecipeError, "a share"),
+        (["distill.weight=0"], RecipeError, "would teach nothing"),
+        (["distill.layers=[[0, 4]]", "distill.hidden_weight=1"], RecipeError, "one of the teacher, 0 … 3"),
+        (["distill.layers=odd"], RecipeError, "distill.layers is"),
+        (["model.override.num_classes=11"], RecipeError, "give 11 and 10 logits"),
+        (["model.override.patch_size=4", "distill.hidden_weight=1"], ShapeError, "5 × 16 and .* 17 × 24"),
+    ],
+)
+def test_what_cannot_be_taught_is_one_message(
+    settings: list[str], error: type[LeanifyError], words: str, teachers: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words) as found:
+        training.train(student(f"distill.teacher={teachers['wide']}", *settings), tmp_path / "run")
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
