@@ -13,7 +13,7 @@ from runs import outcome
 import leanify
 from leanify import loop, training
 from leanify import recipe as recipes
-from leanify.data import vocabulary
+from leanify.data import cache, vocabulary
 from leanify.data.corpus import END
 from leanify.data.masked import Masked, documents, encoded
 from leanify.data.samples import IGNORED
@@ -118,7 +118,7 @@ def test_bytes_come_back_as_the_text() -> None:
 
 def test_a_wordpiece_is_trained_to_the_same_words_kept_and_found_again(tmp_path: Path, monkeypatch: object) -> None:
     first, _ = vocabulary.tokenizer_of("wordpiece-120", STORIES)
-    [home] = (vocabulary.cache() / "tokenizers").glob("wordpiece-120-*")
+    [home] = (cache.home() / "tokenizers").glob("wordpiece-120-*")
     kept = (home / "tokenizer.json").read_text()
     stamp = (home / "tokenizer.json").stat().st_mtime_ns
     second, _ = vocabulary.tokenizer_of("wordpiece-120", STORIES)
@@ -179,12 +179,12 @@ def test_a_run_learns_sees_its_tokens_and_is_resumed_to_the_same_bits(stories: P
     seen = sum(len(trainer.order.batch(step)) for step in range(trainer.steps)) * 16
     short = 16 * 16 * (expected["rows"][-1]["epoch"] + 1)  # an epoch's last step has what is left, and counts as one
     assert 8000 - short <= seen <= 8000 + 16 * 16  # tokens, however the batch grew
-    shutil.rmtree(vocabulary.cache())  # the run has a tokenizer of its own
+    shutil.rmtree(cache.home())  # the run has a tokenizer of its own
     shutil.rmtree(run.checkpoints()[-1].path)
     stories.write_text(END.join(STORIES))
     training.train(resume=run.path)
     assert outcome(run.path) == expected
-    assert not vocabulary.cache().exists()
+    assert not cache.home().exists()
 
 
 def test_a_runs_folder_has_its_tokenizer_in_hugging_face_layout(stories: Path, tmp_path: Path) -> None:

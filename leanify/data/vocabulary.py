@@ -9,7 +9,6 @@ DIR or a hub id    whatever AutoTokenizer finds there
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify import upstream
+from leanify.data import cache
 from leanify.errors import DataError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -79,7 +79,7 @@ def _wordpiece(size: int, texts: Sequence[str]) -> Any:
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode(errors="surrogatepass") + b"\0")
-    home = cache() / "tokenizers" / f"wordpiece-{size}-{digest.hexdigest()[:24]}"
+    home = cache.home() / "tokenizers" / f"wordpiece-{size}-{digest.hexdigest()[:24]}"
     if not lies_in(home):
         _keep(_dressed(_trained(size, texts)), home)
     return load(str(home))
@@ -144,8 +144,3 @@ def _keep(tokenizer: Any, home: Path) -> None:
             raise DataError(f"the tokenizer could not be kept in {home}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def cache() -> Path:
-    """Where what took time to make is kept between runs: $XDG_CACHE_HOME/leanify, else ~/.cache/leanify."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"
