@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -42,7 +43,19 @@ def build(recipe: Recipe) -> nn.Module:
     upstream.stamp(built, upstream.origin_of(built))
     if upstream.is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already
+    if recipe.run.gradient_checkpointing:
+        _checkpoint_gradients(built)
     return built.train()
+
+
+def _checkpoint_gradients(model: Any) -> None:
+    try:
+        if upstream.is_hf(model):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            model.set_grad_checkpointing(True)
+    except (AssertionError, ValueError, AttributeError) as error:
+        raise RecipeError(f"run.gradient_checkpointing: {type(model).__name__} has none") from error
 
 
 def data_of(recipe: Recipe) -> Data:

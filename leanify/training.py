@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import checkpoint, profiling, upstream
+from leanify import checkpoint, memory
 from leanify import recipe as recipes
 from leanify.data import vocabulary
 from leanify.errors import RecipeError
@@ -76,13 +75,8 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         begun = time.perf_counter()
         trainer.step(step, batches)
     seconds = time.perf_counter() - begun  # of the second step: the first one warms up
-    data = recipe.data
-    assert data is not None
     passes = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
-    fused = trainer.accelerator.device.type == "cuda"
-    on_meta: Any = copy.deepcopy(trainer.bare).to("meta")
-    if upstream.is_hf(on_meta):
-        on_meta.config.use_cache = True  # without, transformers looks at positions, which have no values on meta
+    available = memory.available(trainer.accelerator.device)
     return {
         "model": recipe.model.source,
         "parameters": sum(p.numel() for p in trainer.bare.parameters()),
@@ -90,5 +84,6 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         "steps": trainer.steps,
         "seconds_a_step": seconds,
         "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,
-        "memory_predicted_bytes": profiling.predicted_training_bytes(on_meta, passes, data.length, fused),
+        "memory_predicted_bytes": None if trainer.need is None else trainer.need.of(passes),
+        "memory_available_bytes": available,
     }

@@ -61,7 +61,8 @@ class Part:
         self.whole, self.indices = whole, indices
         self.workers: int = whole.workers
         self.targets = None if whole.targets is None else whole.targets[indices]
-        self.lengths = whole.lengths[indices] if hasattr(whole, "lengths") else None
+        lengths = getattr(whole, "lengths", None)
+        self.lengths = None if lengths is None else lengths[indices]
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
         if hasattr(whole, "scaled"):
