@@ -71,7 +71,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory, files: Path) -> Path:
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("bert")
-    tokenizer = vocabulary._dressed(vocabulary._trained(200, (files / "SST-2/train.tsv").read_text().splitlines()))
+    tokenizer = vocabulary._dressed(vocabulary._trained(200, (files / "SST-2/train.tsv").read_text().splitlines))
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=48, **sizes)).save_pretrained(folder)
@@ -279,7 +279,7 @@ def test_bad_input_is_one_message(
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, files: Path, tmp_path: Path, quiet: None) -> None:
-    vocabulary.tokenizer_of("bytes", [])[0].save_pretrained(tmp_path / "bytes")
+    vocabulary.tokenizer_of("bytes", list, "")[0].save_pretrained(tmp_path / "bytes")
     with pytest.raises(DataError, match=r"has 261 words, and the model's vocabulary has \d+"):
         training.train(at(bert, files, f"data.tokenizer={tmp_path / 'bytes'}"), tmp_path / "run")
 

@@ -15,7 +15,7 @@ from leanify import loop, training
 from leanify import recipe as recipes
 from leanify.data import cache, vocabulary
 from leanify.data.corpus import END
-from leanify.data.masked import Masked, documents, encoded
+from leanify.data.masked import Masked, encoded
 from leanify.data.samples import IGNORED
 from leanify.errors import DataError, RecipeError
 from leanify.models.crammed_bert import CrammedBert
@@ -52,8 +52,8 @@ def at(path: Path, *settings: str) -> recipes.Recipe:
 
 
 def samples(share: float = 0.25, fixed: bool = False, length: int = 32) -> Masked:
-    tokenizer, _ = vocabulary.tokenizer_of("bytes", [])
-    return Masked(encoded(STORIES, tokenizer), length, share, tokenizer, "stories", fixed)
+    tokenizer, _ = vocabulary.tokenizer_of("bytes", list, "")
+    return Masked(encoded(END.join(STORIES), tokenizer), length, share, tokenizer, "stories", fixed)
 
 
 # -- masks --------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_of_the_chosen_80_percent_are_masked_10_any_10_themselves() -> None:
 
 
 def test_bytes_come_back_as_the_text() -> None:
-    tokenizer, _ = vocabulary.tokenizer_of(None, [])
+    tokenizer, _ = vocabulary.tokenizer_of(None, list, "")
     text = "Größe\tπ ≈ 3.14\r\n 猫 [MAS K] \U0001f408"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == len(text.encode())
@@ -117,14 +117,14 @@ def test_bytes_come_back_as_the_text() -> None:
 
 
 def test_a_wordpiece_is_trained_to_the_same_words_kept_and_found_again(tmp_path: Path, monkeypatch: object) -> None:
-    first, _ = vocabulary.tokenizer_of("wordpiece-120", STORIES)
+    first, _ = vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
     [home] = (cache.home() / "tokenizers").glob("wordpiece-120-*")
     kept = (home / "tokenizer.json").read_text()
     stamp = (home / "tokenizer.json").stat().st_mtime_ns
-    second, _ = vocabulary.tokenizer_of("wordpiece-120", STORIES)
+    second, _ = vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
     assert (home / "tokenizer.json").stat().st_mtime_ns == stamp
     shutil.rmtree(home)
-    vocabulary.tokenizer_of("wordpiece-120", STORIES)
+    vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
     assert (home / "tokenizer.json").read_text() == kept
     assert first.get_vocab() == second.get_vocab()
     assert len(first) <= 120
@@ -134,8 +134,8 @@ def test_a_wordpiece_is_trained_to_the_same_words_kept_and_found_again(tmp_path:
 
 
 def test_documents_are_packed_with_separators_between(stories: Path) -> None:
-    tokenizer, _ = vocabulary.tokenizer_of("wordpiece-300", STORIES)
-    ids = encoded(documents(stories.read_text()), tokenizer)
+    tokenizer, _ = vocabulary.tokenizer_of("wordpiece-300", lambda: STORIES, "stories")
+    ids = encoded(stories.read_text() + END + " " + END, tokenizer)
     assert ids.dtype == np.uint16
     assert (ids == tokenizer.sep_token_id).sum() == len(STORIES)
     whole = [tokenizer(story, add_special_tokens=False)["input_ids"] for story in STORIES]
@@ -202,7 +202,13 @@ def test_a_runs_folder_has_its_tokenizer_in_hugging_face_layout(stories: Path, t
 @pytest.mark.parametrize("name", ["crammed-bert", "crammed-bert-lean", "crammed-bert-control"])
 def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: Path) -> None:
     """Wordpiece, batch ramp, token budget and all; the model is narrow and the arithmetic fp32, for the CPU's sake."""
-    narrow = ["model.override.width=24", "model.override.mlp=16", "run.precision=fp32", "data.length=32"]
+    narrow = [
+        "model.override.width=24",
+        "model.override.mlp=16",
+        "model.override.vocab=400",
+        "run.precision=fp32",
+        "data.length=32",
+    ]
     value = recipes.with_settings(recipes.load(name), [f"data.path={stories}", *narrow])
     facts = training.rehearse(value)
     assert facts["steps"] > 5_000_000_000 / 32 / 8192

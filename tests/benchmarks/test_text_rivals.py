@@ -121,7 +121,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [f"{' '.join(rng.choice(words, length))}\t{length % 2}" for length in lengths]
         (folder / "sst2").mkdir(exist_ok=True)
         (folder / f"sst2/{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
-    made = vocabulary._dressed(vocabulary._trained(2000, (folder / "sst2/train.tsv").read_text().splitlines()))
+    made = vocabulary._dressed(vocabulary._trained(2000, (folder / "sst2/train.tsv").read_text().splitlines))
     made.save_pretrained(folder / "tokenizer")
     return folder
 
