@@ -219,6 +219,31 @@ def test_a_task_may_have_its_own_folder_and_mnli_has_two_sets(files: Path) -> No
     assert "test.tsv" in glue.read(Data("mrpc", "glue", str(files)), "mrpc")[2]
 
 
+def test_without_a_folder_the_hubs_data_set_is_asked(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder in the hub's layout goes by the hub's name: MNLI as it lies there, and what fails where nothing is."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="the hub did not give nyu-mll"):
+        glue.read(Data("mnli", "glue"), "mnli")
+    home = tmp_path / "nyu-mll/glue"
+    names = ("train", "validation_matched", "validation_mismatched")
+    for name in names:
+        lines = [line.split("\t") for line in (files / f"mnli/{name}.tsv").read_text().splitlines()[1:]]
+        table = [{"premise": a, "hypothesis": b, "label": glue.TASKS["mnli"].labels.index(x)} for a, b, x in lines]
+        home.mkdir(parents=True, exist_ok=True)
+        (home / f"{name}.jsonl").write_text("\n".join(map(json.dumps, table)))
+    places = "".join(f"\n  - split: {name}\n    path: {name}.jsonl" for name in names)
+    (home / "README.md").write_text(f"---\nconfigs:\n- config_name: mnli\n  data_files:{places}\n---\n")
+    train, validation, where = glue.read(Data("mnli", "glue"), "mnli")
+    theirs = glue.read(Data("mnli", "glue", str(files)), "mnli")
+    assert (train, validation) == theirs[:2]
+    assert where == "nyu-mll/glue (train, validation_matched, validation_mismatched)"
+
+
 BROKEN = [
     ("sst2", ["sentence label", "good"], "line 1: SST-2 has the columns sentence, label; found sentence label"),
     ("sst2", ["sentence\tlabel", "good\t1", "bad"], "line 3: 1 cells between tabs, and line 1 names 2 columns"),
