@@ -140,7 +140,6 @@ def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
 
 def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:
     """One fine-tuning, begun or gone on with, and the metrics of its last evaluation."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         training.train(value, resume=folder, watcher=watcher)
     else:

@@ -349,6 +349,33 @@ def test_a_model_without_weights_is_said_to_be_drawn_anew() -> None:
     assert model.config.num_labels == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*(carried over|drawn anew):UserWarning")
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet", "nystromformer"])
+def test_other_encoders_of_transformers_are_fine_tuned(kind: str, bert: Path, files: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    tokenizer = vocabulary.load(str(bert))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    if kind == "distilbert":
+        sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+    more = {"embedding_size": 32} if kind in ("electra", "albert") else {}
+    config = AutoConfig.for_model(
+        kind, vocab_size=len(tokenizer), max_position_embeddings=48, pad_token_id=0, **sizes, **more
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    longest = {"roberta": 47, "mpnet": 46}.get(kind, 48)  # their positions begin behind the one of padding
+    quick = ["data.name=mrpc", f"data.length={longest}", "data.samples=16", "schedule.steps=2", "schedule.epochs="]
+    run = Run.open(training.train(at(tmp_path / "model", files, *quick, "schedule.warmup=0"), tmp_path / "run"))
+    assert 0 <= run.rows()[-1]["f1"] <= 100
+    model = loop.Trainer(run.recipe).bare.eval()
+    ids = torch.randint(5, len(tokenizer), (2, longest))
+    with torch.no_grad():
+        assert model(ids).logits.shape == (2, 2)
+    with pytest.raises(DataError, match=f"the model has {longest} positions"):
+        training.train(at(tmp_path / "model", files, *quick[:1], f"data.length={longest + 1}"), tmp_path / "other")
+
+
 # -- runs ---------------------------------------------------------------------------------------------------------
 
 
@@ -462,8 +489,10 @@ def test_the_command_prints_a_table_or_json(bert: Path, files: Path, tmp_path: P
         (["--tasks", "sst2,wnli"], "the tasks of GLUE are"),
         (["--tasks", "rte"], "has no train.tsv"),
         (["--set", "optim.lrr=3"], "nearest: lr"),
+        (["--set", "data.length=1000"], "1000 tokens, and the model has 48 positions"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*carried over:UserWarning")
 def test_the_command_refuses(arguments: list[str], words: str, bert: Path, files: Path, tmp_path: Path) -> None:
     done = command(str(bert), "--data", str(files), "-o", str(tmp_path / "out"), *arguments)
     assert isinstance(done.exception, LeanifyError)
