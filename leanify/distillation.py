@@ -11,15 +11,15 @@ arXiv 1909.10351, equation 8). The maps are kept with a checkpoint's state, not 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify import sites, zoo
+from leanify import zoo
+from leanify.blocks import blocks_of, outputs_of
 from leanify.data.order import MODEL, seed_everything
 from leanify.data.samples import IGNORED, Inputs
 from leanify.errors import RecipeError, ShapeError
@@ -92,25 +92,6 @@ def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
     return (apart.mean(-1) * mask).sum(1) / mask.sum(1)
 
 
-@contextmanager
-def outputs_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What blocks give in the forward passes meanwhile, in the order of ``blocks``."""
-    found: list[Any] = [None] * len(blocks)
-
-    def keep(place: int) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found[place] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-    hooks = [block.register_forward_hook(keep(place)) for place, block in enumerate(blocks)]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 # -- beginning --------------------------------------------------------------------------------------------------------
 
 
@@ -150,16 +131,6 @@ def teacher_of(told: Distill) -> nn.Module:
             "transformers', a checkpoint or a hub id has some"
         )
     return zoo.load(told.teacher)
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of all stages, in their order."""
-    found = [(stage.name, stage.container) for stage in sites.locate(model)]
-    return [
-        block
-        for name, container in found
-        for block in (container.children() if container is not None else [model.get_submodule(name)])
-    ]
 
 
 def pairs_of(told: Distill, mine: int, theirs: int) -> list[Pair]:

@@ -16,7 +16,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,14 +24,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint, distillation
-from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
+from leanify import checkpoint, distillation, memory, profiling
+from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.samples import Batch, Inputs, Samples, read
 from leanify.data.splits import splits_of
+from leanify.engine import accelerator_of, memory_of, optimizer_of
 from leanify.errors import DataError, TrainingError
+from leanify.interrupts import Interrupts
 from leanify.preparation import build, check_supported, data_of
 from leanify.recipe import Recipe
-from leanify.run import Checkpoint, Run
+from leanify.run import Checkpoint, Run, leaves
 from leanify.schedule import ramp_of, rate_of, steps_of
 from leanify.tasks import Found, check_fit, merged, task_of
 
@@ -73,9 +75,6 @@ class Trainer:
     """Everything that a recipe leads to, built and checked before anything is written."""
 
     def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-        from timm.optim import create_optimizer_v2
         from timm.utils import ModelEmaV3
 
         check_supported(recipe)
@@ -83,11 +82,7 @@ class Trainer:
         assert data is not None
         assert optim is not None
         assert schedule is not None
-        precision = "no" if recipe.run.precision == "fp32" else recipe.run.precision
-        AcceleratorState._reset_state(
-            reset_partial_state=False
-        )  # an earlier run's precision; processes stay as they are
-        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+        self.accelerator = accelerator_of(recipe)
         self.main: bool = self.accelerator.is_main_process
         self.watcher: Watcher = watcher if watcher is not None and self.main else Silent()
         self.seed = recipe.run.seed
@@ -101,19 +96,24 @@ class Trainer:
         order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
         order = replace(order, lengths=getattr(self.splits.train, "lengths", None))
         self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, data.length))
-        self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps))
+        together = 2 if data.mixup or data.cutmix else 1
+        self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps), together=together)
         self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
 
-        words = {"betas": optim.betas, "eps": optim.eps, "fused": True} if optim.name == "adamw" else {}
-        optimizer = create_optimizer_v2(self.bare, optim.name, optim.lr, optim.weight_decay, **words)
+        optimizer = optimizer_of(recipe, self.bare, self.accelerator.device)
         self.learner: distillation.Learner | None = None
+        teacher: nn.Module | None = None
         if recipe.distill is not None:
             sample = self.one()[0]
             taught = distillation.begin(recipe.distill, self.task, self.bare, sample, self.seed, self.accelerator)
-            self.task, self.learner = taught, taught.learner
+            self.task, self.learner, teacher = taught, taught.learner, taught.teacher
             if maps := list(self.learner.maps.parameters()):
                 optimizer.add_param_group({"params": maps, "weight_decay": 0.0})
-        self.model, self.optimizer = self.accelerator.prepare(self.learner or self.bare, optimizer)
+        self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
+        self.check_memory()
+        learning: Any = self.learner or self.bare
+        learning = torch.compile(learning) if recipe.run.compile else learning
+        self.model, self.optimizer = self.accelerator.prepare(learning, optimizer)
         self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
         self.window = Window(torch.zeros(2, dtype=torch.float64, device=self.accelerator.device))
         self.broken = torch.full((), math.inf, device=self.accelerator.device)  # the first step whose loss is no number
@@ -125,6 +125,15 @@ class Trainer:
         """One validation sample through the model: what does not fit is found before anything is written."""
         self.task.found(self.bare.eval(), *self.moved(self.one()))
         self.bare.train()
+
+    def check_memory(self) -> None:
+        """Refuse what will not fit before anything is written."""
+        available = memory.available(self.accelerator.device)
+        if self.need is not None and available is not None:
+            world, passes = self.accelerator.num_processes, self.recipe.run.accumulate
+            held = profiling.weights_bytes(self.bare) if self.accelerator.device.type == "cpu" else 0
+            where = str(self.accelerator.device)
+            memory.check(self.need, available + held, self.order.batch_size, world, passes, where)
 
     def one(self) -> Batch:
         """A batch of one validation sample."""
@@ -147,7 +156,7 @@ class Trainer:
 
     def fit(self, run: Run) -> Run:
         """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule."""
-        with run.held() if self.main else nullcontext():
+        with run.held() if self.main else nullcontext(), self.tracked(run):
             start = self.begin(run)
             batches = self.batches(start)
             with Interrupts() as interrupts:
@@ -172,7 +181,7 @@ class Trainer:
         best = run.best()
         if self.splits.test is None or best is None:
             return
-        put(self.bare if self.average is None else self.average.module, best.weights())
+        put(self.evaluated, best.weights())
         self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def begin(self, run: Run) -> int:
@@ -194,6 +203,22 @@ class Trainer:
         if found is None:
             self.save(run, 0)
         return start
+
+    @contextmanager
+    def tracked(self, run: Run) -> Iterator[None]:
+        """Rows go to the recipe's trackers meanwhile, too."""
+        names = list(self.recipe.run.trackers)
+        if not names:
+            yield
+            return
+        self.accelerator.project_configuration.set_directories(str(run.path))
+        self.accelerator.log_with = names
+        facts = {key: value for key, value in leaves(self.recipe.to_dict()) if isinstance(value, int | float | str)}
+        self.accelerator.init_trackers(run.path.name, facts)
+        try:
+            yield
+        finally:
+            self.accelerator.end_training()
 
     def words(self) -> str:
         """What is trained, on what, for how long."""
@@ -247,6 +272,7 @@ class Trainer:
 
     def descend(self, step: int, inputs: Inputs, targets: Tensor, weight: float) -> None:
         """Forward and backward of one pass."""
+        seed_mixing(self.seed, step)
         loss = self.task.loss(self.model, inputs, targets)
         self.accelerator.backward(loss * weight)
         found = loss.detach()
@@ -309,13 +335,20 @@ class Trainer:
             row = {"step": step, "epoch": round(self.order.epochs(step), 4), "split": split, **metrics}
             run.append(row)
             self.watcher.logged(row)
+            if self.recipe.run.trackers:
+                self.accelerator.log({f"{split}/{name}": value for name, value in metrics.items()}, step=step)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model of averaged weights if any, else the one that learns."""
+        return self.bare if self.average is None else self.average.module
 
     @torch.no_grad()
     def evaluate(self, split: Samples | None = None) -> Metrics:
         """The task's metrics over a split, else the first ``eval_batches`` to validate; of averaged weights if any."""
         assert self.recipe.data is not None
         samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
-        model = self.bare if self.average is None else self.average.module
+        model = self.evaluated
         world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
         keys = in_turn(len(samples), size, rank, world, limit)
         began, parts = time.perf_counter(), []
@@ -346,7 +379,6 @@ class Trainer:
         if not self.main:
             self.accelerator.wait_for_everyone()
             return
-        evaluated = self.bare if self.average is None else self.average.module
         state = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
@@ -356,7 +388,7 @@ class Trainer:
         }
         score = self.task.sign * metrics[self.task.metric] if metrics else None
         kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
-        run.save(step, checkpoint.untied(evaluated)[0], state, score, kept)
+        run.save(step, checkpoint.untied(self.evaluated)[0], state, score, kept)
         run.prune(self.recipe.run.keep)
         self.accelerator.wait_for_everyone()
 
@@ -382,29 +414,3 @@ def put(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     held = model.state_dict()
     for name, tensor in tensors.items():
         held[name].copy_(tensor)
-
-
-class Interrupts:
-    """Ctrl-C asks for an end after the step; a second one ends at once."""
-
-    def __enter__(self) -> Interrupts:
-        import signal
-        import threading
-
-        self.asked = False
-        self.before = None
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def _ask(self, number: int, frame: Any) -> None:
-        import signal
-
-        self.asked = True
-        signal.signal(number, signal.default_int_handler)
-
-    def __exit__(self, *error: Any) -> None:
-        import signal
-
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -22,7 +23,7 @@ def check_supported(recipe: Recipe) -> None:
     assert data is not None
     assert schedule is not None
     if data.mask and data.task != "masked-lm":
-        raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}: leave it out")
+        raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}; leave it out")
     low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
     for key in (key for key, value in low.items() if value is not None and value < 1):
@@ -42,7 +43,19 @@ def build(recipe: Recipe) -> nn.Module:
     upstream.stamp(built, upstream.origin_of(built))
     if upstream.is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already
+    if recipe.run.gradient_checkpointing:
+        _checkpoint_gradients(built)
     return built.train()
+
+
+def _checkpoint_gradients(model: Any) -> None:
+    try:
+        if upstream.is_hf(model):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            model.set_grad_checkpointing(True)
+    except (AssertionError, ValueError, AttributeError) as error:
+        raise RecipeError(f"run.gradient_checkpointing: {type(model).__name__} has none") from error
 
 
 def data_of(recipe: Recipe) -> Data:

@@ -133,13 +133,16 @@ class Schedule:
 @dataclass(frozen=True)
 class Run:
     seed: int = 0
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] | None = None  # else bf16 on a GPU that has it, fp32 elsewhere
     eval_every: int | None = None  # steps; else once an epoch
     eval_batches: int | None = None  # else all
     log_every: int = 50  # steps
     checkpoint_every: int | None = None  # steps; else after each evaluation
     keep: int = 3  # the last so many checkpoints, and the best one; 0 keeps all
     accumulate: int = 1  # forward passes a step is cut into
+    compile: bool = False  # by torch.compile
+    gradient_checkpointing: bool = False  # blocks are computed again in the backward pass: less memory, more time
+    trackers: tuple[str, ...] = ()  # of Accelerate's, by name: tensorboard, wandb, …
 
 
 @dataclass(frozen=True)

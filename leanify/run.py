@@ -120,7 +120,7 @@ class Run:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise RecipeError, with every difference, unless the run was begun with this recipe."""
-        old, new = (dict(_leaves(value.to_dict())) for value in (self.recipe, recipe))
+        old, new = (dict(leaves(value.to_dict())) for value in (self.recipe, recipe))
         changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         if changed:
             words = "; ".join(f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}" for key in changed)
@@ -294,10 +294,11 @@ def _git() -> dict[str, Any] | None:
         return None
 
 
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """section.key and value of everything in nested tables."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import checkpoint, profiling, upstream
+from leanify import checkpoint, defaults, memory
 from leanify import recipe as recipes
 from leanify.data import vocabulary
 from leanify.errors import RecipeError
@@ -26,6 +25,9 @@ def train(
     watcher: Watcher | None = None,
 ) -> Path:
     """Train what a recipe says and return the run's folder: ``output``, else ``runs/NAME``.
+
+    ``recipe`` is a recipe, its file or built-in name, a run with one, or any other SOURCE: then the usual recipe of the
+    model's kind, on what ``settings`` name in ``data.path``.
 
     ``resume`` goes on with a run from its newest intact checkpoint; a recipe given beside it must be the run's own.
     An interrupt (Ctrl-C) ends the step, writes a checkpoint and raises KeyboardInterrupt. Raises LeanifyError.
@@ -55,9 +57,12 @@ def with_tokenizer_of(run: Run) -> Recipe:
 
 
 def resolve(recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = ()) -> Recipe:
-    """The recipe with its settings."""
-    value = recipe if isinstance(recipe, Recipe) else recipes.load(recipe)
-    return recipes.with_settings(value, settings) if settings else value
+    """The recipe that is named, that of a run, or the usual one of a model; with its settings."""
+    value = recipe if isinstance(recipe, Recipe) else defaults.recipe_of(recipe)
+    value = recipes.with_settings(value, settings) if settings else value
+    if not isinstance(recipe, Recipe):
+        defaults.check_data(recipe, value)
+    return value
 
 
 def new_folder(recipe: str | Path | Recipe) -> Path:
@@ -76,13 +81,8 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         begun = time.perf_counter()
         trainer.step(step, batches)
     seconds = time.perf_counter() - begun  # of the second step: the first one warms up
-    data = recipe.data
-    assert data is not None
     passes = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
-    fused = trainer.accelerator.device.type == "cuda"
-    on_meta: Any = copy.deepcopy(trainer.bare).to("meta")
-    if upstream.is_hf(on_meta):
-        on_meta.config.use_cache = True  # without, transformers looks at positions, which have no values on meta
+    available = memory.available(trainer.accelerator.device)
     return {
         "model": recipe.model.source,
         "parameters": sum(p.numel() for p in trainer.bare.parameters()),
@@ -90,5 +90,6 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         "steps": trainer.steps,
         "seconds_a_step": seconds,
         "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,
-        "memory_predicted_bytes": profiling.predicted_training_bytes(on_meta, passes, data.length, fused),
+        "memory_predicted_bytes": None if trainer.need is None else trainer.need.of(passes),
+        "memory_available_bytes": available,
     }

@@ -129,6 +129,27 @@ def test_a_transformers_model_learns_from_images(folder: Path) -> None:
     assert training.rehearse(at(folder, *settings))["steps"] == 10
 
 
+def test_images_of_a_data_set_by_name_are_those_of_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder in the hub's layout goes by a name with a slash, as one on the hub does."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (folder.parent / "sets").mkdir()
+    (folder / "val").rename(folder / "validation")
+    folder.rename(folder.parent / "sets" / "pictures")
+    here = at(tmp_path / "sets" / "pictures", "data.test=validation")
+    named = recipes.with_settings(here, ["data.path=", "data.name=sets/pictures"])
+    ours, theirs = (loop.Trainer(value) for value in (here, named))
+    assert theirs.splits.test is not None
+    assert (len(theirs.splits.train), len(theirs.splits.test), theirs.splits.classes) == (30, 12, 3)
+    found = [
+        {(pixels.numpy().tobytes(), label) for pixels, label in map(data.__getitem__, range(len(data)))}  # type: ignore[attr-defined]
+        for data in (ours.splits.validation, theirs.splits.validation)
+    ]
+    assert found[0] == found[1]
+
+
 def break_image(folder: Path) -> None:
     path = sorted((folder / "train" / "c1").iterdir())[2]
     path.write_bytes(path.read_bytes()[:60])

@@ -12,6 +12,7 @@ import torch
 
 from leanify import loop, training
 from leanify import recipe as recipes
+from leanify.data import tokens
 from leanify.data.corpus import END, Corpus, corpora
 from leanify.data.samples import IGNORED
 from leanify.errors import DataError, RecipeError
@@ -48,7 +49,7 @@ def test_every_token_but_the_first_is_a_target_once(tokens: int) -> None:
 
 
 def test_stories_are_cut_whole_and_the_last_ones_validate(stories: Path) -> None:
-    train, validation, share, words = corpora(Data("x", "causal-lm", str(stories), samples=30, holdout=0.1), 16, 256)
+    train, validation, share, words, _ = corpora(Data("x", "causal-lm", str(stories), samples=30, holdout=0.1), 16, 256)
     assert bytes(train.ids).decode() == END.join(STORIES[:27]) + END
     assert bytes(validation.ids).decode() == END.join(STORIES[27:30]) + END
     assert share == 1.0
@@ -58,9 +59,97 @@ def test_stories_are_cut_whole_and_the_last_ones_validate(stories: Path) -> None
 def test_a_folder_in_tinystories_layout_and_a_table_have_their_own_splits(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(END.join(STORIES[:9]))
     (tmp_path / "validation.jsonl").write_text("\n".join(json.dumps({"text": story}) for story in STORIES[9:12]))
-    train, validation, _, _ = corpora(Data("x", "causal-lm", str(tmp_path)), 16, 256)
+    train, validation, *_ = corpora(Data("x", "causal-lm", str(tmp_path)), 16, 256)
     assert bytes(train.ids).decode() == END.join(STORIES[:9])
     assert bytes(validation.ids).decode() == END.join(STORIES[9:12])
+
+
+def test_a_table_of_another_kind_is_the_same_text(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(40), "text": STORIES}), tmp_path / "stories.parquet")
+    (tmp_path / "stories.jsonl").write_text("\n".join(json.dumps({"text": story}) for story in STORIES))
+    found = [
+        corpora(Data("x", "causal-lm", str(tmp_path / f"stories.{kind}")), 16, 256) for kind in ("parquet", "jsonl")
+    ]
+    assert bytes(found[0][0].ids) == bytes(found[1][0].ids)
+    (tmp_path / "stories.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match="is no Parquet file"):
+        corpora(Data("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
+
+
+def test_a_data_set_by_name_has_its_own_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in the hub's layout goes by a name with a slash, as one on the hub does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for split, part in (("train", STORIES[:30]), ("validation", STORIES[30:])):
+        (tmp_path / "sets" / "stories").mkdir(parents=True, exist_ok=True)
+        rows = "\n".join(json.dumps({"text": story}) for story in part)
+        (tmp_path / "sets" / "stories" / f"{split}.jsonl").write_text(rows)
+    train, validation, share, words, _ = corpora(Data("sets/stories", "causal-lm"), 16, 256)
+    assert bytes(train.ids).decode() == END.join(STORIES[:30])
+    assert bytes(validation.ids).decode() == END.join(STORIES[30:])
+    assert (share, "sets/stories of the hub" in words) == (1.0, True)
+    with pytest.raises(DataError, match="no split 'tset'; it has train, validation"):
+        corpora(Data("sets/stories", "causal-lm", validation="tset"), 16, 256)
+    with pytest.raises(DataError, match="the hub did not give it"):
+        corpora(Data("nobody/nothing", "causal-lm"), 16, 256)
+
+
+def test_a_large_text_is_mapped_from_the_cache_and_has_the_same_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokens, "BLOCK", 100)
+    for split, part in (("train", STORIES[:30]), ("validation", STORIES[30:])):
+        (tmp_path / f"{split}.txt").write_text("é\n".join(part))
+    data = Data("x", "causal-lm", str(tmp_path))
+    small = corpora(data, 16, 256)
+    monkeypatch.setattr(tokens, "LARGE", 50)
+    large, again = corpora(data, 16, 256), corpora(data, 16, 256)
+    assert isinstance(large[0].ids, np.memmap)
+    for other in (large, again):
+        assert [bytes(part.ids) for part in other[:2]] == [bytes(part.ids) for part in small[:2]]
+        assert other[2:4] == small[2:4]
+    kept = sorted((tmp_path / "cache" / "leanify" / "tokens").iterdir())
+    assert len(kept) == 2
+    assert all(sorted(file.name for file in folder.iterdir()) == ["card.json", "ids.bin"] for folder in kept)
+    (tmp_path / "train.txt").write_text("another text")
+    assert bytes(corpora(data, 16, 256)[0].ids) == b"another text"
+
+
+@pytest.mark.parametrize("end", [0, 3, 99, 100, 101, 250])
+def test_text_in_blocks_is_the_same_text(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "BLOCK", 100)
+    whole = "".join(STORIES).replace(". ", ".\n")[:end] + END + "x" * end
+    parts = list(tokens.blocks(whole[i : i + 7] for i in range(0, len(whole), 7)))
+    assert "".join(parts) == whole
+    assert all(part.endswith((END, "\n")) for part in parts[:-1] if "x" not in part)
+
+
+def test_the_test_split_is_evaluated_once_with_the_best_weights(tmp_path: Path) -> None:
+    for split, part in (("train", STORIES[:30]), ("validation", STORIES[30:35]), ("test", STORIES[35:])):
+        (tmp_path / f"{split}.txt").write_text(END.join(part))
+    run = Run.open(training.train(at(tmp_path, "data.test=test"), tmp_path / "run"))
+    *_, row = run.rows()
+    best = run.best()
+    assert best is not None
+    assert (row["split"], row["step"], row["split"] in [r["split"] for r in run.rows()[:-1]]) == (
+        "test",
+        best.step,
+        False,
+    )
+    trainer = loop.Trainer(at(tmp_path, "data.test=test"))
+    loop.put(trainer.bare, best.weights())
+    assert trainer.splits.test is not None
+    assert trainer.evaluate(trainer.splits.test)["loss"] == row["loss"] != trainer.evaluate()["loss"]
+    before = run.rows()
+    training.train(resume=run.path)
+    assert [{k: v for k, v in row.items() if k != "samples_per_s"} for row in before] == [
+        {k: v for k, v in row.items() if k != "samples_per_s"} for row in run.rows()
+    ]
+    assert run.summary()["test_loss"] == row["loss"]
 
 
 def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> None:
@@ -72,7 +161,7 @@ def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> No
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]").save_pretrained(tmp_path / "words")
     data = Data("x", "causal-lm", str(stories), tokenizer=str(tmp_path / "words"))
-    train, _, share, _ = corpora(data, 16, 3)
+    train, _, share, *_ = corpora(data, 16, 3)
     assert set(np.unique(train.ids)) == {0, 1, 2}
     assert share > 3  # bytes a word
     with pytest.raises(DataError, match=r"token 2, and the model's vocabulary has 2"):

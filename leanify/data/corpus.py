@@ -1,14 +1,14 @@
 """Text to learn from: a long run of token ids, cut into samples that have every token as a target once.
 
-A file of stories with ``<|endoftext|>`` between them (TinyStories' layout), of plain text, or a ``.jsonl`` of texts;
-without a file, Python's own sources. Token ids are bytes, or those of a Hugging Face tokenizer.
+A file of stories with ``<|endoftext|>`` between them (TinyStories' layout), of plain text, or a table of texts
+(``.jsonl``, ``.parquet``); a data set of the hub, by a name with a slash; else Python's own sources. Token ids are
+bytes, or those of a Hugging Face tokenizer.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from leanify import upstream
-from leanify.data import text
+from leanify.data import hub, tokens
 from leanify.data.parts import folder_of, vocabulary_of
 from leanify.data.samples import IGNORED, Splits
+from leanify.data.tokens import END as END
+from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Data
 
-END = "<|endoftext|>"
 PYTHON_BYTES = 4_000_000  # of Python's own sources
-Encode = Callable[[str], np.ndarray]
 
 
 class Corpus:
-    """Token ids in memory. Sample i has ``length`` inputs from i · length on, and as targets the ids one further on."""
+    """Token ids in memory, or mapped into it.
+
+    Sample i has ``length`` inputs from i · length on, and as targets the ids one further on.
+    """
 
     workers = 0
 
@@ -62,21 +65,28 @@ def splits(data: Data, model: nn.Module) -> Splits:
         raise RecipeError("the model has no longest length: give data.length, the tokens of a sample")
     if positions is not None and length > positions:
         raise DataError(f"data.length is {length} tokens, and the model has {positions} positions")
-    train, validation, share, words = corpora(data, length, vocabulary)
-    return Splits(train, validation, words, bytes_per_target=share)
+    train, validation, share, words, test = corpora(data, length, vocabulary)
+    return Splits(train, validation, words, bytes_per_target=share, test=test)
 
 
-def corpora(data: Data, length: int, vocabulary: int) -> tuple[Corpus, Corpus, float, str]:
-    """Training and validation samples, the bytes that a token has on average, and what it is in words."""
-    train, validation, where = _texts(data)
+def corpora(data: Data, length: int, vocabulary: int) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
+    """Samples to train and validate, the bytes that a token has on average, all that in words; samples to test."""
     encode, by = encoder(data.tokenizer, vocabulary)
-    ids, others = encode(train), encode(validation)
-    for found in (ids, others):
-        if len(found) and int(found.max()) >= vocabulary:
-            raise DataError(f"{where} {by} has token {int(found.max())}, and the model's vocabulary has {vocabulary}")
-    words = f"{where} {by}, {len(ids):,} tokens to train and {len(others):,} to validate"
-    share = len(validation.encode()) / max(len(others), 1)
-    return Corpus(ids, length, f"{where} to train"), Corpus(others, length, f"{where} to validate"), share, words
+    sources, where = texts_of(data)
+    found = [
+        tokens.of(iter([source]), encode) if isinstance(source, str) else tokens.of_text(source, encode, by)
+        for source in sources
+    ]
+    top = max(part.top for part in found)
+    if top >= vocabulary:
+        raise DataError(f"{where} {by} has token {top}, and the model's vocabulary has {vocabulary}")
+    names = ("train", "validate", "test")
+    train, validation, *test = (
+        Corpus(part.ids, length, f"{where} to {what}") for part, what in zip(found, names, strict=False)
+    )
+    told = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
+    share = found[1].bytes / len(found[1].ids)
+    return train, validation, share, told, next(iter(test), None)
 
 
 def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
@@ -98,40 +108,41 @@ def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
     ), f"by the tokenizer {tokenizer}"
 
 
-def _texts(data: Data) -> tuple[str, str, str]:
-    """Training text, validation text, and where they are from."""
+def texts_of(data: Data) -> tuple[list[str | Text], str]:
+    """Texts to train, to validate and, where the recipe names such a split, to test; and where they are from.
+
+    What is cut into parts is read whole; a text that is larger than memory has its splits in files of their own.
+    """
     if data.name == "python" and data.path is None:
-        return *_cut(_python(), data), "Python's own sources"
-    path = folder_of(data)
-    if path.is_file():
-        return *_cut(_read(path), data), str(path)
-    train, validation = (_in_folder(path, split) for split in (data.train, data.validation))
+        return [*_cut(_python(), data)], "Python's own sources"
+    splits = [data.train, data.validation, *([data.test] if data.test is not None else [])]
+    if hub.is_meant(data):
+        found = [Text((data.name, split)) for split in splits]
+        where = f"{data.name} of the hub"
+    else:
+        path = folder_of(data)
+        if path.is_file():
+            return [*_cut(Text(path).read(), data)], str(path)
+        found = [Text(_in_folder(path, split)) for split in splits]
+        where = str(path)
     if data.samples is not None or data.holdout:
-        return *_cut(_read(train), data), str(train)
-    return _read(train), _read(validation), str(path)
+        return [*_cut(found[0].read(), data), *found[2:]], str(found[0])
+    return [*found], where
+
+
+def _texts(data: Data) -> tuple[str, str, str]:
+    """Training text and validation text in memory, and where they are from."""
+    (train, validation, *_), where = texts_of(data)
+    read = (part if isinstance(part, str) else part.read() for part in (train, validation))
+    return *read, where  # type: ignore[return-value]
 
 
 def _in_folder(path: Path, split: str) -> Path:
-    names = [f"{split}{suffix}" for suffix in (".txt", ".jsonl")]
+    names = [f"{split}{suffix}" for suffix in (".txt", ".jsonl", ".parquet")]
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
         here = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise DataError(f"{path} has no text for {split!r}: looked for {' and '.join(names)}, found {here}")
-    return found
-
-
-def _read(path: Path) -> str:
-    if path.suffix == ".jsonl":
-        found = END.join(text._rows(path))
-    else:
-        try:
-            found = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}"
-            ) from None
-    if not found.strip():
-        raise DataError(f"{path} holds no text")
     return found
 
 

@@ -1,4 +1,5 @@
-"""An image folder to learn from, FOLDER/SPLIT/CLASS/…, read by timm's dataset factory and changed by its transforms.
+"""Images to learn from, in a folder FOLDER/SPLIT/CLASS/… or on the hub, read by timm's dataset factory and changed by
+its transforms.
 
 Where timm skips an image that it cannot read and takes the next one instead, this stops and names it: a sample would be
 seen twice in an epoch otherwise.
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from leanify import upstream
+from leanify.data import hub
 from leanify.data.parts import first, folder_of, held_out
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
 from leanify.inputs import example_inputs
 from leanify.recipe import Data
 
+HUB_KINDS = {"Image": "images", "ClassLabel": "classes"}  # as datasets calls a column's type
 SYNONYMS = (("train", "training"), ("validation", "val", "valid", "eval", "evaluation"))
 
 
@@ -40,11 +43,8 @@ class Pictures:
     targets = None
     workers = 4
 
-    def __init__(self, folder: Path, classes: Sequence[str], transform: Any, scale: Scale, mode: str) -> None:
-        from timm.data import create_dataset
-
-        labels = {name: index for index, name in enumerate(classes)}
-        self.files = create_dataset("", root=str(folder), search_split=False, class_map=labels).reader
+    def __init__(self, files: Any, transform: Any, scale: Scale, mode: str) -> None:
+        self.files = files  # a reader of timm's
         self.transform, self.scaled, self.mode = transform, scale, mode
 
     def __len__(self) -> int:
@@ -72,19 +72,21 @@ def splits(data: Data, model: nn.Module) -> Splits:
         )
     if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
         raise RecipeError(f"data.crop is {list(data.crop)}; it is two shares of the area, the smaller one first")
-    folder = folder_of(data)
-    train, validation, classes = pictures(data, model, folder)
+    readers, classes, where = on_hub(data) if hub.is_meant(data) else in_folder(data, folder_of(data))
+    changed, plain, scale, mode = transforms(data, model)
+    train = Pictures(readers[0], changed, scale, mode)
+    validation, *test = (Pictures(reader, plain, scale, mode) for reader in readers[1:])
     if data.holdout:
         train, validation = held_out(train, data.holdout, validation)
     train = first(train, data.samples)
-    words = (
-        f"{len(train):,} images of {len(classes):,} classes in {folder} to train and {len(validation):,} to validate"
-    )
-    return Splits(train, validation, words, images=True, classes=len(classes))
+    words = f"{len(train):,} images of {classes:,} classes in {where} to train and {len(validation):,} to validate"
+    return Splits(train, validation, words, images=True, classes=classes, test=next(iter(test), None))
 
 
-def pictures(data: Data, model: nn.Module, folder: Path) -> tuple[Pictures, Pictures, list[str]]:
-    """Training and validation samples and their classes; one folder for both where a share of it is held out."""
+def in_folder(data: Data, folder: Path) -> tuple[list[Any], int, str]:
+    """timm's readers of the splits to train, validate and test; one folder twice where a share of it is held out."""
+    from timm.data import create_dataset
+
     if not folder.is_dir():
         raise DataError(f"{folder} is a file; classification takes a folder of a folder a class, with images in them")
     if data.holdout and not any((folder / name).is_dir() for name in names_of(data.train)):
@@ -92,12 +94,35 @@ def pictures(data: Data, model: nn.Module, folder: Path) -> tuple[Pictures, Pict
     else:
         train = split_folder(folder, data.train)
     classes = classes_in(train)
-    validation = train if data.holdout else split_folder(folder, data.validation)
-    if unknown := sorted(set(classes_in(validation)) - set(classes)):
-        raise DataError(f"{validation} has classes that {train} has not: {', '.join(unknown[:5])}")
-    changed, plain, scale, mode = transforms(data, model)
-    samples = Pictures(train, classes, changed, scale, mode), Pictures(validation, classes, plain, scale, mode)
-    return *samples, classes
+    places = [train, train if data.holdout else split_folder(folder, data.validation)]
+    places += [split_folder(folder, data.test)] if data.test is not None else []
+    for place in places[1:]:
+        if unknown := sorted(set(classes_in(place)) - set(classes)):
+            raise DataError(f"{place} has classes that {train} has not: {', '.join(unknown[:5])}")
+    labels = {name: index for index, name in enumerate(classes)}
+    readers = [create_dataset("", root=str(place), search_split=False, class_map=labels).reader for place in places]
+    return readers, len(classes), str(folder)
+
+
+def on_hub(data: Data) -> tuple[list[Any], int, str]:
+    """timm's readers of a data set of the hub, by its first columns of images and of classes."""
+    splits = [data.train, data.train if data.holdout else data.validation]
+    splits += [data.test] if data.test is not None else []
+    features = hub.rows(data.name, data.train).features
+    kinds = {kind: [key for key, value in features.items() if type(value).__name__ == kind] for kind in HUB_KINDS}
+    missing = [what for kind, what in HUB_KINDS.items() if not kinds[kind]]
+    if missing:
+        raise DataError(f"the data set {data.name!r} has no column of {' or '.join(missing)}; it has {features}")
+    image, label = (kinds[kind][0] for kind in HUB_KINDS)
+    from timm.data import create_dataset
+
+    readers = [
+        create_dataset(
+            f"hfds/{data.name}", root=None, split=hub.split_of(data.name, split), input_key=image, target_key=label
+        ).reader
+        for split in splits
+    ]
+    return readers, features[label].num_classes, f"{data.name} of the hub"
 
 
 def names_of(split: str) -> tuple[str, ...]:

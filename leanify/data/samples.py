@@ -49,9 +49,9 @@ class Splits:
     images: bool = False
     classes: int | None = None
     bytes_per_target: float | None = None
+    tokenizer: Any = None  # of transformers; a run keeps it
     test: Samples | None = None
     constant: int | None = None
-    tokenizer: Any = None  # of transformers; a run keeps it
 
 
 class Part:
@@ -61,7 +61,8 @@ class Part:
         self.whole, self.indices = whole, indices
         self.workers: int = whole.workers
         self.targets = None if whole.targets is None else whole.targets[indices]
-        self.lengths = None if getattr(whole, "lengths", None) is None else whole.lengths[indices]
+        lengths = getattr(whole, "lengths", None)
+        self.lengths = None if lengths is None else lengths[indices]
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
         if hasattr(whole, "scaled"):

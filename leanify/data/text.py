@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from leanify import upstream
+from leanify.data import hub
 from leanify.errors import DataError
 
 Encode = Callable[[str, bool], list[int]]  # a text, and whether to add what the tokenizer puts around a sample
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
@@ -36,12 +38,12 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
 def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: int) -> Iterator[dict[str, Tensor]]:
     """At most ``samples`` samples as (input_ids, attention_mask), padded on the right to the longest of their batch.
 
-    A row of a table (.csv, .tsv, .jsonl) is a sample, cut off after ``tokens``; a text file is cut into pieces of that
-    many, what is left at its end being dropped unless it is all there is.
+    A row of a table (.csv, .tsv, .jsonl, .parquet) is a sample, cut off after ``tokens``; a text file is cut into
+    pieces of that many, what is left at its end being dropped unless it is all there is.
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist")
-    rows = _rows(path) if path.suffix in (".csv", ".tsv", ".jsonl") else None
+    rows = _rows(path) if path.suffix in TABLES else None
     found = (encode(text, True)[:tokens] for text in rows) if rows else _pieces(path, encode, tokens)
     wanted = islice((ids for ids in found if ids), samples)
     empty = True
@@ -75,6 +77,9 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
 
 
 def _rows(path: Path) -> Iterator[str]:
+    if path.suffix == ".parquet":
+        yield from _texts(path, hub.parquet(path, COLUMNS))
+        return
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         try:
             if path.suffix == ".jsonl":

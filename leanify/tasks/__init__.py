@@ -67,21 +67,17 @@ def task_of(recipe: Recipe, splits: Splits) -> Task:
     if data.task in ("classification", "pair-classification"):
         assert splits.classes is not None
         return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing, splits.constant)
-    if data.task == "regression":
-        return Regression()
     if data.task == "masked-lm":
         return MaskedLm(optim.label_smoothing)
     if data.task == "glue":
         return Glue(name_of(data), optim.label_smoothing)
+    if data.task == "regression":
+        return Regression()
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)
 
 
 def check_fit(model: nn.Module, recipe: Recipe, splits: Splits) -> None:
     """Raise where the data does not suit the model, before anything is written."""
-    data = recipe.data
-    assert data is not None
-    if data.test is not None and splits.test is None:
-        raise RecipeError(f"data.test is {data.test}, and {splits.words} has no split to test on: leave it out")
     if splits.classes is None:
         return
     config = getattr(model, "config", None)

@@ -52,10 +52,10 @@ batch_size = 32
 keep = 1
 """
 TIMM = [
-    "--model=vit_tiny_patch16_224", f"--img-size={SIZE}", "--num-classes=4", "--aa=rand-m9-mstd0.5", "--mixup=0.8",
-    "--cutmix=1.0", "--smoothing=0.1", "--workers=1", "--opt=adamw", "--lr=1e-3", "--weight-decay=0.05",
-    "--sched=cosine",
-    "--warmup-epochs=0", "--cooldown-epochs=0", "--batch-size=32", "--device=cpu", "--checkpoint-hist=1",
+    "--model=vit_tiny_patch16_224", f"--img-size={SIZE}", "--model-kwargs", f"img_size={SIZE}", "--num-classes=4",
+    "--aa=rand-m9-mstd0.5", "--mixup=0.8", "--cutmix=1.0", "--smoothing=0.1", "--workers=1", "--batch-size=32",
+    "--opt=adamw", "--lr=1e-3", "--weight-decay=0.05", "--sched=cosine", "--warmup-epochs=0", "--cooldown-epochs=0",
+    "--device=cpu", "--checkpoint-hist=1",
 ]  # fmt: skip
 
 

@@ -1,0 +1,71 @@
+"""Data sets of the Hugging Face hub, through ``datasets``: a name with a slash where the recipe says no path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from leanify.errors import DataError
+from leanify.recipe import Data
+
+SPLITS = {"validation": ("validation", "valid", "val", "test")}  # what hubs call a split, in the order they are tried
+
+
+def is_meant(data: Data) -> bool:
+    """Whether a recipe names a data set of the hub (or a folder in its layout)."""
+    return data.path is None and "/" in data.name
+
+
+def library(what: str) -> Any:
+    """``datasets``, or the message that it is missing."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"{what} is read by the library datasets: pip install 'leanify[data]'") from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def split_of(name: str, split: str) -> str:
+    """What the data set calls a split. Raises DataError."""
+    datasets = library(f"the data set {name!r}")
+    try:
+        known = datasets.get_dataset_split_names(name)
+    except Exception as error:  # the hub client raises from several libraries
+        raise DataError(_unreached(name, error)) from error
+    found = next((word for word in SPLITS.get(split, (split,)) if word in known), None)
+    if found is None:
+        raise DataError(f"the data set {name!r} has no split {split!r}; it has {', '.join(known)}")
+    return found
+
+
+def rows(name: str, split: str) -> Any:
+    """A split as ``datasets`` has it: memory-mapped, in its cache. Raises DataError."""
+    datasets, called = library(f"the data set {name!r}"), split_of(name, split)
+    try:
+        return datasets.load_dataset(name, split=called)
+    except Exception as error:
+        raise DataError(_unreached(name, error)) from error
+
+
+def _unreached(name: str, error: Exception) -> str:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"the data set {name!r} is no folder here and the hub did not give it: {reason}; --set data.path=PATH"
+
+
+def parquet(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """The rows of a Parquet file, read a part at a time, with the first of ``columns`` that it has."""
+    library(f"{path}")
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        column = next((name for name in columns if name in file.schema_arrow.names), None)
+        if column is None:
+            known = ", ".join(file.schema_arrow.names)
+            raise DataError(f"{path} has no column of text: looked for {', '.join(columns)}, found {known}")
+        for batch in file.iter_batches(columns=[column]):
+            yield from ({column: value} for value in batch.column(0).to_pylist())
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,155 @@
+"""Text of any size as token ids: a small one in memory, a large one in a file of the cache that is mapped into it.
+
+Text is read and encoded a block at a time, cut behind an end mark or else a line, whether it is large or not: the ids
+are the same. What was encoded is kept by what it was made of, and stands in the cache whole or not at all.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from leanify.data import cache, hub, text
+from leanify.errors import DataError
+
+END = "<|endoftext|>"
+BLOCK = 2**22  # characters that are encoded at a time
+LARGE = 2**28  # bytes of text from which on its ids are not held in memory
+Encode = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Token ids (N), the bytes of the text that they stand for, and the largest of them."""
+
+    ids: np.ndarray
+    bytes: int
+    top: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file of text or a table of texts, or a split of a data set on the hub: read a piece at a time."""
+
+    place: Path | tuple[str, str]
+
+    def __str__(self) -> str:
+        return str(self.place) if isinstance(self.place, Path) else ", ".join(self.place)
+
+    @property
+    def is_large(self) -> bool:
+        return not isinstance(self.place, Path) or self.place.stat().st_size >= LARGE
+
+    def pieces(self) -> Iterator[str]:
+        """The text, in order, in pieces of any size; end marks between the texts of a table. Raises DataError."""
+        some = False
+        for piece in self._pieces():
+            some = some or bool(piece.strip())
+            yield piece
+        if not some:
+            raise DataError(f"{self} holds no text")
+
+    def _pieces(self) -> Iterator[str]:
+        if isinstance(self.place, Path) and self.place.suffix not in text.TABLES:
+            yield from _decoded(self.place)
+            return
+        rows = text._rows(self.place) if isinstance(self.place, Path) else _rows_of(*self.place)
+        for number, row in enumerate(rows):
+            yield END + row if number else row
+
+    def read(self) -> str:
+        """The whole text."""
+        return "".join(self.pieces())
+
+    def key(self) -> str:
+        """What changes when the text does."""
+        if isinstance(self.place, Path):
+            facts = self.place.stat()
+            return f"{self.place.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+        return f"{hub.rows(*self.place)._fingerprint}"
+
+
+def _rows_of(name: str, split: str) -> Iterator[str]:
+    return text._texts(Path(name), iter(hub.rows(name, split)))
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    decoder, place = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while True:
+            block = file.read(BLOCK)
+            held = len(decoder.getstate()[0])
+            try:
+                yield decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                where = place - held + error.start
+                raise DataError(f"{path} is no text in UTF-8: byte {where} is {error.object[error.start]:#x}") from None
+            if not block:
+                return
+            place += len(block)
+
+
+def blocks(pieces: Iterator[str]) -> Iterator[str]:
+    """The same text in pieces of ``BLOCK`` characters and more, that end where a text or a line does if they can."""
+    held: list[str] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= BLOCK:
+            whole = "".join(held)
+            cut = max((whole.rfind(mark) + len(mark) for mark in (END, "\n") if mark in whole), default=len(whole))
+            yield whole[:cut]
+            held, size = [whole[cut:]], len(whole) - cut
+    yield "".join(held)
+
+
+def of(pieces: Iterator[str], encode: Encode) -> Ids:
+    """The ids of a text that is held in memory."""
+    found, size = [], 0
+    for block in blocks(pieces):
+        found.append(encode(block))
+        size += len(block.encode())
+    ids = np.concatenate(found)
+    return Ids(ids, size, int(ids.max(initial=0)))
+
+
+def of_text(source: Text, encode: Encode, by: str) -> Ids:
+    """The ids of a text, mapped from the cache where it is large; ``by`` says what ``encode`` is."""
+    if not source.is_large:
+        return of(source.pieces(), encode)
+    digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
+    home = cache.home() / "tokens" / digest
+    if not home.is_dir():
+        _keep(source, encode, home)
+    card = json.loads((home / "card.json").read_text())
+    return Ids(np.memmap(home / "ids.bin", dtype=card["dtype"], mode="r"), card["bytes"], card["top"])
+
+
+def _keep(source: Text, encode: Encode, home: Path) -> None:
+    """Written beside its place, then renamed; whoever comes second has the same."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
+    size, top, kind = 0, 0, ""
+    try:
+        with (folder / "ids.bin").open("wb") as file:
+            for block in blocks(source.pieces()):
+                ids = encode(block)
+                ids.tofile(file)
+                size, top, kind = size + len(block.encode()), max(top, int(ids.max(initial=0))), ids.dtype.str
+        (folder / "card.json").write_text(json.dumps({"dtype": kind, "bytes": size, "top": top, "text": str(source)}))
+        if not home.exists():
+            folder.rename(home)
+    except OSError as error:
+        if not home.is_dir():
+            raise DataError(f"the token ids of {source} could not be kept in {home}: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

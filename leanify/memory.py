@@ -1,0 +1,153 @@
+"""Whether a training fits into memory, said before it begins: what it will take, and what the device has."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanify import cost, profiling, upstream
+from leanify.blocks import blocks_of, outputs_of
+from leanify.errors import TrainingError
+from leanify.inputs import example_inputs
+
+CGROUPS = Path("/sys/fs/cgroup")
+MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimiser keeps; sgd's is its momentum
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes: ``fixed`` whatever the batch (weights, gradients, moments, averages, a teacher), and ``sample`` by sample.
+
+    What a sample takes is what autograd saves for it, and twice its outputs, which the loss holds and gives back.
+    """
+
+    fixed: int
+    sample: int
+
+    def of(self, samples: int) -> int:
+        """One forward and backward pass over so many samples."""
+        return self.fixed + samples * self.sample
+
+    def largest(self, available: int) -> int:
+        """The samples of a pass that fit, 0 where none does."""
+        return max(0, (available - self.fixed) // max(self.sample, 1))
+
+
+def need(
+    model: nn.Module,
+    tokens: int | None,
+    *,
+    optimiser: str = "adamw",
+    average: bool = False,
+    teacher: nn.Module | None = None,
+    half: bool = False,
+    recomputed: bool = False,
+    fused: bool = False,
+) -> Need | None:
+    """What training a model takes, from forward passes of a copy on ``meta``; None for a model that has none there.
+
+    ``tokens`` is the length of a text. ``half``: activations and a copy of the weights in 16 bits. ``recomputed``: the
+    blocks keep their outputs and are computed again in the backward pass, one at a time. ``fused``: attention with
+    dropout is fused too.
+    """
+    on_meta: Any = _on_meta(model)
+    if upstream.is_hf(on_meta):
+        on_meta.config.use_cache = True  # without, transformers looks at positions, which have no values on meta
+    try:
+        one, two = (profiling.saved_bytes(on_meta, batch, tokens, fused) for batch in (1, 2))
+        inputs = example_inputs(on_meta, 1, tokens, "meta")
+        inputs.pop("attention_mask", None)
+        blocks = blocks_of(on_meta) if recomputed else []
+        with torch.no_grad(), outputs_of(blocks) as hidden:
+            outputs = cost.call(on_meta, inputs)
+        given = sum(tensor.nbytes for tensor in profiling.tensors_of(outputs)[:1])
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+    saved = two - one if not blocks else (two - one) // len(blocks) + sum(tensor.nbytes for tensor in hidden)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    copies = 2 + MOMENTS[optimiser] + average + (0.5 if half else 0)
+    taught = 0 if teacher is None else sum(p.numel() * p.element_size() for p in teacher.parameters())
+    return Need(int(copies * weights) + taught + max(0, 2 * one - two), saved // (2 if half else 1) + 2 * given)
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy that never was in memory."""
+    shapes: dict[int, Any] = {id(p): nn.Parameter(torch.empty_like(p, device="meta")) for p in model.parameters()}
+    shapes |= {id(tensor): torch.empty_like(tensor, device="meta") for tensor in model.buffers()}
+    return copy.deepcopy(model, shapes)
+
+
+def check(needed: Need, available: int, batch: int, world: int, accumulate: int, where: str) -> None:
+    """Raise TrainingError, with what would fit, where a pass of this process does not."""
+    samples = -(-batch // (world * accumulate))
+    if needed.of(samples) <= available:
+        return
+    largest = needed.largest(available)
+    words = (
+        f"a step of {batch} samples in {accumulate * world} passes of {samples} needs {_gb(needed.of(samples))} and "
+        f"{where} has {_gb(available)}"
+    )
+    if not largest:
+        raise TrainingError(f"{words}: not even a pass of one sample fits ({_gb(needed.of(1))})")
+    passes = math.ceil(batch / (world * largest))
+    raise TrainingError(
+        f"{words}; the largest batch that fits is {largest * world * accumulate}, --set schedule.batch_size="
+        f"{largest * world * accumulate}, or the same batch in more passes, --set run.accumulate={passes}"
+    )
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that this process may still take on a device; None where the system does not tell.
+
+    On a CPU that is the least of what the machine and the containers around the process leave, by the processes that a
+    launcher started beside it.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    known = [left for left in (profiling.machine_memory("MemAvailable"), *_contained()) if left is not None]
+    return min(known) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if known else None
+
+
+def _contained() -> list[int]:
+    """What each control group around this process leaves, in either version of the kernel's interface."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds in ("", "memory"):
+            root = CGROUPS / kinds
+            inner = root / path.lstrip("/")
+            found += [_left(folder) for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
+    return [left for left in found if left is not None]
+
+
+def _left(group: Path) -> int | None:
+    """The limit of a control group less what its processes hold; files that the kernel keeps in memory can go."""
+    for limit, usage, kept in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most, used = (int((group / name).read_text()) for name in (limit, usage))
+            stats = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such file, or "max": no limit
+            continue
+        return max(0, most - used + int(stats.get(kept, 0)))
+    return None
