@@ -23,7 +23,7 @@ from leanify.run import Run
 from leanify.tasks.classification import Classification
 
 NAMES = ("listops", "text", "image", "pathfinder", "retrieval")
-SHORT = ["schedule.steps=2", "schedule.warmup=2", "schedule.batch_size=4"]
+SHORT = ["schedule.steps=2", "schedule.warmup=2", "schedule.batch_size=2"]
 FEW = ["data.options.train=16", "data.options.validation=8", "data.options.test=8"]
 TEXTS = [f"film number {n}, {'good' if n % 2 else 'bad'} and Ünïcode" * (1 + n % 3) for n in range(40)]
 
