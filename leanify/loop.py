@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,26 +36,10 @@ from leanify.recipe import Recipe
 from leanify.run import Checkpoint, Run, leaves
 from leanify.schedule import ramp_of, rate_of, steps_of
 from leanify.tasks import Found, check_fit, merged, task_of
+from leanify.watcher import Silent as Silent
+from leanify.watcher import Watcher as Watcher
 
 Metrics = dict[str, float]
-
-
-class Watcher(Protocol):
-    """Who is told how a run goes; only the first process of several has one."""
-
-    def began(self, words: str, first: int, last: int) -> None: ...
-    def warned(self, words: str) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def logged(self, row: Mapping[str, Any]) -> None: ...
-
-
-class Silent:
-    """Nobody."""
-
-    def began(self, words: str, first: int, last: int) -> None: ...
-    def warned(self, words: str) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def logged(self, row: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
