@@ -119,6 +119,7 @@ def test_layers_are_spread_evenly_or_as_said() -> None:
     [
         (["distill.teacher=vit_tiny"], RecipeError, "a model without weights"),
         (["distill.weight=1.5"], RecipeError, "a share"),
+        (["run.compile=true"], RecipeError, "do not go together"),
         (["distill.weight=0"], RecipeError, "would teach nothing"),
         (["distill.layers=[[0, 4]]", "distill.hidden_weight=1"], RecipeError, "one of the teacher, 0 … 3"),
         (["distill.layers=odd"], RecipeError, "distill.layers is"),
