@@ -81,7 +81,7 @@ class Report:
 
 def glue(
     source: str | Path,
-    files: str | Path,
+    files: str | Path | None = None,
     *,
     tasks: Sequence[str] | None = None,
     seeds: int = 5,
@@ -89,7 +89,7 @@ def glue(
     settings: Sequence[str] = (),
     watch: Callable[[str], Watcher | None] = lambda _: None,
 ) -> Report:
-    """Fine-tune ``source`` on the tasks of GLUE under ``files`` by the built-in recipe ``glue``, and report.
+    """Fine-tune ``source`` on the tasks of GLUE under ``files``, else from the hub, by the recipe ``glue``, and report.
 
     ``tasks`` are those whose files are there unless named; ``settings`` change the recipe. Runs lie in ``output``, else
     in runs/glue-NAME; finished ones are kept, and unfinished ones resumed. All files are read and all recipes compared
@@ -98,10 +98,9 @@ def glue(
     folder = Path(output) if output is not None else Path("runs") / f"glue-{Path(source).name}"
     if seeds < 1:
         raise RecipeError(f"{seeds} seeds were asked for; at least one is needed")
-    base = recipes.with_settings(
-        recipes.load("glue"),
-        [f"model.source={json.dumps(str(source))}", f"data.path={json.dumps(str(files))}", *settings],
-    )
+    given = {"model.source": source} | ({"data.path": files} if files is not None else {})
+    words = [f"{key}={json.dumps(str(value))}" for key, value in given.items()]
+    base = recipes.with_settings(recipes.load("glue"), [*words, *settings])
     named = list(_checked(base, tasks))
     plan = {
         f"{task}-{seed}": recipes.with_settings(base, [f"data.name={task}", f"run.seed={seed}"])
@@ -141,7 +140,6 @@ def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
 
 def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:
     """One fine-tuning, begun or gone on with, and the metrics of its last evaluation."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         training.train(value, resume=folder, watcher=watcher)
     else:

@@ -73,8 +73,8 @@ def _body(model: nn.Module) -> nn.Module:
 def _carry(old: nn.Module, new: nn.Module, source: str) -> None:
     """Copy the body's weights, in place, and warn of what had to be left or drawn anew."""
     given, wanted = _body(old).state_dict(), _body(new).state_dict()
-    head = () if upstream.is_hf(new) else ("classifier.",)
-    shared = [name for name in wanted if name in given and not name.startswith(head or "\0")]
+    head = () if upstream.is_hf(new) else ("classifier.",)  # ours has no body of its own
+    shared = [name for name in wanted if name in given and not name.startswith(head)]
     odd = [f"{name} {tuple(given[name].shape)}" for name in shared if given[name].shape != wanted[name].shape]
     if odd or not shared:
         raise SourceError(

@@ -14,7 +14,9 @@ def glue(
     source: Annotated[
         str, typer.Argument(help="the encoder: a run, a directory, a checkpoint, a hub id, a model type")
     ],
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="a folder of sst2/train.tsv, rte/train.tsv, …")],
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="sst2/train.tsv, rte/train.tsv, … (default: the hub)")
+    ] = None,
     tasks: Annotated[str | None, typer.Option(metavar="NAMES", help="sst2,cola (default: all that DIR has)")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each task; the table has their median")] = 5,
     output: Annotated[

@@ -8,6 +8,7 @@ handed on with two files; MNLI has two, ``_matched`` and ``_mismatched``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify import upstream
-from leanify.data import vocabulary
+from leanify.data import hub, vocabulary
 from leanify.data.parts import first, folder_of, held_out, vocabulary_of
 from leanify.data.samples import Part, Splits
 from leanify.errors import DataError, RecipeError
@@ -122,7 +123,7 @@ def splits(data: Data, model: nn.Module) -> Splits:
         raise DataError("there is no tokenizer beside the model: name one in data.tokenizer, a directory or a hub id")
     tokenizer = vocabulary.load(data.tokenizer)
     vocabulary.check_fit(tokenizer, words, f"by the tokenizer {data.tokenizer}")
-    types = "token_type_ids" in tokenizer.model_input_names and upstream.is_hf(model)
+    types = takes_types(model)
 
     def encoded(rows: Sequence[Row]) -> Sentences:
         return Sentences(rows, tokenizer, length, types)
@@ -138,8 +139,15 @@ def splits(data: Data, model: nn.Module) -> Splits:
     return Splits(train, validation, told, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
 
 
+def takes_types(model: Any) -> bool:
+    """Whether a model tells the second sentence from the first by a type: BERT does, RoBERTa has but one type."""
+    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+    return takes and upstream.is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
+
+
 # -- files --------------------------------------------------------------------------------------------------------
 
+HUB = "nyu-mll/glue"  # where the recipe says no path
 Row = tuple[tuple[str, ...], float | int]  # texts and label
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # of a split's file, in the order they are looked for
 
@@ -149,6 +157,8 @@ def read(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
 
     The labels of MNLI's second, mismatched file to validate count on from those of the first.
     """
+    if data.path is None:
+        return _of_hub(data, name)
     folder = folder_of_task(folder_of(data), name)
     train = found_in(folder, (data.train,))
     rows = list(rows_of(train, TASKS[name]))
@@ -161,7 +171,9 @@ def read(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
 
 
 def is_there(data: Data, name: str) -> bool:
-    """Whether the task has a folder of its name with a file to train on."""
+    """Whether the task has a folder of its name with a file to train on; the hub has them all."""
+    if data.path is None:
+        return True
     root = folder_of(data)
     folder = folder_of_task(root, name)
     return folder != root and (folder / f"{data.train}.tsv").is_file()
@@ -193,6 +205,33 @@ def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
     return file
 
 
+def _of_hub(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
+    """A task as the hub's data set has it. Raises DataError."""
+    try:
+        whole = hub.library(HUB).load_dataset(HUB, name)
+    except DataError:
+        raise
+    except Exception as error:  # the hub client raises from several libraries
+        raise DataError(
+            f"the recipe says no data.path, and the hub did not give {HUB}: {upstream.first_line(error)}; "
+            "--set data.path=DIR, a folder of sst2/train.tsv, rte/train.tsv, …"
+        ) from error
+    task, parts = TASKS[name], ("_matched", "_mismatched") if name == "mnli" else ("",)
+    names = [data.train, *(data.validation + part for part in parts)]
+    if missing := [split for split in names if split not in whole]:
+        raise DataError(f"{task.title} on the hub has no split {missing[0]!r}; it has {', '.join(whole)}")
+    train, *others = (list(_hub_rows(whole[split], task, f"{task.title} {split}")) for split in names)
+    shifted = [(t, x + place * len(task.labels)) for place, rows in enumerate(others) for t, x in rows]
+    return train, [] if data.holdout else shifted, f"{HUB} ({', '.join(names)})"
+
+
+def _hub_rows(table: Any, task: GlueTask, where: str) -> Iterator[Row]:
+    names = table.column_names
+    columns = [table[names[place]] for place in _places(where, names, task)]
+    for number, (*texts, label) in enumerate(zip(*columns, strict=True)):
+        yield tuple(texts), _label(str(label), task, f"{where}, row {number}")
+
+
 def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
     """Texts and label of every line behind the first. Raises DataError, with the line, for one that has not both."""
     places: list[int] = []
@@ -201,7 +240,7 @@ def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
     for number, line in enumerate(_lines(file), 1):
         cells = line.split("\t")
         if number == 1:
-            columns, places = cells, _places(file, cells, task)
+            columns, places = cells, _places(f"{file}, line 1", cells, task)
         elif len(cells) != len(columns):
             raise DataError(
                 f"{file}, line {number}: {len(cells)} cells between tabs, and line 1 names {len(columns)} columns"
@@ -224,13 +263,13 @@ def _lines(file: Path) -> Iterator[str]:
         raise DataError(f"{file} is no text in UTF-8: {error.reason} at byte {error.object[error.start]:#x}") from None
 
 
-def _places(file: Path, columns: list[str], task: GlueTask) -> list[int]:
+def _places(where: str, columns: list[str], task: GlueTask) -> list[int]:
     for spelling in task.columns:
         wanted = (*spelling, "label")
         if all(name in columns for name in wanted):
             return [columns.index(name) for name in wanted]
     wanted = (*task.columns[0], "label")
-    raise DataError(f"{file}, line 1: {task.title} has the columns {', '.join(wanted)}; found {', '.join(columns)}")
+    raise DataError(f"{where}: {task.title} has the columns {', '.join(wanted)}; found {', '.join(columns)}")
 
 
 def _label(text: str, task: GlueTask, where: str) -> float | int:

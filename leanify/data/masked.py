@@ -8,26 +8,27 @@ same number however it is drawn, so that every sample's number of targets is kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data import corpus, vocabulary
+from leanify.data import corpus, tokens, vocabulary
 from leanify.data.order import HOLDOUT, SAMPLE, Key
 from leanify.data.parts import vocabulary_of
 from leanify.data.samples import IGNORED, Splits
+from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Data
 
 MASKED, ANY = 0.8, 0.1  # what becomes of the chosen words; the rest stays
-TOGETHER = 1000  # documents that are tokenised at a time
 
 
 class Masked:
-    """Token ids in memory: sample i has ``length`` of them from i · length on. What is left at the end is dropped.
+    """Token ids in memory or mapped into it: sample i has ``length`` from i · length on; the rest is dropped.
 
     The masks of a sample are a function of (seed, epoch, index); where they are ``fixed``, of the index alone.
     """
@@ -82,40 +83,62 @@ def splits(data: Data, model: nn.Module) -> Splits:
         raise RecipeError("the model has no longest length: give data.length, the tokens of a sample")
     if positions is not None and length > positions:
         raise DataError(f"data.length is {length} tokens, and the model has {positions} positions")
-    *texts, where = corpus._texts(data)
-    train, others = (documents(text) for text in texts)
-    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, [line for document in train for line in lines(document)])
+    texts, where = corpus.texts_of(data)
+    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: lines_of(texts[0]), key_of(texts[0]))
     vocabulary.check_fit(tokenizer, words, by)
     if tokenizer.mask_token_id is None:
         raise DataError(f"{where} {by}: it has no mask word, so it is not one of a masked language model")
     samples = [
-        Masked(encoded(part, tokenizer), length, data.mask, tokenizer, f"{where} {by} to {what}", fixed)
-        for part, what, fixed in ((train, "train", False), (others, "validate", True))
+        Masked(encoded(part, tokenizer), length, data.mask, tokenizer, f"{where} {by} to {what}", what != "train")
+        for part, what in zip(texts, ("train", "validate", "test"), strict=False)
     ]
-    told = f"{where} {by}, {samples[0].rows.size:,} tokens to train and {samples[1].rows.size:,} to validate"
-    return Splits(samples[0], samples[1], told, tokenizer=tokenizer)
+    train, validation, *test = samples
+    told = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
+    return Splits(train, validation, told, test=next(iter(test), None), tokenizer=tokenizer)
 
 
-def documents(text: str) -> list[str]:
-    """What lies between the marks of an end; a text without them is one document."""
-    return [part for part in text.split(corpus.END) if part.strip()]
+# -- text ---------------------------------------------------------------------------------------------------------
 
 
-def lines(document: str) -> list[str]:
-    """A document in parts that are tokenised one by one: long texts would take a hundred times their size."""
-    return document.splitlines(keepends=True)
+def lines_of(text: str | Text) -> Iterator[str]:
+    """A text line by line, for what reads it piece by piece: long ones would take a hundred times their size."""
+    for block in tokens.blocks(iter([text]) if isinstance(text, str) else text.pieces()):
+        yield from block.replace(tokens.END, "\n").splitlines(keepends=True)
 
 
-def encoded(parts: Sequence[str], tokenizer: Any) -> np.ndarray:
-    """Token ids of documents in a row, the separator behind each; two bytes a token where that is enough."""
+def key_of(text: str | Text) -> str:
+    """What tells a text from another: what is in it, or of a large one where it is and since when."""
+    if isinstance(text, Text) and text.is_large:
+        return text.key()
+    digest = hashlib.sha256()
+    for line in lines_of(text):
+        digest.update(line.encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
+    """Token ids of the documents of a text in a row, the separator behind each; two bytes a token if that is enough."""
+    encode = encoder(tokenizer)
+    if isinstance(text, str):
+        return tokens.of(iter([text]), encode).ids
+    words = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    return tokens.of_text(text, encode, f"with separators by {words}").ids
+
+
+def encoder(tokenizer: Any) -> Encode:
+    """A block of text → ids; where a document ends that is not blank, the separator."""
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.int32
-    end = np.array([] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id], dtype=kind)
-    found = [np.zeros(0, kind)]
-    for start in range(0, len(parts), TOGETHER):
-        some = [lines(document) for document in parts[start : start + TOGETHER]]
-        ids = iter(
-            tokenizer([line for part in some for line in part], add_special_tokens=False, verbose=False)["input_ids"]
-        )
-        for part in some:
-            found += [np.array(next(ids), dtype=kind) for _ in part] + [end]
-    return np.concatenate(found)
+    end = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
+
+    def encode(block: str) -> np.ndarray:
+        documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
+        flat = [line for part in documents for line in part]
+        ids = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
+        found: list[list[int]] = []
+        for place, part in enumerate(documents):
+            found += [next(ids) for _ in part]
+            if any(line.strip() for line in part) and place < len(documents) - 1:
+                found.append(end)
+        return np.array([token for some in found for token in some], dtype=kind)
+
+    return encode

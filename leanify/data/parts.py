@@ -66,7 +66,15 @@ def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
     any_model: Any = model
     if upstream.is_hf(model) and hasattr(any_model.config.get_text_config(), "vocab_size"):
         config = any_model.config.get_text_config()
-        return config.vocab_size, getattr(config, "max_position_embeddings", None)
+        longest = getattr(config, "max_position_embeddings", None)
+        return config.vocab_size, None if longest is None else longest - _first_position(model)
     if upstream.is_own(model) and hasattr(any_model, "vocab"):
         return any_model.vocab, any_model.length
     raise DataError(f"{task} needs a model of text, and {upstream.origin_of(model)} takes images")
+
+
+def _first_position(model: nn.Module) -> int:
+    """Where positions begin: RoBERTa and its kin count them from behind the one that padding has."""
+    tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
+    first = next((getattr(table, "padding_idx", None) for table in tables), None)
+    return 0 if first is None else first + 1

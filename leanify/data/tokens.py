@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leanify.data import hub, text, vocabulary
+from leanify.data import cache, hub, text
 from leanify.errors import DataError
 
 END = "<|endoftext|>"
@@ -127,7 +127,7 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
     if not source.is_large:
         return of(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
-    home = vocabulary.cache() / "tokens" / digest
+    home = cache.home() / "tokens" / digest
     if not home.is_dir():
         _keep(source, encode, home)
     card = json.loads((home / "card.json").read_text())

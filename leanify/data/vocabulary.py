@@ -9,28 +9,35 @@ DIR or a hub id    whatever AutoTokenizer finds there
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from leanify import upstream
+from leanify.data import cache
 from leanify.errors import DataError
 
+Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+LETTERS = 1000  # at most so many, as the library's own recipe for BERT has it
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
-def tokenizer_of(name: str | None, texts: Sequence[str]) -> tuple[Any, str]:
-    """A tokenizer of transformers, and what it is in words; ``texts`` are what one is trained on. Raises DataError."""
+def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
+    """A tokenizer of transformers, and what it is in words.
+
+    One that is trained is trained on ``lines()``, which may be asked for more than once; ``key`` tells that text from
+    another. Raises DataError.
+    """
     if name is None or name == "bytes":
         return _dressed(_bytes()), "as bytes"
     if (found := re.fullmatch(r"wordpiece-(\d+)", name)) is not None:
-        return _wordpiece(int(found[1]), texts), f"by {name} of its own"
+        return _wordpiece(int(found[1]), lines, key), f"by {name} of its own"
     return load(name), f"by the tokenizer {name}"
 
 
@@ -70,31 +77,47 @@ def _bytes() -> Any:
     return made
 
 
-def _wordpiece(size: int, texts: Sequence[str]) -> Any:
+def _wordpiece(size: int, lines: Lines, key: str) -> Any:
     """Trained, or from the cache."""
     if size < 64:
         raise DataError(f"a wordpiece of {size} words cannot spell: give it at least 64, better thousands")
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode(errors="surrogatepass") + b"\0")
-    home = cache() / "tokenizers" / f"wordpiece-{size}-{digest.hexdigest()[:24]}"
+    home = cache.home() / "tokenizers" / f"wordpiece-{size}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
     if not lies_in(home):
-        _keep(_dressed(_trained(size, texts)), home)
+        _keep(_dressed(_trained(size, lines)), home)
     return load(str(home))
 
 
-def _trained(size: int, texts: Sequence[str]) -> Any:
+def _trained(size: int, lines: Lines) -> Any:
+    """The same texts give the same words.
+
+    The library's trainer numbers the letters that go on a word as it meets them in a hash table, and breaks ties by
+    these numbers. They are given to it as words that are there already.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for line in lines():
+        counts.update(normalizer.normalize_str(line))
+    ranked = sorted((letter for letter in counts if not letter.isspace()), key=lambda letter: (-counts[letter], letter))
+    alphabet = sorted(ranked[: min(LETTERS, size // 4)])
+    inside = [f"##{letter}" for letter in alphabet if len(splitter.pre_tokenize_str(f"a{letter}a")) == 1]
+
+    def made(model: Any) -> Any:
+        new = Tokenizer(model)
+        new.normalizer, new.pre_tokenizer, new.decoder = normalizer, splitter, decoders.WordPiece()
+        return new
+
+    learner = made(models.WordPiece(unk_token="[UNK]"))
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL), limit_alphabet=size // 4, show_progress=False
+        vocab_size=size,
+        special_tokens=[*SPECIAL, *inside],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    learner.train_from_iterator(lines(), trainer)
+    return made(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
 
 
 def _dressed(made: Any) -> Any:
@@ -123,8 +146,3 @@ def _keep(tokenizer: Any, home: Path) -> None:
             raise DataError(f"the tokenizer could not be kept in {home}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def cache() -> Path:
-    """Where what took time to make is kept between runs: $XDG_CACHE_HOME/leanify, else ~/.cache/leanify."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"

@@ -1,0 +1,250 @@
+"""Masked language modelling: how many words are asked for, what becomes of them, and what a run of it keeps."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import outcome
+
+import leanify
+from leanify import loop, training
+from leanify import recipe as recipes
+from leanify.data import cache, vocabulary
+from leanify.data.corpus import END
+from leanify.data.masked import Masked, encoded
+from leanify.data.samples import IGNORED
+from leanify.errors import DataError, RecipeError
+from leanify.models.crammed_bert import CrammedBert
+from leanify.run import Run
+
+WORDS = ["the", "old", "cat", "saw", "a", "small", "dog", "near", "our", "red", "house", "and", "ran", "away", "it"]
+STORIES = [
+    " ".join(np.random.default_rng(n).choice(WORDS, 12 + n % 9)) + ("\nIt was late." if n % 3 else ".")
+    for n in range(90)
+]
+SMALL = ["model.override.width=32", "model.override.vocab=300", "data.tokenizer=wordpiece-300"]
+TINY = recipes.with_settings(
+    recipes.load("masked-small"),
+    [*SMALL, "model.override.depth=2", "model.override.head_dim=16", "model.override.mlp=32", "data.length=16",
+     "data.name=stories", "schedule.tokens=8000", "schedule.warmup=2000", "schedule.cooldown=2000",
+     "schedule.batch_size=16", "run.eval_every=20"],
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def stories(tmp_path: Path) -> Path:
+    file = tmp_path / "stories.txt"
+    file.write_text(END.join(STORIES))
+    return file
+
+
+def at(path: Path, *settings: str) -> recipes.Recipe:
+    return recipes.with_settings(TINY, [f"data.path={path}", *settings])
+
+
+def samples(share: float = 0.25, fixed: bool = False, length: int = 32) -> Masked:
+    tokenizer, _ = vocabulary.tokenizer_of("bytes", list, "")
+    return Masked(encoded(END.join(STORIES), tokenizer), length, share, tokenizer, "stories", fixed)
+
+
+# -- masks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.01, 0.15, 0.25, 0.9])
+def test_every_sample_has_its_share_of_targets_exactly_and_no_mark_among_them(share: float) -> None:
+    found = samples(share)
+    inputs, targets = found.draw(3, [(1, index) for index in range(len(found))])
+    ordinary = found.rows > 4  # the five special words come first
+    assert found.targets.tolist() == [max(1, round(share * int(row.sum()))) for row in ordinary]
+    assert (targets != IGNORED).sum(1).tolist() == found.targets.tolist()
+    assert (found.rows == 3).any()  # separators, none of which is asked for
+    chosen = (targets != IGNORED).numpy()
+    assert (targets.numpy()[chosen] == found.rows[chosen]).all()
+    assert ordinary[chosen].all()
+    assert (inputs["input_ids"].numpy()[~chosen] == found.rows[~chosen]).all()
+
+
+def test_masks_are_a_function_of_seed_epoch_and_index() -> None:
+    found = samples()
+    keys = [(0, 5), (0, 6), (1, 5)]
+    ids, targets = found.draw(7, keys)
+    for place, key in enumerate(keys):
+        alone, asked = found.draw(7, [key])
+        assert torch.equal(alone["input_ids"][0], ids["input_ids"][place])
+        assert torch.equal(asked[0], targets[place])
+    assert not torch.equal(targets[0], targets[2])  # another epoch
+    assert not torch.equal(targets, found.draw(8, keys)[1])  # another seed
+    held = samples(fixed=True)
+    assert torch.equal(held.draw(7, [(0, 5)])[1], held.draw(8, [(3, 5)])[1])
+
+
+def test_of_the_chosen_80_percent_are_masked_10_any_10_themselves() -> None:
+    found = samples()
+    keys = [(epoch, index) for epoch in range(40) for index in range(len(found))]
+    ids, targets = found.draw(0, keys)
+    chosen = targets != IGNORED
+    given, wanted = ids["input_ids"][chosen], targets[chosen]
+    number = len(wanted)
+    masked, same = (given == found.mask).double().mean(), (given == wanted).double().mean()
+    other = given[(given != found.mask) & (given != wanted)]
+    words = 1 / found.words  # any word may be the mask or the word itself
+    for share, expected in ((masked, 0.8 + 0.1 * words), (same, 0.1 + 0.1 * words), (len(other) / number, 0.1)):
+        assert float(share) == pytest.approx(expected, abs=4 * (0.25 / number) ** 0.5)
+    assert set(range(found.words)) - set(other.tolist()) <= {found.mask}  # every word comes up
+    places = chosen.double().mean(0)  # no place of a sample is favoured
+    assert places.std() < 0.03
+
+
+# -- tokenizers ---------------------------------------------------------------------------------------------------
+
+
+def test_bytes_come_back_as_the_text() -> None:
+    tokenizer, _ = vocabulary.tokenizer_of(None, list, "")
+    text = "Größe\tπ ≈ 3.14\r\n 猫 [MAS K] \U0001f408"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    assert len(tokenizer) == 256 + len(vocabulary.SPECIAL)
+
+
+def test_a_wordpiece_is_trained_to_the_same_words_kept_and_found_again(tmp_path: Path, monkeypatch: object) -> None:
+    first, _ = vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
+    [home] = (cache.home() / "tokenizers").glob("wordpiece-120-*")
+    kept = (home / "tokenizer.json").read_text()
+    stamp = (home / "tokenizer.json").stat().st_mtime_ns
+    second, _ = vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
+    assert (home / "tokenizer.json").stat().st_mtime_ns == stamp
+    shutil.rmtree(home)
+    vocabulary.tokenizer_of("wordpiece-120", lambda: STORIES, "stories")
+    assert (home / "tokenizer.json").read_text() == kept
+    assert first.get_vocab() == second.get_vocab()
+    assert len(first) <= 120
+    pair = first("The CAT", "a dog", return_token_type_ids=True)
+    assert first.decode(pair["input_ids"]) == "[CLS] the cat [SEP] a dog [SEP]"
+    assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_documents_are_packed_with_separators_between(stories: Path) -> None:
+    tokenizer, _ = vocabulary.tokenizer_of("wordpiece-300", lambda: STORIES, "stories")
+    ids = encoded(stories.read_text() + END + " " + END, tokenizer)
+    assert ids.dtype == np.uint16
+    assert (ids == tokenizer.sep_token_id).sum() == len(STORIES)
+    whole = [tokenizer(story, add_special_tokens=False)["input_ids"] for story in STORIES]
+    assert ids.tolist() == [i for story in whole for i in [*story, tokenizer.sep_token_id]]
+
+
+# -- the loss -----------------------------------------------------------------------------------------------------
+
+
+def test_a_crammed_bert_asked_for_some_words_gives_what_it_gives_for_all() -> None:
+    model = CrammedBert(vocab=50, length=8, width=16, depth=2, heads=2, head_dim=8, mlp=16).eval()
+    ids, chosen = torch.randint(50, (3, 8)), torch.rand(3, 8) < 0.3
+    assert torch.allclose(model(ids, chosen=chosen), model(ids)[chosen], atol=1e-6)
+
+
+def test_transformers_own_loss_is_ours(stories: Path) -> None:
+    settings = [
+        "model.source=bert", "model.class=AutoModelForMaskedLM", "model.override=", "model.override.vocab_size=300",
+        "model.override.hidden_size=32", "model.override.num_hidden_layers=1", "model.override.num_attention_heads=2",
+        "model.override.intermediate_size=32", "model.override.max_position_embeddings=16",
+    ]  # fmt: skip
+    trainer = loop.Trainer(at(stories, *settings))
+    trainer.bare.eval()
+    inputs, targets = next(trainer.batches(0))
+    theirs = trainer.bare(**inputs, labels=targets).loss
+    ours = trainer.task.loss(trainer.bare, inputs, targets) / trainer.task.count(targets)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    assert trainer.splits.train.targets[trainer.order.batch(0)].sum() == trainer.task.count(targets)  # type: ignore[index]
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_sees_its_tokens_and_is_resumed_to_the_same_bits(stories: Path, tmp_path: Path) -> None:
+    run = Run.open(training.train(at(stories), tmp_path / "run"))
+    expected = outcome(run.path)
+    evaluated = [row for row in expected["rows"] if row["split"] == "validation"]
+    assert evaluated[-1]["loss"] < evaluated[0]["loss"] < np.log(300)
+    assert 0 < evaluated[-1]["accuracy"] < 100
+    trainer = loop.Trainer(run.recipe)
+    seen = sum(len(trainer.order.batch(step)) for step in range(trainer.steps)) * 16
+    short = 16 * 16 * (expected["rows"][-1]["epoch"] + 1)  # an epoch's last step has what is left, and counts as one
+    assert 8000 - short <= seen <= 8000 + 16 * 16  # tokens, however the batch grew
+    shutil.rmtree(cache.home())  # the run has a tokenizer of its own
+    shutil.rmtree(run.checkpoints()[-1].path)
+    stories.write_text(END.join(STORIES))
+    training.train(resume=run.path)
+    assert outcome(run.path) == expected
+    assert not cache.home().exists()
+
+
+def test_a_runs_folder_has_its_tokenizer_in_hugging_face_layout(stories: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    run = training.train(
+        at(stories, "schedule.tokens=600", "schedule.warmup=0", "schedule.cooldown=0"), tmp_path / "run"
+    )
+    found = AutoTokenizer.from_pretrained(run)
+    assert found.tokenize("the old cat") == ["the", "old", "cat"]
+    model = leanify.load(run)
+    assert model(**found("the old [MASK] saw", return_tensors="pt", return_token_type_ids=False)).shape[-1] == 300
+
+
+@pytest.mark.parametrize("name", ["crammed-bert", "crammed-bert-lean", "crammed-bert-control"])
+def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: Path) -> None:
+    """Wordpiece, batch ramp, token budget and all; the model is narrow and the arithmetic fp32, for the CPU's sake."""
+    narrow = [
+        "model.override.width=24",
+        "model.override.mlp=16",
+        "model.override.vocab=400",
+        "run.precision=fp32",
+        "data.length=32",
+    ]
+    value = recipes.with_settings(recipes.load(name), [f"data.path={stories}", *narrow])
+    facts = training.rehearse(value)
+    assert facts["steps"] > 5_000_000_000 / 32 / 8192
+    trainer = loop.Trainer(value)
+    assert len(leanify.read(trainer.bare).stages[0].blocks) == (16 if name == "crammed-bert" else 10)
+    assert trainer.lr(trainer.steps - 1) < 1e-4 < trainer.lr(trainer.steps // 2) == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (["data.length=65"], DataError, "65 tokens, and the model has 64 positions"),
+        (["model.override.vocab=40"], DataError, "the model's vocabulary has 40"),
+        (["data.tokenizer=bytes", "model.override.vocab=260"], DataError, "has 261 words, and the model's vocabulary"),
+        (["data.tokenizer=wordpiece-9"], DataError, "cannot spell"),
+        (["data.tokenizer=nobody/nothing"], DataError, "is no directory here and the hub did not give it"),
+        (["data.mask=0.0"], RecipeError, "data.mask is 0; it is the share"),
+        (["data.mask=1.5"], RecipeError, "data.mask is 1.5"),
+        (["data.path=/nowhere"], DataError, "does not exist"),
+        (["data.holdout=0.001", "data.length=64"], DataError, "tokens, and a sample has 64"),
+        (["data.img_size=32"], RecipeError, "is for images"),
+        (["model.source=vit_tiny_patch16_224", "model.override="], DataError, "takes images"),
+        (["model.override.classes=2"], RecipeError, "guesses no words"),
+        (["model.source=bert", "model.override=", "model.class=AutoModelForSequenceClassification"], RecipeError,
+         'class = "AutoModelForMaskedLM"'),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_message(
+    settings: list[str], error: type[Exception], words: str, stories: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words) as found:
+        training.train(at(stories, *settings), tmp_path / "run")
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mask_belongs_to_a_masked_language_model(stories: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"data\.mask"):
+        training.train(recipes.with_settings(recipes.load("chars"), ["data.mask=0.2"]), tmp_path / "run")
