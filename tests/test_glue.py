@@ -457,6 +457,17 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
         table.glue(bert, files, seeds=2, output=out, settings=[*quick, "optim.lr=1e-3"])
 
 
+def test_the_number_of_a_task_is_the_median_of_its_own_metric() -> None:
+    score = table.Score(
+        "mrpc", {"accuracy": [1.0, 2.0, 3.0, 4.0], "f1": [90.0, 70.0, 80.0, 60.0]}, ["a", "b", "c", "d"]
+    )
+    assert (score.metric, score.median) == ("f1", 75.0)
+    other = table.Score("cola", {"matthews": [50.0, 10.0, 20.0]}, ["a", "b", "c"])
+    report = table.Report("bert", "runs", [score, other], [])
+    assert report.average == (75.0 + 20.0) / 2
+    assert score.to_json()["metrics"]["accuracy"] == {"median": 2.5, "values": [1.0, 2.0, 3.0, 4.0]}
+
+
 # -- the command --------------------------------------------------------------------------------------------------
 
 
