@@ -199,12 +199,12 @@ def test_samples_of_like_length_share_a_batch_and_each_comes_once_an_epoch() -> 
 
 
 def test_files_are_read_as_they_are(tmp_path: Path) -> None:
-    odd = ['He said "no', "tab-free, comma", "it's 50% off  ", "two\u2028lines"]
+    odd = ['He said "no', '"Yes" she said', "tab-free, comma", "it's 50% off  ", "two\u2028lines"]
     write(tmp_path / "sst2/train.tsv", ["label", "sentence"], [[i % 2, words] for i, words in enumerate(odd)])
     write(tmp_path / "sst2/dev.tsv", ["sentence", "label"], [["x", "positive"], ["y", "negative"], ["z", "1.0"]])
     train, validation, where = glue.read(Data("sst2", "glue", str(tmp_path)), "sst2")
     assert [texts[0] for texts, _ in train] == odd
-    assert [label for _, label in train] == [0, 1, 0, 1]
+    assert [label for _, label in train] == [0, 1, 0, 1, 0]
     assert [label for _, label in validation] == [1, 0, 1]
     assert where.endswith("sst2 (train.tsv, dev.tsv)")
 
