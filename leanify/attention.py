@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.errors import UnsupportedModel
-from leanify.families import Reading, known
+from leanify.families import known, reading_of
 
 
 def multihead(
@@ -57,13 +57,46 @@ def multihead(
     return (out if self.batch_first else out.transpose(0, 1)), shown
 
 
-_FORWARDS: dict[str, Callable[..., Any]] = {"multihead": multihead}
+def gated(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    index: int = 0,
+    **_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """WavLM's attention (Chen et al. 2022, eqs. 2–5): a relative bias that each head gates by its slice of the input.
+
+    Heads beyond the slices start again at the first. Shapes: hidden_states B, N, width; position_bias B·h, N, N.
+    """
+    batch, tokens, heads = *hidden_states.shape[:2], self.num_heads
+    if position_bias is None:
+        position_bias = self.compute_bias(tokens, tokens).repeat(batch, 1, 1)
+    slices = hidden_states.view(batch, tokens, -1, self.gru_rel_pos_linear.in_features)
+    own = slices[:, :, torch.arange(heads, device=slices.device) % slices.shape[2]].transpose(1, 2)
+    a, b = self.gru_rel_pos_linear(own).view(batch, heads, tokens, 2, 4).sum(-1).sigmoid().chunk(2, -1)  # B, h, N, 1
+    gate = a * (b * self.gru_rel_pos_const - 1) + 2
+    q, k, v = (
+        project(hidden_states).view(batch, tokens, heads, -1).transpose(1, 2)
+        for project in (self.q_proj, self.k_proj, self.v_proj)
+    )
+    logits = q @ k.transpose(-2, -1) * self.scaling + gate * position_bias.view(batch, heads, tokens, tokens)
+    if attention_mask is not None:
+        logits = logits.masked_fill(attention_mask.ne(1)[:, None, None], -torch.inf)
+    attention = F.dropout(logits.softmax(-1), self.dropout, self.training)
+    out = self.out_proj((attention @ v).transpose(1, 2).flatten(2))
+    return out, attention.mean(1, keepdim=True).expand_as(attention), position_bias
 
 
-def free(module: nn.Module, reading: Reading) -> None:
-    """Give ``module`` the forward that its reading frees, in place; a module that has it keeps it."""
-    if (reading.edits or reading.forward) and "freed" not in vars(type(module)):
-        module.__class__ = _freed_class(type(module))
+_FORWARDS: dict[str, Callable[..., Any]] = {"multihead": multihead, "gated": gated}
+
+
+def free(module: nn.Module) -> None:
+    """Give ``module`` and its parts the forwards that their rows free, in place; one that is free already stays so."""
+    for part in module.modules():
+        reading = reading_of(part)
+        if reading and (reading.edits or reading.forward) and "freed" not in vars(type(part)):
+            part.__class__ = _freed_class(type(part))
 
 
 _FREED: dict[type[nn.Module], type[nn.Module]] = {}

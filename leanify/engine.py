@@ -15,6 +15,7 @@ from leanify.recipe import Recipe
 def accelerator_of(recipe: Recipe) -> Any:
     """Accelerate's engine on the device that is there, in the recipe's precision or the one that suits the device."""
     import accelerate
+    from accelerate.state import AcceleratorState
     from accelerate.tracking import get_available_trackers
 
     gpu = torch.cuda.is_available()
@@ -26,6 +27,7 @@ def accelerator_of(recipe: Recipe) -> Any:
         if name not in known:
             extra = "pip install 'leanify[tensorboard]'" if name == "tensorboard" else f"pip install {name}"
             raise RecipeError(f"run.trackers names {name!r}, and installed are {', '.join(known) or 'none'}: {extra}")
+    AcceleratorState._reset_state()  # one process may train twice, in another precision
     engine = accelerate.Accelerator(mixed_precision="no" if precision == "fp32" else precision, cpu=not gpu)
     if str(engine.distributed_type).rpartition(".")[2] not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise RecipeError(

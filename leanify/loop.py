@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify import checkpoint, distillation, memory, profiling
-from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything
+from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.samples import Batch, Inputs, Samples, read
 from leanify.data.splits import splits_of
 from leanify.engine import accelerator_of, memory_of, optimizer_of
@@ -96,7 +96,8 @@ class Trainer:
         order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
         order = replace(order, lengths=getattr(self.splits.train, "lengths", None))
         self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, data.length))
-        self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps))
+        together = 2 if data.mixup or data.cutmix else 1
+        self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps), together=together)
         self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
 
         optimizer = optimizer_of(recipe, self.bare, self.accelerator.device)
@@ -271,6 +272,7 @@ class Trainer:
 
     def descend(self, step: int, inputs: Inputs, targets: Tensor, weight: float) -> None:
         """Forward and backward of one pass."""
+        seed_mixing(self.seed, step)
         loss = self.task.loss(self.model, inputs, targets)
         self.accelerator.backward(loss * weight)
         found = loss.detach()

@@ -57,7 +57,7 @@ def need(
     blocks keep their outputs and are computed again in the backward pass, one at a time. ``fused``: attention with
     dropout is fused too.
     """
-    on_meta: Any = copy.deepcopy(model).to("meta")
+    on_meta: Any = _on_meta(model)
     if upstream.is_hf(on_meta):
         on_meta.config.use_cache = True  # without, transformers looks at positions, which have no values on meta
     try:
@@ -75,6 +75,13 @@ def need(
     copies = 2 + MOMENTS[optimiser] + average + (0.5 if half else 0)
     taught = 0 if teacher is None else sum(p.numel() * p.element_size() for p in teacher.parameters())
     return Need(int(copies * weights) + taught + max(0, 2 * one - two), saved // (2 if half else 1) + 2 * given)
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy that never was in memory."""
+    shapes: dict[int, Any] = {id(p): nn.Parameter(torch.empty_like(p, device="meta")) for p in model.parameters()}
+    shapes |= {id(tensor): torch.empty_like(tensor, device="meta") for tensor in model.buffers()}
+    return copy.deepcopy(model, shapes)
 
 
 def check(needed: Need, available: int, batch: int, world: int, accumulate: int, where: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from leanify import layout, upstream
+from leanify import discovery, upstream
 from leanify.architecture import Block, Layer, Stage
 from leanify.errors import UnsupportedModel
 from leanify.families import Reading, known, reading_of
-from leanify.tensors import attribute_of, features_of, part_of
+from leanify.tensors import features_of, part_of, sizes_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ class Place:
         site = self.attention
         return next(p for p, how in site.reading.columns.items() if "h" in how.split() and part_of(site.module, p))
 
+    @property
+    def width_after(self) -> int:
+        """The width behind the layer: what its MLP ends in, where it has one."""
+        site = self.mlp or self.attention
+        ends = (part_of(site.module, p) for p, how in site.reading.columns.items() if "m" in how.split())
+        return features_of(next((end for end in ends if end is not None), self.output)).outputs
+
     def read(self) -> Layer:
         sizes = self.attention.sizes
         return Layer(
@@ -74,10 +81,9 @@ class Located:
 
 def locate(model: nn.Module) -> list[Located]:
     """Every stage of the model, in the order in which its modules stand."""
-    sites = sites_of(model)
+    sites = _known_sites(model)
     attentions = [site for site in sites if site.reading.is_attention]
     mlps = [site for site in sites if site.reading.is_mlp]
-    _refuse_strangers(model, sites)
     if not attentions:
         raise UnsupportedModel(
             f"{name_of(model)} has no attention layer that leanify knows: a redesign trades layers for attention "
@@ -133,39 +139,8 @@ def sites_of(model: nn.Module) -> list[Site]:
             continue
         if reading.refused:
             raise UnsupportedModel(f"{name_of(model)} cannot be redesigned: {reading.refused} ({path or 'the model'})")
-        sites.append(Site(path, module, reading, {} if reading.kept else _sizes(path, module, reading)))
+        sites.append(Site(path, module, reading, {} if reading.kept else sizes_of(path, module, reading)))
     return sites
-
-
-def _sizes(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
-    """Solve the symbols of a reading from the shapes of its parts and the numbers that its forward reads."""
-    try:
-        sizes = layout.solve(_facts(module, reading), {})
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} ({type(module).__name__}) is not laid out as known: {error}") from error
-    missing = ({"h", "d"} if reading.is_attention else set()) - sizes.keys()
-    if missing:
-        raise UnsupportedModel(f"{path} ({type(module).__name__}) does not say its {', '.join(sorted(missing))}")
-    return sizes
-
-
-def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
-    """(layout, length) of every axis and number that is there."""
-    facts: list[tuple[str, int]] = []
-    for part, how in reading.rows.items():
-        if (found := part_of(module, part)) is not None:
-            facts.append((how, features_of(found).outputs))
-    for part, how in reading.columns.items():
-        if (found := part_of(module, part)) is not None:
-            facts.append((how, features_of(found).inputs))
-    for part, how in reading.attributes.items():
-        value = attribute_of(module, part)
-        if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
-            facts.append((how, value))
-    for part, axes in reading.tensors.items():
-        if isinstance(value := attribute_of(module, part), Tensor):
-            facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if layout.symbols(how)]
-    return facts
 
 
 def _block_of(model: nn.Module, attention: Site, attentions: list[Site], mlps: list[Site]) -> tuple[str, str]:
@@ -231,19 +206,33 @@ _ATTENTION_LIKE = re.compile(r"Attention|Attn|MultiHead|MHA", re.IGNORECASE)
 _HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "head_dim")
 
 
-def _refuse_strangers(model: nn.Module, sites: list[Site]) -> None:
-    """An attention that no row describes must not go unnoticed: it would keep its heads in silence."""
+def _known_sites(model: nn.Module) -> list[Site]:
+    """Every module that a row describes, or a reading that is found now.
+
+    An attention that no row describes must not go unnoticed: it would keep its heads in silence.
+    """
+    sites = sites_of(model)
+    while (path := _stranger(model, sites)) is not None:
+        if why := discovery.learn(model, path):
+            cls = type(model.get_submodule(path))
+            raise UnsupportedModel(
+                f"{name_of(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
+                f"does not know how to read{why}; known are {sum(r[0].is_attention for r in known().values())} others"
+            )
+        sites = sites_of(model)
+    return sites
+
+
+def _stranger(model: nn.Module, sites: list[Site]) -> str | None:
+    """Where an attention stands that no row describes, if there is one."""
     claimed = [site.path for site in sites if site.reading.is_attention or site.reading.kept]
     for path, module in model.named_modules():
         if any(within(path, site) or within(site, path) for site in claimed):
             continue
-        cls = type(module)
         heads = any(isinstance(getattr(module, name, None), int) for name in _HEAD_COUNTS)
-        if _ATTENTION_LIKE.search(cls.__name__) and (heads or _projects(module)):
-            raise UnsupportedModel(
-                f"{name_of(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
-                f"does not know how to read; known are {sum(rows[0].is_attention for rows in known().values())} others"
-            )
+        if _ATTENTION_LIKE.search(type(module).__name__) and (heads or _projects(module)):
+            return str(path)
+    return None
 
 
 def _projects(module: nn.Module) -> bool:

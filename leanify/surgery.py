@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from leanify import upstream
-from leanify.architecture import Architecture, Block, Layer
+from leanify.architecture import Architecture, Layer
 from leanify.attention import free
 from leanify.errors import ShapeError, UnsupportedModel
 from leanify.sites import Place, Site, locate, name_of, sites_of, within
@@ -47,6 +47,7 @@ def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep
     old = read(model)
     _check(old, architecture)
     _check_constants(model, old, architecture)
+    _check_ends(model, architecture)
     dropped = [
         block
         for found, stage in zip(locate(model), architecture.stages, strict=True)
@@ -97,11 +98,6 @@ def _check(old: Architecture, new: Architecture) -> None:
             raise ShapeError(f"stage {after.name!r} was asked for no blocks; it takes at least 1")
         if before.fixed and after.depth != before.depth:
             raise ShapeError(f"stage {after.name!r} is no list of blocks: its depth stays {before.depth}")
-        if after.depth < before.depth and _widest(after.blocks[-1]) != _widest(before.blocks[-1]):
-            raise ShapeError(
-                f"stage {after.name!r} is {_widest(before.blocks[-1])} wide in its last block, and what follows needs "
-                f"that; its block {after.depth} is {_widest(after.blocks[-1])} wide, so it cannot be the last"
-            )
         attending = sum(bool(block) for block in after.blocks)
         if not before.fixed and attending < min(after.depth, 2):
             raise ShapeError(
@@ -114,10 +110,6 @@ def _check(old: Architecture, new: Architecture) -> None:
                 raise ShapeError(f"{after.name}.{index} has {len(template)} layers, not {len(block)}")
             for a, b in zip(template, block, strict=True):
                 _check_layer(f"{after.name}.{index}", a, b)
-
-
-def _widest(block: Block) -> int:
-    return max((layer.width for layer in block), default=0)
 
 
 def _check_layer(where: str, old: Layer, new: Layer) -> None:
@@ -141,6 +133,23 @@ def _check_constants(model: nn.Module, old: Architecture, new: Architecture) -> 
             f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of "
             f"{', '.join(map(str, sorted(before)))}; heads can be added, but their size stays"
         )
+
+
+def _check_ends(model: nn.Module, new: Architecture) -> None:
+    """Refuse to drop a last block that widens what follows it (MViTv2's do so in their MLP)."""
+    for found, stage in zip(locate(model), new.stages, strict=True):
+        if stage.depth < len(found.blocks):
+            end, last = (_width_after(found.blocks[index]) for index in (stage.depth - 1, -1))
+            if end != last:
+                raise ShapeError(
+                    f"stage {stage.name!r} is {last} wide after its last block, and what follows needs that; after its "
+                    f"block {stage.depth} it is {end} wide, so that cannot be the last"
+                )
+
+
+def _width_after(block: list[Place]) -> int:
+    """The width that a block ends in, 0 where it has no layer."""
+    return max((place.width_after for place in block), default=0)
 
 
 def _cut(new: nn.Module, model: nn.Module, architecture: Architecture) -> dict[str, list[float]]:
@@ -167,13 +176,14 @@ def _turn(model: nn.Module, place: Place, layer: Layer) -> None:
     for site in {id(s.module): s for s in (place.attention, place.mlp) if s is not None}.values():
         _resize(model, site, {name: sizes.get(name, size) for name, size in site.sizes.items()})
     if features_of(place.output).inputs != layer.width:
-        free(place.attention.module, place.attention.reading)
+        free(place.attention.module)
 
 
 def _turn_tables(model: nn.Module) -> None:
-    """Bring every table of heads outside the attentions to the heads that the attentions around it have now.
+    """Bring every table outside the attentions to the heads, and to the blocks, that stand around it now.
 
-    A table belongs to the attention that it stands in, else to all attentions of the smallest module around both.
+    A table of heads belongs to the attention that it stands in, else to all attentions of the smallest module around
+    both; a table of blocks belongs to the list inside its module.
     """
     sites = sites_of(model)
     attentions = [site for site in sites if site.reading.is_attention]
@@ -184,13 +194,16 @@ def _turn_tables(model: nn.Module) -> None:
             around = [site for site in attentions if within(site.path, path)]
             path = path.rpartition(".")[0]
         follows = {site.sizes["h"] for site in around}
-        if len(follows) > 1 and follows != {table.sizes["h"]}:
+        if "h" in table.sizes and len(follows) > 1 and follows != {table.sizes["h"]}:
             raise ShapeError(
                 f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they were "
                 f"asked to be {', '.join(map(str, sorted(follows)))}"
             )
-        site = around[0]
-        changed = {name: site.sizes[name] for name in table.sizes.keys() & {"h", "g", "d"} if name in site.sizes}
+        changed = {
+            name: around[0].sizes[name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].sizes.keys()
+        }
+        if "l" in table.sizes:
+            changed["l"] = next(len(s.blocks) for s in locate(model) if s.container and within(s.name, table.path))
         _resize(model, table, {**table.sizes, **changed})
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify import layout, upstream
+from leanify.errors import UnsupportedModel
 from leanify.families import Reading
 
 
@@ -52,6 +53,37 @@ def attribute_of(thing: Any, path: str) -> Any:
         if (thing := getattr(thing, name, None)) is None:
             return None
     return thing
+
+
+def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
+    """Solve the symbols of a reading from the shapes of its parts and the numbers that its forward reads."""
+    try:
+        sizes = layout.solve(_facts(module, reading), {})
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} ({type(module).__name__}) is not laid out as known: {error}") from error
+    missing = ({"h", "d"} if reading.is_attention else set()) - sizes.keys()
+    if missing:
+        raise UnsupportedModel(f"{path} ({type(module).__name__}) does not say its {', '.join(sorted(missing))}")
+    return sizes
+
+
+def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
+    """(layout, length) of every axis and number that is there."""
+    facts: list[tuple[str, int]] = []
+    for part, how in reading.rows.items():
+        if (found := part_of(module, part)) is not None:
+            facts.append((how, features_of(found).outputs))
+    for part, how in reading.columns.items():
+        if (found := part_of(module, part)) is not None:
+            facts.append((how, features_of(found).inputs))
+    for part, how in reading.attributes.items():
+        value = attribute_of(module, part)
+        if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
+            facts.append((how, value))
+    for part, axes in reading.tensors.items():
+        if isinstance(value := attribute_of(module, part), Tensor):
+            facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if layout.symbols(how)]
+    return facts
 
 
 # -- resizing -----------------------------------------------------------------------------------------------------
@@ -111,7 +143,7 @@ def _resize_linear(
     }
     for name, tensor in kept.items():
         shape = [sizes.get(axis, length) for axis, length in enumerate(tensor.shape)] if tensor.dim() > 1 else [outputs]
-        _replace(module, name, tensor.new_empty(shape))
+        _replace(module, name, _like(tensor, shape))
     for name, size in ((features.output_name, outputs), (features.input_name, inputs)):
         if hasattr(module, name):
             setattr(module, name, (size,) if name == "normalized_shape" else size)
@@ -124,6 +156,14 @@ def _resize_linear(
         matrix = tensor.dim() > 1
         zeroed = features.input_axis if matrix and columns else -1
         _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
+
+
+def _like(tensor: Tensor, shape: list[int]) -> Tensor:
+    """Noise with a tensor's mean and spread: what stands where upstream's initialiser knows nothing of a module."""
+    new = tensor.new_empty(shape)
+    if tensor.is_meta or not tensor.is_floating_point():
+        return new
+    return new.normal_(float(tensor.mean()), float(tensor.std(correction=0)))
 
 
 def _is_depthwise(module: nn.Module) -> bool:

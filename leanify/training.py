@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import checkpoint, memory
+from leanify import checkpoint, defaults, memory
 from leanify import recipe as recipes
 from leanify.data import vocabulary
 from leanify.errors import RecipeError
@@ -25,6 +25,9 @@ def train(
     watcher: Watcher | None = None,
 ) -> Path:
     """Train what a recipe says and return the run's folder: ``output``, else ``runs/NAME``.
+
+    ``recipe`` is a recipe, its file or built-in name, a run with one, or any other SOURCE: then the usual recipe of the
+    model's kind, on what ``settings`` name in ``data.path``.
 
     ``resume`` goes on with a run from its newest intact checkpoint; a recipe given beside it must be the run's own.
     An interrupt (Ctrl-C) ends the step, writes a checkpoint and raises KeyboardInterrupt. Raises LeanifyError.
@@ -54,9 +57,12 @@ def with_tokenizer_of(run: Run) -> Recipe:
 
 
 def resolve(recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = ()) -> Recipe:
-    """The recipe with its settings."""
-    value = recipe if isinstance(recipe, Recipe) else recipes.load(recipe)
-    return recipes.with_settings(value, settings) if settings else value
+    """The recipe that is named, that of a run, or the usual one of a model; with its settings."""
+    value = recipe if isinstance(recipe, Recipe) else defaults.recipe_of(recipe)
+    value = recipes.with_settings(value, settings) if settings else value
+    if not isinstance(recipe, Recipe):
+        defaults.check_data(recipe, value)
+    return value
 
 
 def new_folder(recipe: str | Path | Recipe) -> Path:

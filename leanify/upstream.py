@@ -304,12 +304,13 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
     """
     if is_hf(model):
         for key, value in _hf_words(model.config, old, new).items():
-            with suppress(AttributeError):  # a property without a setter: computed from other keys
+            with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
                 setattr(model.config, key, value)
         if {layer.head_dim for layer in old.layers()} != {layer.head_dim for layer in new.layers()}:
             _rebuild_rotary_tables(model)
     for before, after in zip(old.stages, new.stages, strict=True):
         if before.depth != after.depth:
+            _say_depth(model, after.name, before.depth, after.depth)
             blocks: list[Any] = list(model.get_submodule(after.name).children())
             for index, block in enumerate(blocks):
                 for module in block.modules():
@@ -317,6 +318,16 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
                         module.layer_idx = index
             _spread_drop_path(blocks, rates[after.name])
             _trim_feature_info(model, before, after)
+
+
+def _say_depth(model: Any, name: str, old: int, new: int) -> None:
+    """Bring in line what the module around a list of blocks, and its configuration, count for loops of their own."""
+    around = model.get_submodule(name.rpartition(".")[0])
+    for holder in (around, getattr(around, "config", None)) if is_hf(model) else ():
+        for key in ("num_hidden_layers", "num_layers"):
+            if getattr(holder, key, None) == old and not getattr(holder, "is_encoder_decoder", False):
+                with suppress(AttributeError, NotImplementedError):
+                    setattr(holder, key, new)
 
 
 def _rebuild_rotary_tables(model: Any) -> None:

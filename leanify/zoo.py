@@ -256,9 +256,10 @@ def _class_name(auto: str, config: Any) -> str:
     if not auto.startswith("AutoModel"):
         return auto
     try:
-        return str(getattr(library, auto)._model_mapping[type(config)].__name__)
-    except (KeyError, TypeError) as error:
+        found = getattr(library, auto)._model_mapping[type(config)]
+    except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"transformers has no {auto} for the model type {config.model_type!r}") from error
+    return str((found[0] if isinstance(found, tuple) else found).__name__)
 
 
 def _on_hub(name: str) -> Found:

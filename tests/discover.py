@@ -29,9 +29,10 @@ import apart
 import laws
 import small
 
-from leanify import families, tensors
+from leanify import families
 from leanify.errors import LeanifyError
 from leanify.families import Reading
+from leanify.tensors import features_of
 
 H, G, D, W = small.HEADS, small.KV_HEADS, small.HEAD_DIM, small.WIDTH
 QUERY = re.compile(
@@ -96,7 +97,7 @@ def proposals(module: nn.Module) -> list[Reading]:
                 tensors[f"{path}.weight"] = ("1", "h")
                 embedded[f"{path}.embedding_dim"] = "h"
             continue
-        found = tensors.features_of(part)
+        found = features_of(part)
         if NORM.search(leaf):
             if part.weight.dim() == 1 and found.outputs in (D, H * D, G * D):
                 rows[path] = {D: "d", H * D: "h d", G * D: "g d"}[found.outputs]
@@ -237,7 +238,7 @@ def mlps(model: nn.Module, known: set[str]) -> Iterator[Reading]:
             and not any(f"{path}.{name}".strip(".").startswith(f"{at}.") for at in known)
             and not isinstance(part, nn.Embedding)
         }
-        shapes = {name: tensors.features_of(part) for name, part in parts.items()}
+        shapes = {name: features_of(part) for name, part in parts.items()}
         back = [n for n, f in shapes.items() if f.outputs == W and f.inputs not in (W,)]
         if len(back) != 1 or any(
             c for c, m in module.named_children() if isinstance(m, (nn.ModuleList, nn.Sequential)) and weights(m)

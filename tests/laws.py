@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -77,8 +77,9 @@ def alive(big: nn.Module, call: Call) -> None:
         weight.requires_grad_(True)
     results = [tensor for tensor in outputs(big, call, grad=True) if tensor.requires_grad]
     loss = sum(torch.sin(3 * tensor + 1).sum() for tensor in results)
-    _require(isinstance(loss, Tensor), "alive", "no output depends on any attention")
-    gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    gradients: Iterable[Tensor | None] = [None] * len(weights)  # some functions of upstream's own record no gradient
+    if isinstance(loss, Tensor):
+        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     for place, axis, columns, gradient in zip(places, axes, new, gradients, strict=True):
         felt = gradient is not None and bool((gradient.index_select(axis, columns.flatten()) != 0).any())
         changes = felt or _stirs(big, call, place.output.weight, axis, columns.flatten())
@@ -193,8 +194,19 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
     """Every floating-point tensor that a run returns, caches and attention maps left out."""
     torch.manual_seed(0)
-    with _Float64(), torch.set_grad_enabled(grad):
+    with _Float64(), _default_float64(), torch.set_grad_enabled(grad):
         return [tensor for tensor in _tensors(call(model)) if tensor.is_floating_point() and tensor.numel()]
+
+
+@contextmanager
+def _default_float64() -> Iterator[None]:
+    """What upstream makes on the way (masks, empty queries) is float64 like the model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -231,21 +243,28 @@ class _Float64(TorchFunctionMode):
 
 
 class _Softmaxes(TorchFunctionMode):
-    """Notes every softmax over three or more axes that runs outside the ``known`` modules, expert routers apart."""
+    """Notes every softmax over three or more axes outside the ``known`` paths, of experts and words apart."""
 
     names = ("scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward")
 
-    def __init__(self, known: set[int], paths: dict[int, str]) -> None:
+    def __init__(self, known: set[str], paths: dict[int, str], vocabulary: int) -> None:
         super().__init__()
-        self.known, self.paths = known, paths
+        self.known, self.paths, self.vocabulary = known, paths, vocabulary
         self.running: list[nn.Module] = []
         self.strangers: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in self.names and args and args[0].dim() > 2:
+        if (
+            getattr(func, "__name__", "") in self.names
+            and args
+            and args[0].dim() > 2
+            and args[0].shape[-1] != self.vocabulary
+        ):
             where = self.running[-1] if self.running else None
             routes = re.search(r"Router|Gate|Expert|MoE|Moe|TopK", type(where).__name__)
-            if not routes and not any(id(module) in self.known for module in self.running):
+            if not routes and not any(
+                sites.within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known
+            ):
                 self.strangers.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
         return func(*args, **(kwargs or {}))
 
@@ -267,8 +286,9 @@ class _Softmaxes(TorchFunctionMode):
 def complete(model: nn.Module, call: Call) -> list[Tensor]:
     """The outputs of ``model``. Raises LawBroken where an attention runs that was not found."""
     found = sites.sites_of(model)
-    known = {id(site.module) for site in found if site.reading.is_attention or site.reading.kept}
-    modes = _Softmaxes(known, {id(module): path for path, module in model.named_modules()})
+    known = {site.path for site in found if site.reading.is_attention or site.reading.kept}
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", 0)
+    modes = _Softmaxes(known, {id(module): path for path, module in model.named_modules()}, vocabulary)
     with modes.watching():
         result = outputs(model, call)
     strangers = list(dict.fromkeys(modes.strangers))

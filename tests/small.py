@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from leanify import upstream
+from leanify import upstream, zoo
+from leanify.errors import SourceError
 from leanify.inputs import example_inputs
 
 BUILD = {"depth": 3, "depths": 2}
@@ -159,6 +161,7 @@ DROPPED = (
     "_out_features",
     "_out_indices",
     "per_layer_config",
+    "architectures",
     "transformers_version",
 )
 LISTED = {
@@ -173,6 +176,16 @@ SWIN = {
     "embed_dim": WIDTH, "depths": [1, 2], "num_heads": [HEADS, 2 * HEADS], "num_layers": 2, "window_size": 2, "image_size": 32,
     "patch_size": 4, "hidden_size": 2 * WIDTH, "encoder_stride": 8,
 }  # fmt: skip
+FOUR_STAGES = {
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+    "out_indices": None,
+    "embed_dim": 24,
+    "depths": [1, 1, 2, 1],
+    "num_heads": [1, 2, 4, 8],
+    "patch_size": 4,
+    "image_size": 64,
+}
+PE = {"img_size": 28, "embed_dim": 48, "depth": 2, "num_heads": 6}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "distilbert": {"hidden_dim": HIDDEN},
     "swin": SWIN,
@@ -184,8 +197,105 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4, "context_length": 8},
     "informer": {"prediction_length": 4, "context_length": 8},
     "time_series_transformer": {"prediction_length": 4, "context_length": 8},
+    "bailing_hybrid": {"num_expert_group": 2, "linear_head_dim": 8},
+    "big_bird": {"block_size": 1},
+    "bigbird_pegasus": {"block_size": 1},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {**MROPE, "mrope_section": [2, 1, 1]}}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": HIDDEN},
+    },
+    "funnel": {"block_sizes": [2, 2], "block_repeats": [1, 1], "d_head": HEAD_DIM},
     "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_expand": 2, "attn_layer_indices": [1, 2]},
-    "gemma3n_text": {"intermediate_size": [HIDDEN] * LAYERS, "activation_sparsity_pattern": [0.0] * LAYERS},
+    "gemma3n_text": {
+        "intermediate_size": [HIDDEN] * LAYERS,
+        "activation_sparsity_pattern": [0.0] * LAYERS,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCABULARY,
+    },
+    "gemma4_text": {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY},
+    "gemma4_audio": {"subsampling_conv_channels": [16, 8]},
+    "glm5_next_text": {
+        "index_topk": 16,
+        "index_head_dim": HEAD_DIM,
+        "index_n_heads": 2,
+        "num_key_value_heads": HEADS,
+        "qk_rope_head_dim": 0,
+        "qk_nope_head_dim": HEAD_DIM,
+        "v_head_dim": HEAD_DIM,
+        "head_dim": 0,
+        "linear_head_dim": 8,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "indexed_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+        "indexer_types": ["full"] * 4,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 20,
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "mistral_large4_text": {
+        "num_hidden_layers": 3,
+        "kv_source_layers": [0, 1, 2],
+        "layer_types": ["indexed_attention"] * 3,
+        "indexer_types": ["full"] * 3,
+        "no_rope_layers": [1, 1, 0],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_key_value_heads": HEADS,
+        "index_topk": 16,
+        "index_head_dim": HEAD_DIM,
+        "index_n_heads": 2,
+    },
+    "mistral4": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
+    "nemotron_h": {
+        "n_groups": 2,
+        "mamba_num_heads": 12,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "full_attention", "mlp"],
+    },
+    "neucodec": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144, "num_key_value_heads": HEADS},
+    "xcodec2": {"hidden_size": 96, "head_dim": 16, "quantization_dim": 144, "num_key_value_heads": HEADS},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "full_attention"]},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD_DIM,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 2,
+        "hc_lowrank": 16,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
+    "qwen3_asr_encoder": {"output_dim": WIDTH, "downsample_hidden_size": 16},
+    "sapiens2": {
+        "num_key_value_heads_per_layer": [KV_HEADS] * LAYERS,
+        "num_first_full_attention_layers": 0,
+        "num_last_full_attention_layers": 0,
+        "out_features": None,
+        "out_indices": None,
+    },
+    "seggpt": {
+        "image_size": [64, 32],
+        "mlp_dim": HIDDEN,
+        "num_hidden_layers": 4,
+        "intermediate_hidden_state_indices": [1, 2],
+        "merge_index": 0,
+        "pretrain_image_size": 32,
+    },
+    "speech_to_text": {"conv_channels": 32, "input_feat_per_channel": 80},
+    "timesfm": {"patch_length": 4, "context_length": 16},
+    "tvp": {"visual_prompt_size": 8, "max_img_size": 64, "num_frames": 2},
     "exaone4_5_vision": {"window_size": 32},
     "granitemoehybrid": {
         "mamba_n_heads": 12,
@@ -215,7 +325,37 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_layers": 4,
         "attention_layers": ["global", "local"] * 2,
     },
-    "granite_speech5_encoder": {"context_size": 16},
+    "gradium_phonon_tts": {"num_key_value_heads": HEADS},  # as its checkpoints fuse them
+    "granite_speech5_encoder": {"context_size": 16, "num_key_value_heads": HEADS},
+    "phi4_multimodal": {
+        "audio_config": {
+            "nemo_conv_channels": WIDTH,
+            "ext_pw_out_channel": WIDTH,
+            "depthwise_separable_out_channel": WIDTH,
+        }
+    },
+    "pe_audio_video_encoder": {"video_config": {"vision_config": {"model_args": PE}}},
+    "bridgetower": {
+        "num_hidden_layers": 2,
+        "hidden_size": 192,
+        "text_config": {"hidden_size": 192},
+        "vision_config": {"hidden_size": 192},
+    },
+    "chameleon": {
+        "vocabulary_map": {"<image>": 4},
+        "vq_config": {
+            "base_channels": 32,
+            "num_embeddings": 16,
+            "resolution": 32,
+            "channel_multiplier": [1, 1],
+            "latent_channels": 8,
+            "num_res_blocks": 1,
+        },
+    },
+    "muse_glimmer_assistant": {"layer_types": ["full_attention"] * LAYERS},
+    "pe_video_encoder": {"vision_config": {"model_args": PE}},
+    "minicpm_ocr_vision": {"insert_layer_id": 1},
+    "minicpmv4_7_vision": {"insert_layer_id": 1},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 8},
     "mobilebert": {"true_hidden_size": 48, "intra_bottleneck_size": 48, "embedding_size": 48, "hidden_size": 48},
     "moonshine": {
@@ -225,9 +365,21 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "nemotron": {"num_key_value_heads": KV_HEADS},
     "laguna": {"num_attention_heads_per_layer": [HEADS] * LAYERS},
-    "mask2former": {"hidden_dim": 64, "feature_size": 64, "mask_feature_size": 64, "num_attention_heads": 4},
+    "mask2former": {
+        "backbone_config": FOUR_STAGES,
+        "hidden_dim": 64,
+        "feature_size": 64,
+        "mask_feature_size": 64,
+        "num_attention_heads": 4,
+    },
     "maskformer": {"fpn_feature_size": 64, "mask_feature_size": 64},
-    "oneformer": {"hidden_dim": 64, "conv_dim": 64, "mask_dim": 64, "num_attention_heads": 4},
+    "oneformer": {
+        "backbone_config": FOUR_STAGES,
+        "hidden_dim": 64,
+        "conv_dim": 64,
+        "mask_dim": 64,
+        "num_attention_heads": 4,
+    },
     "mimi": {
         "audio_channels": 1,
         "hidden_size": 48,
@@ -246,13 +398,103 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 4,
         "num_buckets": 2,
     },
-    "neomme": {"partial_rotary_factor": 0.5},
+    "neomme": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        }
+    },
     "qwen2_5_vl_vision": {"window_size": 32},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
-    "zamba": {"mamba_expand": 2, "n_mamba_heads": 2, "attention_hidden_size": 96, "attention_head_dim": 16},
-    "zamba2": {"mamba_expand": 2, "n_mamba_heads": 12, "mamba_headdim": 8, "mamba_ngroups": 1},
+    "zamba": {
+        "mamba_expand": 2,
+        "n_mamba_heads": 2,
+        "attention_hidden_size": 96,
+        "attention_head_dim": 16,
+        "mamba_dt_rank": 4,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+    "zamba2": {
+        "mamba_expand": 2,
+        "n_mamba_heads": 12,
+        "mamba_headdim": 8,
+        "mamba_ngroups": 1,
+        "attention_hidden_size": 96,
+        "attention_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "hybrid_layer_ids": [1, 3],
+    },
 }
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.randint(5, VOCABULARY - 2, shape)
+
+
+INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the place of, what leanify.inputs makes
+    "csm": lambda c: {"input_ids": (ids := torch.randint(1, 60, (2, 12, c.num_codebooks))), "labels": ids, "attention_mask": None},
+    "fun_asr_nano_encoder": lambda c: {"input_features": _noise(2, 12, c.num_mel_bins * c.num_stacked_frames), "input_features_mask": torch.ones(2, 12, dtype=torch.long)},
+    "gemma4_audio": lambda c: {"input_features": _noise(2, 32, 16)},
+    "gemma4_vision": lambda c: {"pixel_values": _noise(2, 36, 3 * c.patch_size**2), "pixel_position_ids": torch.cartesian_prod(torch.arange(6), torch.arange(6)).expand(2, 36, 2)},
+    "granite_speech5_encoder": lambda c: {"input_features": _noise(2, 32, 4 * c.num_mel_bins)},
+    "idefics": lambda c: {"pixel_values": _noise(2, 1, 3, 32, 32), "image_attention_mask": torch.ones(2, 12, 1, dtype=torch.long)},
+    "inkling2_vision": lambda c: {"pixel_values": _noise(8, 16, 16, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)},
+    "kimi_k25_vision": lambda c: {"pixel_values": _noise(32, 3, c.patch_size, c.patch_size)},
+    "kyutai_speech_to_text": lambda c: {"input_ids": torch.randint(5, 60, (2, 12, c.num_codebooks + 1))},
+    "lightglue": lambda c: {"pixel_values": torch.rand(1, 2, 3, 64, 64)},
+    "mimi_decoder": lambda c: {"latents": _noise(2, c.hidden_size, 8)},
+    "minicpm_ocr_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
+    "minicpmv4_7_vision": lambda c: {"pixel_values": _noise(1, 3, c.patch_size, 32 * c.patch_size)},
+    "muse_glimmer_assistant": lambda c: {"noise_embeds": _noise(2, c.block_size, WIDTH), "context_hidden_states": _noise(2, 12, WIDTH * len(c.target_layer_ids))},
+    "muse_glimmer_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
+    "muse_spark_vision": lambda c: {"pixel_values": _noise(32, 6 * c.patch_size**2)},
+    "oneformer": lambda c: {"pixel_values": _noise(2, 3, 64, 64), "task_inputs": torch.randint(0, 90, (2, c.task_seq_len))},
+    "pe_audio_encoder": lambda c: {"input_values": _noise(2, 1, 16000)},
+    "pocket_tts_audio_tokenizer_decoder": lambda c: {"latents": _noise(2, c.hidden_size, 4)},
+    "qwen3_asr_encoder": lambda c: {"input_features": _noise(2, c.num_mel_bins, 200), "input_features_mask": torch.ones(2, 200, dtype=torch.long)},
+    "sam3_lite_text_text_model": lambda c: {"input_ids": _ids(2, 12)},
+    "seggpt": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "prompt_pixel_values": _noise(2, 3, 32, 32), "prompt_masks": _noise(2, 3, 32, 32)},
+    "speech_to_text": lambda c: {"input_features": _noise(2, 96, c.input_feat_per_channel)},
+    "speecht5": lambda c: {"input_values": _noise(2, 12, WIDTH), "decoder_input_values": _noise(2, 12, WIDTH)},
+    "timesfm": lambda c: {"past_values": _noise(2, 16), "past_values_padding": torch.zeros(2, 16), "freq": torch.zeros(2, 1, dtype=torch.long)},
+    "tvp": lambda c: {"input_ids": _ids(1, 12), "attention_mask": torch.ones(1, 12, dtype=torch.long), "pixel_values": _noise(1, c.num_frames, 3, 64, 64)},
+    "bridgetower": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "pixel_mask": torch.ones(2, 32, 32, dtype=torch.long)},
+    "mask2former": lambda c: {"pixel_values": _noise(2, 3, 64, 64)},
+    "neucodec": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160), "input_features_mask": torch.ones(2, 10, dtype=torch.long)},
+    "xcodec2": lambda c: {"input_values": _noise(2, 1, 3200), "input_features": _noise(2, 10, 160), "input_features_mask": torch.ones(2, 10, dtype=torch.long)},
+    "udop": lambda c: {"bbox": torch.rand(2, 12, 4), "pixel_values": _noise(2, 3, 32, 32)},
+    "video_llama_3_vision": lambda c: {"pixel_values": _noise(32, 3 * c.patch_size**2), "grid_thw": torch.tensor([[1, 4, 4]] * 2), "merge_sizes": torch.tensor([1, 2])},
+    "pe_audio_video_encoder": lambda c: {"input_values": _noise(2, 1, 16000), "pixel_values_videos": _noise(2, 3, 3, 28, 28)},
+    "pe_video_encoder": lambda c: {"pixel_values_videos": _noise(2, 3, 3, 28, 28)},
+    "vilt": lambda c: {"pixel_values": _noise(2, 3, 32, 32)},
+}  # fmt: skip
+
+
+# towers that a forward leaves alone, or hides behind codes: where they are, and what they are run on
+TOWERS: dict[str, dict[str, Callable[[Any], dict[str, Any]]]] = {
+    "csm": {"codec_model": lambda c: {"input_values": _noise(2, 1, 4000)}},
+    "phi4_multimodal": {
+        "embed_tokens_extend.image_embed.img_processor": lambda c: {"pixel_values": _noise(2, 3, 32, 32), "patch_attention_mask": torch.ones(2, 4, 4, dtype=torch.bool)},
+        "embed_tokens_extend.audio_embed.encoder": lambda c: {"hidden_states": _noise(2, 32, c.audio_config.input_size), "mask": torch.ones(2, 32, dtype=torch.bool)},
+    },
+    "neucodec": {"semantic_encoder": lambda c: {"input_features": _noise(2, 10, 160)}},
+    "xcodec2": {"semantic_encoder": lambda c: {"input_features": _noise(2, 10, 160)}},
+    "seamless_m4t": {
+        "speech_encoder": lambda c: {"input_features": _noise(2, 16, c.feature_projection_input_dim)},
+        "t2u_model": lambda c: {"inputs_embeds": _noise(2, 6, WIDTH), "decoder_input_ids": _ids(2, 6)},
+    },
+    "seamless_m4t_v2": {
+        "speech_encoder": lambda c: {"input_features": _noise(2, 16, c.feature_projection_input_dim)},
+        "t2u_model": lambda c: {"inputs_embeds": _noise(2, 6, WIDTH), "char_input_ids": _ids(2, 12), "char_count_per_id": torch.full((2, 6), 2)},
+    },
+}  # fmt: skip
 
 
 @functools.cache
@@ -318,7 +560,7 @@ def tiny_config(kind: str) -> Any:
     small = tiny(full, _widths(full))
     if small.get("kv_lora_rank") is not None:  # latent attention has no key/value groups
         small["num_key_value_heads"] = HEADS
-    small.update(OVERRIDES.get(kind, {}))
+    small = _merged(small, OVERRIDES.get(kind, {}))
     layers = small.get("num_hidden_layers")
     kinds = [
         len(small[k]) for k in ("layer_types", "layers_block_type", "mlp_layer_types") if isinstance(small.get(k), list)
@@ -331,17 +573,38 @@ def tiny_config(kind: str) -> Any:
     return type(config)(**{k: v for k, v in small.items() if k not in ("model_type", "transformers_version")})
 
 
+def _merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with changes, those of the configurations inside it one by one."""
+    inner = {k: _merged(config[k], v) if k.endswith("_config") else v for k, v in changes.items()}
+    return {**config, **inner}
+
+
 def build_hf(kind: str) -> tuple[nn.Module, Any]:
     """A tiny base model of a transformers type, and a call on random inputs."""
     library = upstream.transformers()
     config = tiny_config(kind)
     torch.manual_seed(0)
-    model = library.AutoModel.from_config(
-        config, **({"experts_implementation": "eager"} if _has_experts(config) else {})
-    ).eval()
-    inputs = example_inputs(model, 2, tokens=12)
-    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
-    return model, lambda m: m(**inputs)
+    experts = {"experts_implementation": "eager"} if _has_experts(config) else {}
+    try:
+        model = getattr(library, zoo._class_name("AutoModel", config))._from_config(config, **experts).eval()
+    except ImportError as error:
+        raise SourceError(f"transformers does not build it here: {upstream.first_line(error)}") from error
+    for path, buffer in model.named_buffers():
+        if path.endswith("embed_sum"):  # a codebook that nothing was learned for yet: all its codes alike
+            buffer.normal_()
+    inputs: dict[str, Any] = {**example_inputs(model, 2, tokens=12), **INPUTS.get(kind, lambda config: {})(config)}
+    towers = {path: make(config) for path, make in TOWERS.get(kind, {}).items()}
+    return model, functools.partial(_run, inputs=_double(inputs), towers={k: _double(v) for k, v in towers.items()})
+
+
+def _double(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if v is not None and v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def _run(model: nn.Module, inputs: dict[str, Any], towers: dict[str, dict[str, Any]]) -> Any:
+    """The model's outputs, and those of towers that its forward leaves alone, where it has them."""
+    result = model(**inputs)
+    return (result, *(model.get_submodule(path)(**given) for path, given in towers.items())) if towers else result
 
 
 def _has_experts(config: Any) -> bool:

@@ -33,6 +33,8 @@ num_heads = 2
 name = "digits"
 task = "classification"
 samples = 302
+mixup = 0.8
+cutmix = 1.0
 [optim]
 lr = 2e-3
 clip = 1.0
@@ -74,11 +76,11 @@ def test_two_processes_have_the_losses_of_one_and_resume(tmp_path: Path) -> None
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("samples", "size"), [(241, 60), (7, 7), (10, 4), (3, 8)])
-@pytest.mark.parametrize("ramp", [0, 1, 9])
+@pytest.mark.parametrize(("ramp", "together"), [(0, 1), (0, 2), (1, 1), (9, 2)])
 def test_an_epoch_has_every_sample_once_over_all_processes(
-    world: int, accumulate: int, samples: int, size: int, ramp: int
+    world: int, accumulate: int, samples: int, size: int, ramp: int, together: int
 ) -> None:
-    orders = [Order(samples, size, 0, rank, world, accumulate, ramp) for rank in range(world)]
+    orders = [Order(samples, size, 0, rank, world, accumulate, ramp, together) for rank in range(world)]
     for epoch in range(2):
         seen: list[int] = []
         for step in range(*(orders[0].step_at(e * orders[0].steps_per_epoch) for e in (epoch, epoch + 1))):
@@ -89,6 +91,11 @@ def test_an_epoch_has_every_sample_once_over_all_processes(
                 seen += [index for part in passes for _, index in part if order.counts(step)]
                 assert {key[0] for part in passes for key in part} == {epoch}
                 assert len(passes) <= accumulate
+                if together == 2 and order.counts(step):  # neighbours of a step are neighbours in a pass
+                    place = {int(index): at for at, index in enumerate(order.batch(step))}
+                    spots = [[place[index] for _, index in part] for part in passes]
+                    assert all(a + 1 == b for part in spots for a, b in zip(part[::2], part[1::2], strict=False))
+                    assert all(at % 2 == 0 for part in spots for at in part[::2])
         assert sorted(seen) == list(range(samples))
         assert orders[0].epochs(step + 1) == epoch + 1
     second = orders[0].batch(orders[0].step_at(orders[0].steps_per_epoch))

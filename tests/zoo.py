@@ -37,9 +37,13 @@ def check(library: str, name: str) -> dict[str, str]:
     """One model against the laws, in this process."""
     import small
 
+    from leanify.errors import SourceError
+
     warnings.simplefilter("ignore")
     try:
         model, call = small.build(library, name)
+    except SourceError as error:
+        return {"status": "refused", "reason": _line(error)}
     except Exception as error:
         return {"status": "failing", "reason": f"no small example: {_line(error)}"}
     twin = (library, signature(model))
@@ -78,7 +82,11 @@ def signature(model: Any) -> str:
 
 def _line(error: Exception) -> str:
     text = " ".join(str(error).split())[:300]
-    return text if type(error).__name__ in ("UnsupportedModel", "LawBroken") else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if type(error).__name__ in ("UnsupportedModel", "SourceError", "LawBroken")
+        else f"{type(error).__name__}: {text}"
+    )
 
 
 def check_all(library: str, some: list[str]) -> Iterator[tuple[str, dict[str, str]]]:

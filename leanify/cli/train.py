@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="a recipe file or a built-in name (default: digits)")
+        str | None,
+        typer.Argument(
+            metavar="RECIPE | SOURCE", help="a recipe file or a built-in name (default: digits), a run, or any model"
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="RUN", help="the run's folder (default: runs/NAME)")
@@ -35,6 +38,9 @@ def train(
     json: Json = False,
 ) -> None:
     """Train what a recipe says, from one CPU to many GPUs under torchrun or accelerate launch.
+
+    A run's folder brings its recipe along; any other model is trained by what is usual for its kind, on --set
+    data.path=DIR.
 
     Killed at any moment, --resume RUN goes on to the same numbers. Ctrl-C ends the step, writes a checkpoint and exits
     with 130.

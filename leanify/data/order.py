@@ -25,13 +25,24 @@ ORDER, SAMPLE, STEP, MODEL, HOLDOUT = range(5)  # what random numbers are for
 
 def seed_everything(purpose: int, seed: int, major: int = 0, minor: int = 0) -> None:
     """Bring Python's, numpy's and torch's generators to a state that is a function of the arguments alone."""
-    digest = hashlib.blake2b(struct.pack("<4q", purpose, seed, major, minor), digest_size=16).digest()
-    for_python, for_numpy, state = struct.unpack("<IIQ", digest)  # a hash is drawn for every image: it must be fast
+    for_python, for_numpy, state = _states(purpose, seed, major, minor)
     random.seed(for_python)
     np.random.seed(for_numpy)
     torch.default_generator.manual_seed(state)  # torch.manual_seed queues a call with its stack where CUDA sleeps
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(state)
+
+
+def seed_mixing(seed: int, step: int) -> None:
+    """Bring numpy's generator, by which timm mixes images, to the same state in every process and pass of a step."""
+    np.random.seed(_states(STEP, seed, step, 0)[1])
+
+
+def _states(purpose: int, seed: int, major: int, minor: int) -> tuple[int, int, int]:
+    """For Python, numpy and torch. By a hash, because it is drawn for every image."""
+    digest = hashlib.blake2b(struct.pack("<4q", purpose, seed, major, minor), digest_size=16).digest()
+    python, numpy, torchs = struct.unpack("<IIQ", digest)
+    return python, numpy, torchs
 
 
 @lru_cache(maxsize=4)
@@ -47,6 +58,7 @@ class Order:
     batch_size   samples of a step, over all processes; an epoch's last step has what is left of it
     accumulate   forward passes that a process cuts its part of a full step into
     ramp         steps before the first full one, over which the batch grows by the same number of samples a step
+    together     so many samples of a step that follow each other go through the same forward pass, to be mixed
     lengths      of every sample, where those of like length are to share a batch: padding is then rare
     """
 
@@ -57,6 +69,7 @@ class Order:
     world: int = 1
     accumulate: int = 1
     ramp: int = 0
+    together: int = 1
     lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -134,13 +147,16 @@ class Order:
     def passes(self, step: int) -> list[list[Key]]:
         """The keys of each forward pass of this process. One without a sample gets one that it must not count."""
         batch, epoch = self.batch(step), self.place(step)[0]
-        mine = batch[self.rank :: self.world] if self.counts(step) else batch[:1]
+        mine = batch[np.arange(len(batch)) // self.together % self.world == self.rank]
+        mine = mine if self.counts(step) else batch[:1]
         longest = -(-self.batch_size // (self.world * self.accumulate))
-        return [[(epoch, int(i)) for i in part] for part in np.array_split(mine, -(-len(mine) // longest))]
+        groups = np.split(mine, range(self.together, len(mine), self.together))
+        parts = np.array_split(np.arange(len(groups)), min(len(groups), -(-len(mine) // longest)))
+        return [[(epoch, int(i)) for place in part for i in groups[place]] for part in parts]
 
     def counts(self, step: int) -> bool:
         """Whether this process has a sample of its own in the step."""
-        return self.rank < len(self.batch(step))
+        return self.rank * self.together < len(self.batch(step))
 
 
 @dataclass(frozen=True)

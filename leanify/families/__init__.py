@@ -17,10 +17,10 @@ upstream classes that it describes and says how symbols lie in their tensors, in
     refused     why models with this class cannot be redesigned
     kept        why this class keeps its shape although it has heads or looks like an attention
 
-A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block, one with
-neither a table of heads that stands outside its attentions and follows them. Which list the blocks stand in is not
-written down: `surgery` finds it. To add a family, add the rows of its attention and its MLP; the tests hold every row
-against the laws.
+A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block. One with
+neither is a table (of heads, or of blocks) that stands outside its attentions and follows them, or just edits a part.
+Which list the blocks stand in is not written down: `surgery` finds it. To add a family, add the rows of its attention
+and its MLP; the tests hold every row against the laws.
 """
 
 from __future__ import annotations
@@ -95,13 +95,18 @@ def _full(name: str, library: str) -> str:
 
 
 @cache
-def known() -> Mapping[str, list[Reading]]:
+def known() -> dict[str, list[Reading]]:
     """Every row, by the full path of its class."""
     rows: dict[str, list[Reading]] = {}
     for library in ("timm", "transformers", "leanify"):
         for reading in readings(library):
             rows.setdefault(reading.name, []).append(reading)
     return rows
+
+
+def learn(reading: Reading) -> None:
+    """Add a row for this process alone."""
+    known()[reading.name] = [reading]
 
 
 def reading_of(module: object) -> Reading | None:

@@ -38,15 +38,20 @@ class Classification:
         return -(soft * F.log_softmax(answer(model, inputs), dim=-1)).sum()
 
     def _mixed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mixed in pairs, as timm does; the last of an odd number stays itself. → B, C, H, W and B, classes"""
+        """Neighbours are mixed with each other, as timm does it, however a step is cut into passes and processes.
+
+        The last of an odd number stays itself. → B, C, H, W and B, classes
+        """
         from timm.data.mixup import mixup_target
 
         even = len(inputs) // 2 * 2
         rest = mixup_target(targets[even:], self.classes, 1.0, self.smoothing)
         if not even:
             return inputs, rest
-        mixed, soft = self.mixup(inputs[:even].clone(), targets[:even])
-        return torch.cat([mixed, inputs[even:]]), torch.cat([soft, rest])
+        facing = torch.cat([torch.arange(0, even, 2), torch.arange(even - 1, 0, -2)])  # timm mixes first with last, …
+        mixed, soft = self.mixup(inputs[facing], targets[facing])
+        back = facing.argsort()
+        return torch.cat([mixed[back], inputs[even:]]), torch.cat([soft[back], rest])
 
     def count(self, targets: Tensor) -> int:
         return len(targets)

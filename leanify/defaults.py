@@ -1,0 +1,85 @@
+"""The recipe of a model that comes without one: what its kind is usually trained by, on data that the user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leanify import recipe as recipes
+from leanify import upstream, zoo
+from leanify.data import vocabulary
+from leanify.errors import RecipeError, SourceError
+from leanify.inputs import example_inputs
+from leanify.recipe import Data, Model, Optim, Recipe, Schedule
+from leanify.run import Run, is_run
+
+LAYOUTS = {
+    "classification": "a folder of images, DIR/train/CLASS/… and DIR/validation/CLASS/…",
+    "causal-lm": "a text file, or a folder with train.txt and validation.txt",
+    "masked-lm": "a text file, or a folder with train.txt and validation.txt",
+}
+BATCH = {"classification": 128, "causal-lm": 32, "masked-lm": 32}
+
+
+def recipe_of(source: str | Path) -> Recipe:
+    """A recipe by file or built-in name, that of a run, or the usual one of the model that SOURCE names.
+
+    Raises RecipeError, and SourceError for what names nothing.
+    """
+    text = str(source)
+    if is_run(text):
+        return Run.open(text).recipe
+    if recipes.find(text) is not None or Path(text).suffix == ".toml":
+        return recipes.load(text)
+    return usual(text)
+
+
+def usual(source: str) -> Recipe:
+    """Image classification for a model of images, masked words for an encoder of text, else the next word.
+
+    AdamW and a cosine with a short warm-up; the learning rate suits a model that is drawn anew, and a tenth of it one
+    that comes with weights.
+    """
+    found = zoo.find(source)
+    images = next(iter(example_inputs(zoo.build_on_meta(found), 1, device="meta"))) != "input_ids"
+    cls = None
+    if images:
+        task = "classification"
+        cls = _class(found, "AutoModelForImageClassification")
+    else:
+        masked = _class(found, "AutoModelForMaskedLM")
+        task = "masked-lm" if masked or found.origin.name == "crammed-bert" else "causal-lm"
+        cls = masked or _class(found, "AutoModelForCausalLM")
+    place = Path(source)
+    tokenizer = str(place) if task != "classification" and place.is_dir() and vocabulary.lies_in(place) else None
+    lr = 1e-3 if found.weights is None else 1e-4
+    return Recipe(
+        model=Model(source, cls=cls if found.architecture is None else None),
+        data=Data("data", task, tokenizer=tokenizer, mask=0.15 if task == "masked-lm" else 0.0),  # type: ignore[arg-type]
+        optim=Optim(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
+        schedule=Schedule(BATCH[task], epochs=10, warmup=0.5),
+    )
+
+
+def _class(found: Any, auto: str) -> str | None:
+    """An auto class of transformers if it has one for the model; None for what is no transformers model."""
+    if found.origin.library != "hf":
+        return None
+    config = upstream.transformers().AutoConfig.for_model(
+        found.origin.name, **upstream.without_type(found.origin.options)
+    )
+    try:
+        zoo._class_name(auto, config)
+    except SourceError:
+        return None
+    return auto
+
+
+def check_data(source: str | Path, recipe: Recipe) -> None:
+    """Raise, with the command to type, where a model without a recipe was given no data."""
+    data = recipe.data
+    if data is not None and data.name == "data" and data.path is None:
+        raise RecipeError(
+            f"{source} is a model without a recipe, so it needs data for {data.task}, {LAYOUTS[data.task]}: "
+            f"leanify train {source} --set data.path=DIR"
+        )

@@ -1,0 +1,140 @@
+"""What a recipe asks of the engine: memory that suffices, checkpointed gradients, a compiler, trackers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from runs import DIGITS, outcome
+
+from leanify import engine, loop, memory, training
+from leanify import recipe as recipes
+from leanify.errors import RecipeError, TrainingError
+from leanify.run import Run
+
+STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]
+
+
+def tiny(*settings: str) -> recipes.Recipe:
+    return recipes.with_settings(recipes.parse(DIGITS), [*STILL, *settings])
+
+
+def weights(*settings: str) -> dict[str, torch.Tensor]:
+    """After three steps."""
+    trainer = loop.Trainer(tiny(*settings))
+    batches = trainer.batches(0)
+    for step in range(3):
+        trainer.step(step, batches)
+    return trainer.bare.state_dict()
+
+
+def test_checkpointed_gradients_are_the_same() -> None:
+    one, two = weights(), weights("run.gradient_checkpointing=true")
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+def test_a_model_that_cannot_checkpoint_gradients_is_refused(tmp_path: Path) -> None:
+    value = recipes.with_settings(recipes.load("gpt2-tinystories"), ["run.gradient_checkpointing=true"])
+    with pytest.raises(RecipeError, match=r"run\.gradient_checkpointing: .* has none"):
+        training.train(value, tmp_path / "run")
+
+
+@pytest.mark.long
+def test_a_compiled_model_learns_the_same() -> None:
+    one, two = weights(), weights("run.compile=true")
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_the_precision_is_what_suits_the_device() -> None:
+    assert engine.accelerator_of(tiny()).mixed_precision == ("bf16" if torch.cuda.is_available() else "no")
+    assert engine.accelerator_of(tiny("run.precision=bf16")).mixed_precision == "bf16"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")
+def test_half_precision_without_a_gpu_is_refused() -> None:
+    with pytest.raises(RecipeError, match="fp16, which needs a GPU; here fp32 and bf16 run"):
+        engine.accelerator_of(tiny("run.precision=fp16"))
+
+
+def test_rows_go_to_trackers_too(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = Run.open(training.train(tiny('run.trackers=["tensorboard"]', "schedule.epochs=1"), tmp_path / "run"))
+    assert any(b"validation/top1" in file.read_bytes() for file in (tmp_path / "run").rglob("events.out.*"))
+    assert outcome(run.path)["step"] == 3
+
+
+def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"run\.trackers names 'wendb', and installed are"):
+        training.train(tiny('run.trackers=["wendb"]'), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_sample_takes_is_what_autograd_saves_for_it() -> None:
+    """An oracle: torch's own count of the saved tensors of one more sample, in a real forward pass."""
+    model = loop.Trainer(tiny()).bare
+    needed = memory.need(model, None)
+    assert needed is not None
+
+    def saved(batch: int) -> int:
+        own, kept = {p.data_ptr() for p in model.parameters()}, {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = (tensor, storage.nbytes())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.randn(batch, 1, 8, 8))
+        return sum(size for _, size in kept.values())
+
+    assert needed.sample == pytest.approx(saved(9) - saved(8), rel=0.1)
+    assert needed.fixed == pytest.approx(16 * sum(p.numel() for p in model.parameters()), rel=0.01)
+    recomputed = memory.need(model, None, recomputed=True)
+    assert recomputed is not None
+    assert recomputed.sample < needed.sample
+
+
+def test_the_largest_batch_that_fits_is_told() -> None:
+    need = memory.Need(fixed=1000, sample=10)
+    assert (need.of(100), need.largest(2000), need.largest(999)) == (2000, 100, 0)
+    memory.check(need, 2000, batch=200, world=2, accumulate=1, where="cpu")
+    with pytest.raises(TrainingError, match=r"largest batch that fits is 200, .*batch_size=200, .*accumulate=3$"):
+        memory.check(need, 2000, batch=600, world=2, accumulate=1, where="cpu")
+    memory.check(need, 2000, batch=600, world=2, accumulate=3, where="cpu")
+    with pytest.raises(TrainingError, match="not even a pass of one sample fits"):
+        memory.check(need, 1005, batch=600, world=2, accumulate=1, where="cpu")
+
+
+def test_too_little_memory_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"needs .* GB and cpu has .* GB; the largest batch that fits is \d+") as e:
+        training.train(tiny("schedule.batch_size=2000000000"), tmp_path / "run")
+    largest = int(str(e.value).split("fits is ")[1].split(",")[0])
+    assert 1000 < largest < 2_000_000_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_container_is_asked_in_both_versions_of_its_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for names, folder in ((("max", "current"), "new"), (("limit_in_bytes", "usage_in_bytes"), "old")):
+        (tmp_path / folder).mkdir()
+        for name, value in zip(names, (1000, 300), strict=True):
+            (tmp_path / folder / f"memory.{name}").write_text(f"{value}\n")
+    (tmp_path / "new" / "memory.stat").write_text("anon 100\ninactive_file 50\n")
+    (tmp_path / "old" / "memory.stat").write_text("cache 1\ntotal_inactive_file 50\n")
+    assert [memory._left(tmp_path / folder) for folder in ("new", "old", "none")] == [750, 750, None]
+    (tmp_path / "new" / "memory.max").write_text("max\n")
+    assert memory._left(tmp_path / "new") is None
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    part = memory.available(torch.device("cpu"))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    whole = memory.available(torch.device("cpu"))
+    assert part is not None
+    assert whole is not None
+    assert part < whole

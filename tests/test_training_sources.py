@@ -1,0 +1,67 @@
+"""``leanify train`` on what is no recipe: a run, a lean directory, a model's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import DIGITS
+
+import leanify
+from leanify import preparation, training
+from leanify import recipe as recipes
+from leanify.errors import LeanifyError, RecipeError, SourceError
+from leanify.run import Run
+
+TINY = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])
+
+
+def test_a_run_brings_its_recipe_along(tmp_path: Path) -> None:
+    run = training.train(TINY, tmp_path / "run")
+    assert training.resolve(run) == TINY
+    again = training.train(run, tmp_path / "again", settings=["run.seed=1"])
+    assert Run.open(again).recipe.run.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "task", "cls"),
+    [
+        ("vit_tiny", "classification", None),
+        ("vit", "classification", "AutoModelForImageClassification"),
+        ("gpt2", "causal-lm", "AutoModelForCausalLM"),
+        ("bert", "masked-lm", "AutoModelForMaskedLM"),
+        ("leanify/gpt2-tinystories", "causal-lm", None),
+        ("leanify/crammed-bert", "masked-lm", None),
+    ],
+)
+def test_a_model_is_trained_by_what_is_usual_for_its_kind(source: str, task: str, cls: str | None) -> None:
+    value = training.resolve(source, ["data.path=somewhere"])
+    assert value.data is not None
+    assert (value.model.source, value.model.cls, value.data.task) == (source, cls, task)
+    assert recipes.parse(value.to_toml()) == value
+    with pytest.raises(RecipeError, match=f"leanify train {source} --set data.path=DIR$"):
+        training.resolve(source)
+
+
+def test_a_lean_directory_goes_on_learning_from_its_weights(tmp_path: Path) -> None:
+    leanify.save(preparation.build(TINY), tmp_path / "lean")
+    value = training.resolve(tmp_path / "lean", ["data.path=x", "data.name=digits", "schedule.epochs=1"])
+    run = Run.open(training.train(value, tmp_path / "run"))
+    first = run.checkpoints()[0].weights()
+    for name, tensor in leanify.load(tmp_path / "lean").state_dict().items():
+        assert (first[name] == tensor).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        ("digist", SourceError, "nearest: digits"),
+        ("vit_bsae", SourceError, "nearest: vit_base"),
+        ("nowhere.toml", RecipeError, "neither a recipe file"),
+        ("./nowhere", SourceError, "does not exist"),
+    ],
+)
+def test_what_names_nothing_is_one_message(source: str, error: type[LeanifyError], words: str) -> None:
+    with pytest.raises(error, match=words) as found:
+        training.resolve(source)
+    assert "\n" not in str(found.value)
