@@ -1,7 +1,7 @@
-"""Retrieval of the Long-Range Arena (Tay et al. 2020): of two papers of the ACL Anthology, whether one cites the other.
+"""Retrieval of the Long-Range Arena (Tay et al. 2020): whether one of two papers cites the other.
 
-Pairs are read as that benchmark lays them out (Radev et al. 2013, the AAN corpus): tab-separated files without a header,
-whose rows are the label, two ids and two texts. Texts are read byte by byte, as the reviews are.
+Pairs from the ACL Anthology (Radev et al. 2013, the AAN corpus) are read as that benchmark lays them out: tab-separated
+files without a header, whose rows are the label, two ids and two texts. Texts are read as bytes, as the reviews are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEEDED = (
 
 
 def pairs(path: Path, length: int | None) -> Sequences:
-    """Both texts of every row, one after the other, and the class. Raises DataError with the line of a malformed row."""
+    """Both texts of every row, one after the other, and the class. Raises DataError, with the line, if malformed."""
     parts, labels = [], []
     try:
         with path.open(encoding="utf-8", newline="\n") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -33,8 +34,8 @@ def cached(
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]
     path = (home() if folder is None else folder) / f"{name}-{digest}.npz"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file), path
+        with path.open("rb") as file:
+            return dict(np.load(file, allow_pickle=False)), path
     except (OSError, ValueError, EOFError, BadZipFile, KeyError):
         pass
     arrays = make()
@@ -45,7 +46,8 @@ def cached(
             np.savez(file, **arrays)  # type: ignore[arg-type]
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise DataError(
             f"{name} was drawn and could not be kept in {path.parent} ({error.strerror}): name another folder, "
             "--set data.path=FOLDER or XDG_CACHE_HOME"

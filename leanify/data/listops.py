@@ -32,6 +32,7 @@ WORDS = ("", *"0123456789", *OPERATORS, CLOSE)  # a symbol's id is its place; 0 
 ZERO, MIN, MAX, MED, SM, END = 1, 11, 12, 13, 14, 15
 DIGIT = 0.75  # how probable a node is to be one
 TREES = 4096  # drawn at a time
+IDLE = 100  # times in a row that nothing new may be among them
 PUBLISHED = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 
 
@@ -142,7 +143,7 @@ def written(levels: list[Level], sizes: list[np.ndarray]) -> np.ndarray:
 def drawn(options: Options) -> Iterator[tuple[np.ndarray, int]]:
     """Expressions and their values, for ever, each of them once. Raises DataError where there are no more."""
     rng, known, idle = np.random.default_rng(options.seed), set[bytes](), 0
-    while idle < 1000:
+    while idle < IDLE:
         levels = forest(rng, TREES, options)
         sizes = lengths(levels)
         levels = kept(levels, (options.shortest < sizes[0]) & (sizes[0] < options.longest))
@@ -205,7 +206,6 @@ def splits(data: Data, model: nn.Module) -> Splits:
     else:
         whole, place = cached("listops", asdict(options), lambda: generated(options), folder)
         every = Sequences(whole["symbols"], whole["ends"], whole["labels"])
-        cuts = np.cumsum([0, options.train, options.validation, options.test])
-        parts = [every.part(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+        parts = every.parts(options.train, options.validation, options.test)
         words = f"ListOps drawn by seed {options.seed} into {place}"
     return sequence_splits(data, model, *parts, words=words, classes=10, cut=False)

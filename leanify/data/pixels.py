@@ -1,6 +1,6 @@
 """Image of the Long-Range Arena (Tay et al. 2020): grey pixels as a sequence, row by row, of an image folder.
 
-CIFAR-10 (Krizhevsky 2009) lies there as FOLDER/SPLIT/CLASS/…; a pixel's id is one more than its brightness, 0 … 255.
+CIFAR-10 (Krizhevsky 2009) lies there as FOLDER/SPLIT/CLASS/…; a pixel's id is its brightness, 0 … 255.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leanify.data.sequences import Sequences, length_of, only_sequences, sequenc
 from leanify.errors import DataError
 from leanify.recipe import Data
 
-VOCABULARY = 257  # grey levels and padding
+VOCABULARY = 256  # grey levels; nothing is padded
 
 
 def images(folder: Path, classes: list[str], side: int) -> Sequences:
@@ -29,7 +29,7 @@ def images(folder: Path, classes: list[str], side: int) -> Sequences:
     from leanify import report
 
     files = create_dataset("", root=str(folder), search_split=False, class_map={c: i for i, c in enumerate(classes)})
-    pixels = np.empty((len(files.reader), side * side), dtype=np.uint16)
+    pixels = np.empty((len(files.reader), side * side), dtype=np.uint8)
     labels = np.empty(len(pixels), dtype=np.int64)
     for index in report.track(range(len(pixels)), f"reading {folder.name}"):
         file, labels[index] = files.reader[index]
@@ -43,7 +43,7 @@ def images(folder: Path, classes: list[str], side: int) -> Sequences:
             raise DataError(
                 f"the image {name} is {grey.width} × {grey.height} pixels; data.length asks for {side} × {side}"
             )
-        pixels[index] = np.asarray(grey, dtype=np.uint16).ravel() + 1
+        pixels[index] = np.asarray(grey).ravel()
     return Sequences(pixels.ravel(), np.arange(1, len(pixels) + 1) * side**2, labels)
 
 

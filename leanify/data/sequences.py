@@ -49,11 +49,21 @@ class Sequences:
         """The length of every sequence, of two a sample where they are pairs."""
         return np.diff(self.ends, prepend=0)
 
-    def part(self, start: int, stop: int) -> Sequences:
-        """Some of the samples, from one to before another."""
-        begin = self.ends[start - 1] if start else 0
-        ends = self.ends[start:stop]
-        return Sequences(self.symbols[begin : ends[-1]], ends - begin, self.labels[start:stop])
+    @property
+    def lengths(self) -> np.ndarray | None:
+        """Of every sample, where a batch is padded to its longest: samples of like length come together."""
+        if self.width is not None:
+            return None
+        return self.sizes.reshape(-1, 2).max(1) if self.pair else self.sizes
+
+    def parts(self, *sizes: int) -> list[Sequences]:
+        """The first so many samples, the next so many, and so on."""
+        found, start, begin = [], 0, 0
+        for size in sizes:
+            ends = self.ends[start : start + size]
+            found.append(Sequences(self.symbols[begin : ends[-1]], ends - begin, self.labels[start : start + size]))
+            start, begin = start + size, ends[-1]
+        return found
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
         """→ input_ids (B, N), of pairs (B, 2, N), and classes (B,); attention_mask where a sequence is padded"""

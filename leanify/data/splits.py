@@ -21,12 +21,15 @@ NAMED = {
     "lra-text": "imdb",
 }
 OF_TASK = {"classification": "pictures", "causal-lm": "corpus", "masked-lm": "masked", "glue": "glue"}
+DRAWN = ("lra-listops", "lra-pathfinder")  # those that [data.options] means something to
 
 
 def splits_of(data: Data, model: nn.Module) -> Splits:
     """The samples that a recipe names, in the shape that the model takes. Raises DataError and RecipeError."""
     if not 0 <= data.holdout < 1:
         raise RecipeError(f"data.holdout is {data.holdout:g}; it is a share of the training samples, 0 … 1")
+    if data.options and data.name not in DRAWN:
+        raise RecipeError(f"data.options are for what is drawn, {' and '.join(DRAWN)}, not for {data.name}")
     file = NAMED.get(data.name) or OF_TASK.get(data.task)
     if file is None:
         raise RecipeError(f"{data.name} is no data set for {data.task}; known by name: {', '.join(NAMED)}")

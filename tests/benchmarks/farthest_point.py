@@ -33,8 +33,8 @@ class Setting(NamedTuple):
         return f"{self.points}-points-{self.depth}-layers-{self.heads}x{self.head_dim}"
 
 
-HEADS = [Setting(16, 1, *shape) for shape in ((1, 64), (2, 32), (8, 32))] + [Setting(16, 2, 2, 32)]
-HEADS += [Setting(16, 1, *shape) for shape in ((16, 32), (2, 64), (4, 32))] + [Setting(16, 2, 1, 64)]
+SHAPES = ((1, 1, 64), (1, 2, 32), (1, 8, 32), (2, 2, 32), (2, 8, 32), (1, 16, 32))  # depth, heads, head_dim
+HEADS = [Setting(16, *shape) for shape in SHAPES]
 POINTS = [Setting(points, depth, 64 // d, d) for points in (4, 64) for depth in (1, 2) for d in (64, 32)]
 SWEEP = [*HEADS, *POINTS]
 

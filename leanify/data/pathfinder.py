@@ -1,0 +1,237 @@
+"""Pathfinder in 32 × 32 pixels (Linsley et al. 2018; Tay et al. 2020): do two discs lie on the same dashed path?
+
+A picture has two paths of ``contour`` dashes that start near each other and grow together, shorter paths that distract,
+and two discs: one at the start of the first path, the other at its end (class 1) or at the end of the second (class 0).
+Written from the published description: a dash is 2 pixels long and 1 away from the next; its turn θ from the one before
+is drawn with weight cos²θ, |θ| ≤ π/2, among the places that are free, which keeps paths apart and inside.
+
+Drawn once by a seed of their own, many pictures at a time, and kept in a file; or read from an image folder. Each split
+is half of one class and half of the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from torch import nn
+
+from leanify.data import pixels
+from leanify.data.cache import cached
+from leanify.data.parts import folder_of
+from leanify.data.samples import Splits
+from leanify.data.sequences import Sequences, only_sequences, sequence_splits
+from leanify.errors import DataError, RecipeError
+from leanify.recipe import Data
+from leanify.strict import read_table
+
+SIDE = 32
+DASH, GAP, HALF_WIDTH, DISC = 2.0, 1.0, 0.5, 1.5  # pixels: length, distance to the next, half the width, radius
+APART = 7.0  # pixels between the starts of the two paths
+CLEARANCE = 2.25  # pixels from the middle line of a dash to that of any but its neighbours
+BORDER = 2.0  # pixels that stay free around a picture
+GREY, WHITE = 191, 255  # of a dash, three quarters of a disc's
+FINE = 2  # points a pixel is drawn by, in each direction
+TRIES = 24  # turns that are drawn for a dash before the path has failed
+STARTS = 24  # places that are tried for a distractor
+PICTURES = 4096  # begun at a time
+
+
+@dataclass(frozen=True)
+class Options:
+    """[data.options]: ``contour`` dashes to a path, 14 (hard), 9 or 6; how many pictures; the seed."""
+
+    contour: int = 14
+    train: int = 160_000
+    validation: int = 20_000
+    test: int = 20_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 3 <= self.contour <= 14:
+            raise RecipeError(f"data.options.contour is {self.contour}; paths of 3 to 14 dashes fit into a picture")
+        for key in ("train", "validation", "test"):
+            if getattr(self, key) < 2 or getattr(self, key) % 2:
+                raise RecipeError(f"data.options.{key} is {getattr(self, key)}; two classes share it: an even number")
+
+
+class Canvas:
+    """Many pictures in the making: the dashes of each as (start, end) in pixels, and where no other may come near.
+
+    A dash is barred to others once the next one of its path is there: neighbours are nearer to each other than that.
+    """
+
+    def __init__(self, rng: np.random.Generator, pictures: int, dashes: int) -> None:
+        self.rng = rng
+        self.dashes = np.zeros((pictures, dashes, 2, 2))  # picture, dash, start or end, x or y
+        self.count = 0
+        edge = (np.arange(SIDE * FINE) + 0.5) / FINE
+        outside = (edge < BORDER) | (edge > SIDE - BORDER)
+        self.barred = np.repeat((outside[:, None] | outside).astype(np.uint8)[None], pictures, 0)  # picture, y, x
+
+    def keep(self, whole: np.ndarray) -> None:
+        """Drop the pictures that are not."""
+        self.dashes, self.barred = self.dashes[whole], self.barred[whole]
+
+    def put(self, dashes: np.ndarray) -> None:
+        """A dash in every picture, which bars nothing yet."""
+        self.dashes[:, self.count] = dashes
+        self.count += 1
+
+    def bar(self, pictures: np.ndarray, dashes: np.ndarray) -> None:
+        """Nothing may come near these dashes, one a picture, from now on. P, 2, 2"""
+        stamp(self.barred, dashes[:, None, 0], dashes[:, None, 1], CLEARANCE, 1, pictures)
+
+    def step(
+        self, pictures: np.ndarray, tips: np.ndarray, angles: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A dash after each tip, the first drawn that is free. → (P, 2, 2), angles, whether there was one"""
+        turned = angles[:, None] + turns(self.rng, (len(tips), TRIES))
+        ways = np.stack((np.cos(turned), np.sin(turned)), -1)
+        found = tips[:, None, None] + np.array((GAP, GAP + DASH / 2, GAP + DASH))[:, None] * ways[:, :, None]
+        spots = np.clip((found * FINE).astype(int), 0, SIDE * FINE - 1)  # P, tries, 3, 2
+        free = ~self.barred[pictures[:, None, None], spots[..., 1], spots[..., 0]].any(-1)
+        rows, chosen = np.arange(len(tips)), free.argmax(1)
+        return found[rows, chosen][:, (0, 2)], turned[rows, chosen], free.any(1)
+
+
+def turns(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Angles θ in ±π/2 with density ∝ cos²θ, by inverting a table of its integral θ/2 + sin(2θ)/4."""
+    grid = np.linspace(-math.pi / 2, math.pi / 2, 257)
+    share = 0.5 + grid / math.pi + np.sin(2 * grid) / (2 * math.pi)
+    return np.interp(rng.random(shape), share, grid)
+
+
+def two_paths(canvas: Canvas, contour: int) -> None:
+    """Both paths, a dash of each in turn; pictures in which one cannot go on are dropped."""
+    pictures, rng = len(canvas.dashes), canvas.rng
+    first, where = rng.uniform(BORDER, SIDE - BORDER, (pictures, 2)), rng.uniform(0, 2 * math.pi, pictures)
+    tips = np.stack((first, first + APART * np.stack((np.cos(where), np.sin(where)), -1)))  # path, picture, 2
+    angles = rng.uniform(0, 2 * math.pi, (2, pictures))
+    for place in range(contour):
+        for path in (0, 1):
+            every = np.arange(tips.shape[1])
+            dash, angle, found = canvas.step(every, tips[path], angles[path])
+            if place:  # its last dash bars from now on, and where this one lies must not be its own past
+                canvas.bar(every, canvas.dashes[:, canvas.count - 2])
+            canvas.put(dash)
+            tips[path], angles[path] = dash[:, 1], angle
+            found &= apart(dash, canvas.dashes[:, canvas.count - 2]) if canvas.count > 1 else True
+            canvas.keep(found)
+            tips, angles = tips[:, found], angles[:, found]
+    for path in (2, 1):
+        canvas.bar(np.arange(len(canvas.dashes)), canvas.dashes[:, canvas.count - path])
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether two dashes a picture keep clear of each other. P, 2, 2 twice → P"""
+    places = np.linspace(0, 1, 3)[:, None]
+    a, b = (dash[:, None, 0] + places * (dash[:, None, 1] - dash[:, None, 0]) for dash in (one, other))
+    near: np.ndarray = ((a[:, :, None] - b[:, None]) ** 2).sum(-1).min((1, 2))
+    return near > CLEARANCE**2
+
+
+def distractor(canvas: Canvas, dashes: int) -> None:
+    """A short path somewhere in every picture; pictures that have no place for it are dropped."""
+    rng, pictures = canvas.rng, len(canvas.dashes)
+    path, left = np.zeros((pictures, dashes, 2, 2)), np.arange(pictures)
+    for _ in range(STARTS):
+        tips, angles = rng.uniform(BORDER, SIDE - BORDER, (len(left), 2)), rng.uniform(0, 2 * math.pi, len(left))
+        good = np.ones(len(left), dtype=bool)
+        for place in range(dashes):
+            dash, angles, found = canvas.step(left, tips, angles)
+            path[left, place], tips, good = dash, dash[:, 1], good & found
+        left = left[~good]
+    for place in range(dashes):
+        canvas.put(path[:, place])
+        canvas.bar(np.arange(pictures), path[:, place])
+    canvas.keep(~np.isin(np.arange(pictures), left))
+
+
+def painted(canvas: Canvas, discs: np.ndarray) -> np.ndarray:
+    """Grey values of the pictures, each pixel the mean of 2 × 2 points. discs P, 2, 2 → P, 32, 32 uint8"""
+    pictures = len(canvas.dashes)
+    fine = np.zeros((pictures, SIDE * FINE, SIDE * FINE), dtype=np.uint8)
+    starts, ends = canvas.dashes[:, : canvas.count, 0], canvas.dashes[:, : canvas.count, 1]
+    inset = (ends - starts) * HALF_WIDTH / DASH  # a line is round at its ends
+    stamp(fine, starts + inset, ends - inset, HALF_WIDTH, GREY)
+    stamp(fine, discs, discs, DISC, WHITE)
+    parts = fine.reshape(pictures, SIDE, FINE, SIDE, FINE).astype(np.uint16)
+    grey: np.ndarray = (parts.sum((2, 4)) // FINE**2).astype(np.uint8)
+    return grey
+
+
+def stamp(
+    fine: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    radius: float,
+    value: int,
+    pictures: np.ndarray | None = None,
+) -> None:
+    """Every point within ``radius`` of a line from start to end takes the value. P, K, 2 twice, in pixels"""
+    reach = math.ceil((DASH / 2 + radius) * FINE)
+    steps = np.arange(-reach, reach + 1)
+    middle = np.floor((starts + ends) / 2 * FINE).astype(int)
+    columns, rows = middle[..., 0, None] + steps, middle[..., 1, None] + steps  # P, K, points of an edge
+    line = ends - starts
+    x = ((columns + 0.5) / FINE - starts[..., :1])[..., None, :]
+    y = ((rows + 0.5) / FINE - starts[..., 1:])[..., :, None]
+    dx, dy = line[..., 0, None, None], line[..., 1, None, None]
+    along = np.clip((x * dx + y * dy) / np.maximum(dx**2 + dy**2, 1e-12), 0, 1)
+    hit = (x - along * dx) ** 2 + (y - along * dy) ** 2 <= radius**2  # P, K, rows, columns
+    picture, dash, row, column = np.nonzero(hit)
+    r, c = rows[picture, dash, row], columns[picture, dash, column]
+    seen = (r >= 0) & (r < SIDE * FINE) & (c >= 0) & (c < SIDE * FINE)
+    whole = picture if pictures is None else pictures[picture]
+    fine[whole[seen], r[seen], c[seen]] = value
+
+
+def drawn(options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pictures for ever, as they are with the second disc on the first path's end and on the second's. 32, 32 twice"""
+    rng = np.random.default_rng(options.seed)
+    dashes = max(options.contour // 3, 1)
+    number = 20 // dashes if options.contour > 5 else 5
+    while True:
+        canvas = Canvas(rng, PICTURES, 2 * options.contour + dashes * number)
+        two_paths(canvas, options.contour)
+        for _ in range(number):
+            distractor(canvas, dashes)
+        lines = canvas.dashes
+        start, *ends = lines[:, 0, 0], lines[:, 2 * options.contour - 2, 1], lines[:, 2 * options.contour - 1, 1]
+        same, other = (painted(canvas, np.stack((start, end), 1)) for end in ends)
+        yield from zip(same, other, strict=True)
+
+
+def generated(options: Options) -> dict[str, np.ndarray]:
+    """All pictures of the three splits, one after the other, and their classes."""
+    from leanify import report
+
+    rng = np.random.default_rng((options.seed, 1))
+    sizes = (options.train, options.validation, options.test)
+    labels = np.concatenate([rng.permutation(np.arange(size) % 2) for size in sizes])
+    images = np.empty((len(labels), SIDE, SIDE), dtype=np.uint8)
+    source = drawn(options)
+    for place in report.track(range(len(labels)), "drawing Pathfinder"):
+        other, same = next(source)[::-1]
+        images[place] = same if labels[place] else other
+    return {"images": images, "labels": labels}
+
+
+def splits(data: Data, model: nn.Module) -> Splits:
+    """Training, validation and test pictures: an image folder where data.path has one, else drawn."""
+    only_sequences(data, model, "pixels", vocabulary=pixels.VOCABULARY)
+    options: Options = read_table(Options, data.options, "data.options")
+    folder = None if data.path is None else folder_of(data)
+    if folder is not None and any(entry.is_dir() for entry in folder.iterdir()):
+        return pixels.from_folder(data, model, folder)
+    if pixels.side_of(data, model) != SIDE:
+        raise DataError(f"Pathfinder is drawn in {SIDE} × {SIDE} pixels: data.length is {SIDE**2}")
+    whole, place = cached("pathfinder", asdict(options), lambda: generated(options), folder)
+    ends = np.arange(1, len(whole["labels"]) + 1) * SIDE**2
+    every = Sequences(whole["images"].reshape(-1), ends, whole["labels"])
+    parts = every.parts(options.train, options.validation, options.test)
+    words = f"Pathfinder drawn by seed {options.seed} into {place}"
+    return sequence_splits(data, model, *parts, words=words, classes=2, cut=False)

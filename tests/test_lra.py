@@ -1,0 +1,277 @@
+"""The Long-Range Arena: every recipe as it stands on small data, what the samples are, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import ndimage
+from sklearn.metrics import accuracy_score
+
+from leanify import loop, training
+from leanify import recipe as recipes
+from leanify.data import aan, pathfinder
+from leanify.data.pathfinder import Options, generated
+from leanify.data.sequences import Sequences
+from leanify.errors import DataError, LeanifyError, RecipeError
+from leanify.run import Run
+from leanify.tasks.classification import Classification
+
+NAMES = ("listops", "text", "image", "pathfinder", "retrieval")
+SHORT = ["schedule.steps=2", "schedule.warmup=2", "schedule.batch_size=4"]
+FEW = ["data.options.train=16", "data.options.validation=8", "data.options.test=8"]
+TEXTS = [f"film number {n}, {'good' if n % 2 else 'bad'} and Ünïcode" * (1 + n % 3) for n in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Reviews, papers and pictures, each in its own layout."""
+    path = tmp_path / "data"
+    for split, number in (("train", 40), ("test", 10)):
+        for label in ("cat", "dog"):
+            (path / split / label).mkdir(parents=True)
+            for n in range(number // 4):
+                pixels = np.random.default_rng(n).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(path / split / label / f"{n}.png")
+        with (path / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("text", "label"), *((TEXTS[n], n % 2) for n in range(number))])
+    for name in aan.FILES.values():
+        rows = (f"{n % 2}.0\tA{n}\tB{n}\t{TEXTS[n]}\t{TEXTS[-n]}\n" for n in range(12))
+        (path / name).write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+def settings_of(name: str, folder: Path) -> list[str]:
+    if name in ("listops", "pathfinder"):
+        return [*SHORT, *FEW]
+    return [*SHORT, f"data.path={folder}"]
+
+
+@pytest.mark.parametrize("role", ["", *(pytest.param(role, marks=pytest.mark.long) for role in ("-lean", "-control"))])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_runs_as_it_stands(name: str, role: str, folder: Path, tmp_path: Path) -> None:
+    run = Run.open(training.train(f"lra-{name}{role}", tmp_path / "run", settings=settings_of(name, folder)))
+    *_, row, test = run.rows()
+    assert (row["split"], test["split"]) == ("validation", "test")
+    assert row["accuracy"] == row["top1"]
+    assert 0 <= row["majority"] <= 100
+    summary = run.summary()
+    assert summary["test_accuracy"] == test["accuracy"]
+    assert test["step"] == summary["best_step"]
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+def splits(name: str, folder: Path, *settings: str) -> loop.Trainer:
+    return loop.Trainer(recipes.with_settings(recipes.load(f"lra-{name}"), [*settings_of(name, folder), *settings]))
+
+
+def test_text_is_its_bytes_and_one_tenth_validates(folder: Path) -> None:
+    found = splits("text", folder).splits
+    assert (len(found.train), len(found.validation), len(found.test or ())) == (36, 4, 10)
+    inputs, labels = found.test.batch(np.arange(10))  # type: ignore[union-attr]
+    for n in range(10):
+        ids = inputs["input_ids"][n][inputs["attention_mask"][n].bool()] - 1
+        assert bytes(ids.tolist()).decode() == TEXTS[n]
+        assert labels[n] == n % 2
+    assert inputs["input_ids"].shape == (10, 4096)
+
+
+def test_text_is_cut_to_the_length(folder: Path) -> None:
+    found = splits("text", folder, "data.length=7", "model.override.length=7", "model.override.landmarks=7").splits
+    inputs, _ = found.train.batch(np.arange(3))  # type: ignore[attr-defined]
+    assert bytes((inputs["input_ids"][0] - 1).tolist()) == b"film nu"
+    assert "attention_mask" not in inputs
+    assert "the first 7 tokens of each" in found.words
+
+
+def test_an_image_is_its_grey_pixels_row_by_row(folder: Path) -> None:
+    found = splits("image", folder).splits
+    assert (len(found.train), len(found.validation), len(found.test or ())) == (18, 2, 4)
+    inputs, labels = found.test.batch(np.arange(4))  # type: ignore[union-attr]
+    with Image.open(folder / "test" / "dog" / "1.png") as image:
+        assert inputs["input_ids"][3].tolist() == list(np.asarray(image.convert("L")).ravel())
+    assert labels.tolist() == [0, 0, 1, 1]
+
+
+def test_the_folder_that_nothing_validates_on_is_tested_on(folder: Path) -> None:
+    (folder / "test").rename(folder / "validation")
+    assert "tested on validation" in splits("image", folder).splits.words
+
+
+def test_a_pair_is_two_texts(folder: Path) -> None:
+    trainer = splits("retrieval", folder)
+    inputs, labels = trainer.splits.train.batch(np.array([5, 2]))  # type: ignore[attr-defined]
+    assert inputs["input_ids"].shape == (2, 2, 4096)
+    for row, n in ((0, 5), (1, 2)):
+        for side, text in enumerate((TEXTS[n], TEXTS[-n])):
+            ids = inputs["input_ids"][row, side][inputs["attention_mask"][row, side].bool()] - 1
+            assert bytes(ids.tolist()).decode() == text
+    assert labels.tolist() == [1, 0]
+
+
+def test_an_answer_does_not_depend_on_its_batch(folder: Path) -> None:
+    """Landmarks move with the padding, so that is the same for all; another encoder is padded to the longest."""
+    trainer = splits("text", folder)
+    alone, both = (trainer.splits.test.batch(np.array(i))[0] for i in ([0], [0, 2]))  # type: ignore[union-attr]
+    with torch.no_grad():
+        model = trainer.bare.eval()
+        torch.testing.assert_close(model(**alone)[0], model(**both)[0])
+    bert = ["model.source=bert", "model.class=AutoModelForSequenceClassification", "model.override=",
+            "model.override.hidden_size=16", "model.override.num_attention_heads=2", "data.length=512",
+            "model.override.num_hidden_layers=1", "model.override.intermediate_size=16"]  # fmt: skip
+    trainer = splits("text", folder, *bert)
+    alone, both = (trainer.splits.test.batch(np.array(i))[0] for i in ([0], [0, 2]))  # type: ignore[union-attr]
+    assert alone["input_ids"].shape[1] < both["input_ids"].shape[1] < 512
+    with torch.no_grad():
+        model = trainer.bare.eval()
+        torch.testing.assert_close(model(**alone).logits[0], model(**both).logits[0], rtol=1e-4, atol=1e-5)
+
+
+def test_metrics_are_scikit_learns_and_those_of_a_constant_answer() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = torch.from_numpy(rng.normal(size=(500, 10))), torch.from_numpy(rng.integers(0, 10, 500))
+    task = Classification(10, 0, 0, 0, constant=3)
+    found = task.found(lambda x: logits, {"x": logits}, labels)  # type: ignore[arg-type]
+    told = task.metrics({name: value.double() for name, value in found.items()})
+    assert told["accuracy"] == told["top1"] == pytest.approx(100 * accuracy_score(labels, logits.argmax(1)), abs=1e-12)
+    assert told["majority"] == pytest.approx(100 * accuracy_score(labels, np.full(500, 3)), abs=1e-12)
+
+
+def test_parts_are_consecutive() -> None:
+    whole = Sequences.of([np.full(n, n, dtype=np.uint8) for n in (1, 2, 3, 4)], [0, 1, 0, 1], "here")
+    first, second = whole.parts(1, 3)
+    assert first.batch(np.array([0]))[0]["input_ids"].tolist() == [[1]]
+    inputs, labels = second.batch(np.array([2, 0]))
+    assert inputs["input_ids"].tolist() == [[4, 4, 4, 4], [2, 2, 0, 0]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert labels.tolist() == [1, 1]
+
+
+# -- Pathfinder -------------------------------------------------------------------------------------------------------
+
+PATHS = Options(train=40, validation=8, test=8)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> dict[str, np.ndarray]:
+    return generated(PATHS)
+
+
+def test_pathfinder_is_balanced_exactly_and_decided_by_its_seed(pictures: dict[str, np.ndarray]) -> None:
+    start = 0
+    for size in (PATHS.train, PATHS.validation, PATHS.test):
+        assert Counter(pictures["labels"][start : start + size].tolist()) == {0: size // 2, 1: size // 2}
+        start += size
+    again = generated(PATHS)
+    assert all(np.array_equal(pictures[name], again[name]) for name in pictures)
+    assert len({image.tobytes() for image in pictures["images"]}) == 56
+
+
+def test_a_picture_has_two_discs_and_dashes_that_keep_apart(pictures: dict[str, np.ndarray]) -> None:
+    for image in pictures["images"]:
+        _, discs = ndimage.label(image > pathfinder.GREY, np.ones((3, 3)))
+        assert discs in (1, 2)  # one where an end lies beside the start
+        assert 40 < (image > 0).sum() < 500
+
+
+def test_the_class_says_whether_the_discs_are_on_one_path() -> None:
+    """Walked along the drawn dashes: each lies a gap behind the one before, the paths are apart."""
+    rng = np.random.default_rng(0)
+    canvas = pathfinder.Canvas(rng, 2000, 28)
+    pathfinder.two_paths(canvas, 14)
+    assert len(canvas.dashes) > 20
+    for path in (canvas.dashes[:, 0::2], canvas.dashes[:, 1::2]):
+        gaps = np.linalg.norm(path[:, 1:, 0] - path[:, :-1, 1], axis=-1)
+        np.testing.assert_allclose(gaps, pathfinder.GAP, rtol=1e-9)
+        np.testing.assert_allclose(np.linalg.norm(path[:, :, 1] - path[:, :, 0], axis=-1), pathfinder.DASH, rtol=1e-9)
+        steps = path[:, :, 1] - path[:, :, 0]
+        assert ((steps[:, 1:] * steps[:, :-1]).sum(-1) > -1e-9).all()  # no turn of more than a right angle
+    one, other = canvas.dashes[:, 0::2].mean(2), canvas.dashes[:, 1::2].mean(2)
+    apart = np.linalg.norm(one[:, :, None] - other[:, None], axis=-1).min((1, 2))
+    assert apart.min() > 2 * pathfinder.HALF_WIDTH
+
+
+def test_turns_have_the_density_that_is_said() -> None:
+    drawn = pathfinder.turns(np.random.default_rng(0), (200_000,))
+    assert np.abs(drawn).max() <= np.pi / 2
+    assert (np.cos(drawn) ** 2).mean() == pytest.approx(0.75, abs=0.005)  # ∫cos⁴ / ∫cos²
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "error", "words"),
+    [
+        (
+            "retrieval",
+            ["data.path="],
+            DataError,
+            "reads new_aan_pairs.train.tsv, .* name their folder, --set data.path",
+        ),
+        ("text", ["data.path="], DataError, "--set data.path=PATH"),
+        ("text", ["data.length=5000"], DataError, "data.length is 5000 tokens, and the model has 4096 positions"),
+        ("listops", ["data.length=1024"], DataError, r"sequences of 1,\d+ tokens, and data.length allows 1,024"),
+        ("image", ["data.length=1000"], DataError, "no square image"),
+        ("image", ["data.length=256"], DataError, "is 32 × 32 pixels; data.length asks for 16 × 16"),
+        ("image", ["data.test=tset"], DataError, r"has no folder tset or validation"),
+        ("pathfinder", ["data.options.train=7"], RecipeError, "two classes share it"),
+        ("text", ["data.options.seed=1"], RecipeError, "data.options are for what is drawn"),
+        ("text", ["data.test=tests"], DataError, r"has no tests.csv; found"),
+        ("text", ["model.override.vocab=256"], DataError, "has 257 token ids, and the model's vocabulary has 256"),
+        ("listops", ["model.override.classes=4"], DataError, "10 classes and the model 4"),
+        ("text", ["model.override.pair=true"], DataError, "single sequences: --set model.override.pair=false"),
+        ("text", ["data.task=pair-classification"], RecipeError, "is for classification"),
+        ("text", ["data.tokenizer=words"], RecipeError, "is read as bytes"),
+        ("text", ["model.source=vit_tiny_patch16_224", "model.override="], DataError, "takes images"),
+        ("text", ["data.img_size=32"], RecipeError, "data.img_size means nothing to lra-text"),
+        ("text", ["data.mixup=0.5"], RecipeError, "mixes images"),
+    ],
+)
+def test_what_does_not_fit_is_one_message(
+    name: str, settings: list[str], error: type[LeanifyError], words: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words) as found:
+        training.train(f"lra-{name}", tmp_path / "run", settings=[*settings_of(name, folder), *settings])
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "words"),
+    [
+        ("text", "train.csv", "text,label\na,1\nb,2\n", r"train.csv, line 3: the label is '2'; it is one of 0, 1"),
+        ("text", "train.csv", "text,label\na,1\nb\n", "train.csv, line 3: 1 cells under 2 columns"),
+        ("text", "train.csv", 'text,label\n"a\nb",1\n"c,0\n', "train.csv, line 4: unexpected end of data"),
+        ("text", "train.csv", "text,label\n,1\n", "train.csv, line 2: the text is empty"),
+        ("text", "train.csv", "text,label\n", "train.csv has no sample"),
+        ("text", "train.csv", "", "line 1: no column text or label; found nothing"),
+        ("text", "train.csv", "review,label\n", "no column text; found review, label"),
+        ("text", "train.csv", b"text,label\ncaf\xe9,1\n", "no text in UTF-8"),
+        ("retrieval", aan.FILES["train"], "1.0\ta\tb\tc\n", "line 1: 4 cells between tabs; a pair has 5"),
+        ("retrieval", aan.FILES["train"], "3\ta\tb\tc\td\n", "line 1: the label is '3'"),
+        ("retrieval", aan.FILES["test"], "1\ta\tb\tc\t\n", "line 1: a text is empty"),
+        ("retrieval", aan.FILES["validation"], "", "has no sample"),
+        ("image", "train/cat/0.png", b"no image", r"0.png cannot be read \(UnidentifiedImageError\)"),
+    ],
+)
+def test_a_malformed_file_is_named_with_its_line(
+    name: str, file: str, content: str | bytes, words: str, folder: Path, tmp_path: Path
+) -> None:
+    (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=words) as found:
+        training.train(f"lra-{name}", tmp_path / "run", settings=settings_of(name, folder))
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
