@@ -96,6 +96,8 @@ def glue(
     before the first run begins. Raises LeanifyError.
     """
     folder = Path(output) if output is not None else Path("runs") / f"glue-{Path(source).name}"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RecipeError("the table is made by one process; several train one task: torchrun … leanify train glue")
     if seeds < 1:
         raise RecipeError(f"{seeds} seeds were asked for; at least one is needed")
     given = {"model.source": source} | ({"data.path": files} if files is not None else {})
@@ -115,8 +117,7 @@ def glue(
         if name in results and (folder / name).is_dir():
             continue
         results[name] = _measured(folder / name, value, watch(name))
-        if int(os.environ.get("RANK", "0")) == 0:  # of several processes the first one writes
-            write_small(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+        write_small(folder / RESULTS, json.dumps(results, indent=2) + "\n")
     scores = [_score(task, [f"{task}-{seed}" for seed in range(seeds)], folder, results) for task in named]
     return Report(str(source), str(folder), scores, [name for name in data.TASKS if name not in named])
 

@@ -471,6 +471,12 @@ def test_the_number_of_a_task_is_the_median_of_its_own_metric() -> None:
 # -- the command --------------------------------------------------------------------------------------------------
 
 
+def test_the_table_is_made_by_one_process(bert: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match="torchrun … leanify train glue"):
+        table.glue(bert, files)
+
+
 def command(*arguments: str) -> Any:
     return CliRunner().invoke(app("glue"), list(arguments))
 
