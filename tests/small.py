@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,16 @@ def warm() -> None:
     """Import what every model needs, before processes are forked."""
     upstream.timm()
     upstream.transformers()
+    _shrink_mvitv2()
+
+
+def _shrink_mvitv2() -> None:
+    """MViTv2's shapes are no arguments of its constructor: they are made small where it keeps them."""
+    from timm.models import mvitv2
+
+    for name, cfg in mvitv2.model_cfgs.items():
+        depths = tuple(min(depth, 3) for depth in cfg.depths)
+        mvitv2.model_cfgs[name] = replace(cfg, depths=depths, embed_dim=tuple(24 * heads for heads in cfg.num_heads))
 
 
 def build(library: str, name: str) -> tuple[nn.Module, Any]:
