@@ -66,6 +66,7 @@ SHRINK: dict[str, list[dict[str, Any]]] = {
     "fastvit": [{"layers": (1, 1, 1, 2)}, {"layers": (1, 1, 1, 1, 2)}],
     "hieradet_sam2": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 3, 2), "global_att_blocks": (3,)}],
     "edgenext": [{"depths": (1, 2, 2, 2)}],
+    "eva": [ONE_LIST, {**ONE_LIST, "num_heads": 6, "num_kv_heads": [3, 3, 3]}, {"depth": 3}],
     "mvitv2": [],
     "maxxvit": [{"depths": (1, 1, 3, 1), "embed_dim": (32, 32, 64, 64)}],
     "crossvit": [{"embed_dim": (24, 48), "num_heads": (3, 3), "depth": ((1, 2, 0), (1, 2, 0)), "mlp_ratio": (2, 2, 4)}],
