@@ -1,6 +1,6 @@
 """The table of GLUE: every task fine-tuned with several seeds from one encoder, each an ordinary run.
 
-    DIR/TASK-SEED/     a run, as `training.train` writes it
+    DIR/TASK-SEED/     a run, as `training.train` writes it, with its last checkpoint alone
     DIR/results.json   what the finished ones measured; what is in there is not trained again
 
 The number of a run is that of its last evaluation, not of its best one: the set that would choose is the one that is
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,8 @@ def glue(
     before the first run begins. Raises LeanifyError.
     """
     folder = Path(output) if output is not None else Path("runs") / f"glue-{Path(source).name}"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RecipeError("the table is made by one process; several train one task: torchrun … leanify train glue")
     if seeds < 1:
         raise RecipeError(f"{seeds} seeds were asked for; at least one is needed")
     given = {"model.source": source} | ({"data.path": files} if files is not None else {})
@@ -115,8 +118,7 @@ def glue(
         if name in results and (folder / name).is_dir():
             continue
         results[name] = _measured(folder / name, value, watch(name))
-        if int(os.environ.get("RANK", "0")) == 0:  # of several processes the first one writes
-            write_small(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+        write_small(folder / RESULTS, json.dumps(results, indent=2) + "\n")
     scores = [_score(task, [f"{task}-{seed}" for seed in range(seeds)], folder, results) for task in named]
     return Report(str(source), str(folder), scores, [name for name in data.TASKS if name not in named])
 
@@ -139,12 +141,18 @@ def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
 
 
 def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:
-    """One fine-tuning, begun or gone on with, and the metrics of its last evaluation."""
+    """One fine-tuning, begun or gone on with, and the metrics of its last evaluation.
+
+    Its last checkpoint alone is kept: there are forty runs in a table of all tasks.
+    """
     if folder.exists():
         training.train(value, resume=folder, watcher=watcher)
     else:
         training.train(value, folder, watcher=watcher)
-    last = next(row for row in reversed(Run.open(folder).rows()) if row["split"] == "validation")
+    run = Run.open(folder)
+    for old in run.checkpoints()[:-1]:
+        shutil.rmtree(old.path)
+    last = next(row for row in reversed(run.rows()) if row["split"] == "validation")
     return {name: number for name, number in last.items() if name not in HIDDEN}
 
 

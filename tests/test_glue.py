@@ -199,12 +199,12 @@ def test_samples_of_like_length_share_a_batch_and_each_comes_once_an_epoch() -> 
 
 
 def test_files_are_read_as_they_are(tmp_path: Path) -> None:
-    odd = ['He said "no', "tab-free, comma", "it's 50% off  ", "two\u2028lines"]
+    odd = ['He said "no', '"Yes" she said', "tab-free, comma", "it's 50% off  ", "two\u2028lines"]
     write(tmp_path / "sst2/train.tsv", ["label", "sentence"], [[i % 2, words] for i, words in enumerate(odd)])
     write(tmp_path / "sst2/dev.tsv", ["sentence", "label"], [["x", "positive"], ["y", "negative"], ["z", "1.0"]])
     train, validation, where = glue.read(Data("sst2", "glue", str(tmp_path)), "sst2")
     assert [texts[0] for texts, _ in train] == odd
-    assert [label for _, label in train] == [0, 1, 0, 1]
+    assert [label for _, label in train] == [0, 1, 0, 1, 0]
     assert [label for _, label in validation] == [1, 0, 1]
     assert where.endswith("sst2 (train.tsv, dev.tsv)")
 
@@ -433,7 +433,14 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
     def run() -> table.Report:
         return table.glue(bert, files, seeds=2, output=out, settings=quick)
 
+    # a run that was killed: its last checkpoint is gone
+    named = [f"model.source={bert}", f"data.path={files}", "data.name=stsb", "run.seed=1"]
+    training.train(recipes.with_settings(recipes.load("glue"), [*quick, *named]), out / "stsb-1")
+    expected = outcome(out / "stsb-1")
+    shutil.rmtree(Run.open(out / "stsb-1").checkpoints()[-1].path)
+
     report = run()
+    assert outcome(out / "stsb-1") == expected
     assert [score.task for score in report.scores] == ["sst2", "mrpc", "stsb", "mnli"]
     assert report.missing == ["cola", "qqp", "qnli", "rte"]
     assert report.average == pytest.approx(sum(score.median for score in report.scores) / 4)
@@ -443,21 +450,32 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
         halves = (mnli["accuracy_m"]["values"][i] + mnli["accuracy_mm"]["values"][i]) / 2
         assert mnli["accuracy"]["values"][i] == pytest.approx(halves)
 
-    # a run that was killed: its last checkpoint and its row are gone
-    expected = outcome(out / "stsb-1")
-    results = json.loads((out / "results.json").read_text())
-    del results["stsb-1"]
-    (out / "results.json").write_text(json.dumps(results))
-    shutil.rmtree(Run.open(out / "stsb-1").checkpoints()[-1].path)
     assert run().to_json() == told
-    assert outcome(out / "stsb-1") == expected
     begun = [len(json.loads((out / name / "environment.json").read_text())) for name in ("stsb-1", "stsb-0")]
     assert begun == [2, 1]
+    assert all(len(list((out / name / "checkpoints").iterdir())) == 1 for name in ("stsb-0", "stsb-1", "mnli-0"))
     with pytest.raises(RecipeError, match=r"begun with another recipe.*optim.lr"):
         table.glue(bert, files, seeds=2, output=out, settings=[*quick, "optim.lr=1e-3"])
 
 
+def test_the_number_of_a_task_is_the_median_of_its_own_metric() -> None:
+    score = table.Score(
+        "mrpc", {"accuracy": [1.0, 2.0, 3.0, 4.0], "f1": [90.0, 70.0, 80.0, 60.0]}, ["a", "b", "c", "d"]
+    )
+    assert (score.metric, score.median) == ("f1", 75.0)
+    other = table.Score("cola", {"matthews": [50.0, 10.0, 20.0]}, ["a", "b", "c"])
+    report = table.Report("bert", "runs", [score, other], [])
+    assert report.average == (75.0 + 20.0) / 2
+    assert score.to_json()["metrics"]["accuracy"] == {"median": 2.5, "values": [1.0, 2.0, 3.0, 4.0]}
+
+
 # -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_made_by_one_process(bert: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match="torchrun … leanify train glue"):
+        table.glue(bert, files)
 
 
 def command(*arguments: str) -> Any:

@@ -269,7 +269,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["data.name=dogits"], DataError, "where dogits lies on this machine"),
         (["data.task=masked-lm"], RecipeError, "for classification, not for masked-lm"),
         (["data.mask=0.2"], RecipeError, "data.mask is for masked-lm"),
-        (["data.test=test"], RecipeError, "no split to test on"),
+        (["data.test=test"], RecipeError, "have no such split"),
         (["data.options.seed=1"], RecipeError, "data.options are for what is drawn"),
         (["schedule.batch_ramp=1.5"], RecipeError, "a share of the run"),
         (["schedule.warmup=9"], RecipeError, "exceed 3"),

@@ -32,8 +32,6 @@ def glue(
     Each fine-tuning is a run of the recipe glue. Finished ones are kept and unfinished ones resumed: kill it whenever
     you like and call it again.
     """
-    import os
-
     from leanify import glue as table
     from leanify import report
     from leanify.cli.train import _Screen
@@ -46,8 +44,6 @@ def glue(
             return screen
 
         found = table.glue(source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch)
-    if int(os.environ.get("RANK", "0")):
-        return  # the first process speaks
     if json:
         report.print_json(found.to_json())
     else:
