@@ -27,7 +27,7 @@ from leanify import recipe as recipes
 pytestmark = pytest.mark.benchmark
 CORE = min(os.sched_getaffinity(0))
 TURNS = int(os.environ.get("TURNS", "3"))
-IMAGES, SIZE = 128, 128
+IMAGES, SIZE = 256, 128
 
 VIT = f"""
 [model]
