@@ -21,7 +21,7 @@ def accelerator_of(recipe: Recipe) -> Any:
     gpu = torch.cuda.is_available()
     precision = recipe.run.precision or ("bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32")
     if precision == "fp16" and not gpu:
-        raise RecipeError("run.precision is fp16, which needs a GPU; here fp32 and bf16 run")
+        raise RecipeError("run.precision is fp16, which needs a GPU; here --set run.precision=fp32 or bf16")
     known = [str(name) for name in get_available_trackers()]
     for name in recipe.run.trackers:
         if name not in known:

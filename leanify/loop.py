@@ -17,9 +17,9 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,39 +36,11 @@ from leanify.recipe import Recipe
 from leanify.run import Checkpoint, Run, leaves
 from leanify.schedule import ramp_of, rate_of, steps_of
 from leanify.tasks import Found, check_fit, merged, task_of
+from leanify.watcher import Silent as Silent
+from leanify.watcher import Watcher as Watcher
+from leanify.window import Window
 
 Metrics = dict[str, float]
-
-
-class Watcher(Protocol):
-    """Who is told how a run goes; only the first process of several has one."""
-
-    def began(self, words: str, first: int, last: int) -> None: ...
-    def warned(self, words: str) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def logged(self, row: Mapping[str, Any]) -> None: ...
-
-
-class Silent:
-    """Nobody."""
-
-    def began(self, words: str, first: int, last: int) -> None: ...
-    def warned(self, words: str) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def logged(self, row: Mapping[str, Any]) -> None: ...
-
-
-@dataclass
-class Window:
-    """What has been summed since the last row of the log: nats and targets of this process, and the samples of all."""
-
-    sums: Tensor  # loss, targets; float64
-    samples: int = 0
-    began: float = 0.0
-
-    def clear(self) -> None:
-        self.sums.zero_()
-        self.samples, self.began = 0, time.perf_counter()
 
 
 class Trainer:
@@ -115,8 +87,7 @@ class Trainer:
         learning = torch.compile(learning) if recipe.run.compile else learning
         self.model, self.optimizer = self.accelerator.prepare(learning, optimizer)
         self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
-        self.window = Window(torch.zeros(2, dtype=torch.float64, device=self.accelerator.device))
-        self.broken = torch.full((), math.inf, device=self.accelerator.device)  # the first step whose loss is no number
+        self.window = Window()
 
         self.try_one()
 
@@ -275,12 +246,7 @@ class Trainer:
         seed_mixing(self.seed, step)
         loss = self.task.loss(self.model, inputs, targets)
         self.accelerator.backward(loss * weight)
-        found = loss.detach()
-        here = torch.full_like(self.broken, step + 1)
-        self.broken = torch.where(found.isfinite(), self.broken, torch.minimum(self.broken, here))
-        if weight:
-            self.window.sums[0] += found
-            self.window.sums[1] += self.task.count(targets)
+        self.window.add(step + 1, loss.detach(), self.task.count(targets) if weight else 0)
 
     def moved(self, batch: Batch) -> Batch:
         from accelerate.utils import send_to_device
@@ -317,7 +283,7 @@ class Trainer:
 
     def summed(self, run: Run) -> tuple[float, float]:
         """The loss and the targets of all processes since the last row; raises where a loss was no number."""
-        mine = torch.cat([self.window.sums, self.broken.double()[None]])
+        mine = torch.tensor(self.window.read(), dtype=torch.float64, device=self.accelerator.device)
         everyones = self.accelerator.gather(mine[None])
         broken = everyones[:, 2].min().item()
         if math.isfinite(broken):
@@ -403,9 +369,10 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        loss, targets, self.window.samples = state["window"]
+        loss, targets, samples = state["window"]
+        self.window = Window(samples=samples)
         if self.main:
-            self.window.sums.copy_(torch.tensor([loss, targets], dtype=torch.float64))
+            self.window.loss, self.window.targets = loss, targets
 
 
 @torch.no_grad()

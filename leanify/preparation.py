@@ -24,6 +24,8 @@ def check_supported(recipe: Recipe) -> None:
     assert schedule is not None
     if data.mask and data.task != "masked-lm":
         raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}; leave it out")
+    if run.compile and recipe.distill is not None:
+        raise RecipeError("run.compile and [distill] do not go together: a compiled model does not show its layers")
     low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
     for key in (key for key, value in low.items() if value is not None and value < 1):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,16 @@ def warm() -> None:
     """Import what every model needs, before processes are forked."""
     upstream.timm()
     upstream.transformers()
+    _shrink_mvitv2()
+
+
+def _shrink_mvitv2() -> None:
+    """MViTv2's shapes are no arguments of its constructor: they are made small where it keeps them."""
+    from timm.models import mvitv2
+
+    for name, cfg in mvitv2.model_cfgs.items():
+        depths = tuple(min(depth, 3) for depth in cfg.depths)
+        mvitv2.model_cfgs[name] = replace(cfg, depths=depths, embed_dim=tuple(24 * heads for heads in cfg.num_heads))
 
 
 def build(library: str, name: str) -> tuple[nn.Module, Any]:
@@ -55,6 +66,7 @@ SHRINK: dict[str, list[dict[str, Any]]] = {
     "fastvit": [{"layers": (1, 1, 1, 2)}, {"layers": (1, 1, 1, 1, 2)}],
     "hieradet_sam2": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 3, 2), "global_att_blocks": (3,)}],
     "edgenext": [{"depths": (1, 2, 2, 2)}],
+    "eva": [ONE_LIST, {**ONE_LIST, "num_heads": 6, "num_kv_heads": [3, 3, 3]}, {"depth": 3}],
     "mvitv2": [],
     "maxxvit": [{"depths": (1, 1, 3, 1), "embed_dim": (32, 32, 64, 64)}],
     "crossvit": [{"embed_dim": (24, 48), "num_heads": (3, 3), "depth": ((1, 2, 0), (1, 2, 0)), "mlp_ratio": (2, 2, 4)}],

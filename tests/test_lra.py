@@ -23,7 +23,7 @@ from leanify.run import Run
 from leanify.tasks.classification import Classification
 
 NAMES = ("listops", "text", "image", "pathfinder", "retrieval")
-SHORT = ["schedule.steps=2", "schedule.warmup=2", "schedule.batch_size=4"]
+SHORT = ["schedule.steps=2", "schedule.warmup=2", "schedule.batch_size=2"]
 FEW = ["data.options.train=16", "data.options.validation=8", "data.options.test=8"]
 TEXTS = [f"film number {n}, {'good' if n % 2 else 'bad'} and Ünïcode" * (1 + n % 3) for n in range(40)]
 
@@ -186,7 +186,20 @@ def test_a_picture_has_two_discs_and_dashes_that_keep_apart(pictures: dict[str, 
         assert 40 < (image > 0).sum() < 500
 
 
-def test_the_class_says_whether_the_discs_are_on_one_path() -> None:
+def test_the_class_says_whether_the_discs_are_on_one_path(pictures: dict[str, np.ndarray]) -> None:
+    canvas = pathfinder.finished(np.random.default_rng(PATHS.seed), PATHS)
+    told = set()
+    for dashes, image, label in zip(canvas.dashes, pictures["images"], pictures["labels"], strict=False):
+        start, mine, other = dashes[0, 0], dashes[26, 1], dashes[27, 1]
+        white = [image[int(y), int(x)] > pathfinder.GREY for x, y in (start, mine, other)]
+        assert white[0]
+        if min(np.linalg.norm(a - b) for a, b in ((start, mine), (start, other), (mine, other))) > 4:
+            assert white[1:] == [label == 1, label == 0]
+            told.add(label)
+    assert told == {0, 1}
+
+
+def test_paths_are_dashed_turn_gently_and_keep_apart() -> None:
     """Walked along the drawn dashes: each lies a gap behind the one before, the paths are apart."""
     rng = np.random.default_rng(0)
     canvas = pathfinder.Canvas(rng, 2000, 28)

@@ -28,6 +28,7 @@ SMALL = {
     "gpt2-tinystories": TINY,
     "nystromformer": {**TINY, "landmarks": 8},
     "nystromformer, pair": {**TINY, "landmarks": 8, "pair": True, "classes": 2},
+    "point-encoder": {name: value for name, value in TINY.items() if name not in ("vocab", "length")},
 }
 
 
@@ -48,6 +49,11 @@ def built(case: str, **options: Any) -> nn.Module:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def drawn(model: nn.Module) -> dict[str, Tensor]:
+    """Two samples, in float64 where they are no ids."""
+    return {name: x.double() if x.is_floating_point() else x for name, x in example_inputs(model, 2).items()}
 
 
 def run(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
@@ -85,7 +91,7 @@ def test_the_papers_counts(name: str, options: dict[str, Any], millions: float) 
 @pytest.mark.parametrize("case", SMALL)
 def test_growing_keeps_the_outputs_and_new_heads_are_alive(case: str) -> None:
     model = built(case)
-    inputs = example_inputs(model, 2)
+    inputs = drawn(model)
     grown = leanify.grow(model, factor=2)
     assert [layer.heads for layer in leanify.read(grown).layers()] == [6, 6, 6]
     before, after = run(model, inputs), run(grown, inputs)
@@ -99,7 +105,7 @@ def test_growing_keeps_the_outputs_and_new_heads_are_alive(case: str) -> None:
 @pytest.mark.parametrize("case", SMALL)
 def test_written_shapes_read_back_and_equal_the_constructors_own(case: str) -> None:
     model = built(case)
-    inputs = example_inputs(model, 2)
+    inputs = drawn(model)
     assert torch.equal(run(model, inputs), run(leanify.write(model, leanify.read(model)), inputs))
     wanted = turned(leanify.read(model), depth=2, heads=4, head_dim=6, mlp=7)
     lean = leanify.write(model, wanted)
@@ -114,7 +120,7 @@ def test_saved_and_loaded_they_are_the_same(case: str, tmp_path: Any) -> None:
     model = built(case)
     lean = leanify.write(model, turned(leanify.read(model), depth=2, heads=4))
     again = leanify.load(leanify.save(lean, tmp_path / "lean"))
-    inputs = example_inputs(model, 2)
+    inputs = drawn(model)
     assert torch.equal(run(lean, inputs), run(again.double(), inputs))
     for twin in (copy.deepcopy(lean), pickle.loads(pickle.dumps(lean))):
         assert twin.options == SMALL[case]
@@ -124,7 +130,7 @@ def test_saved_and_loaded_they_are_the_same(case: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize("case", SMALL)
 def test_a_training_step_reaches_every_parameter_and_export_agrees(case: str) -> None:
     model = leanify.grow(built(case), factor=2)
-    inputs = example_inputs(model, 2)
+    inputs = drawn(model)
     model.train()(**inputs).square().mean().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

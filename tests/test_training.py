@@ -213,13 +213,14 @@ def losses(*settings: str) -> list[tuple[float, torch.Tensor]]:
     batches, found = trainer.batches(0), []
     for step in range(trainer.order.steps_per_epoch + 1):
         trainer.step(step, batches)
-        loss, targets = trainer.window.sums.tolist()
+        loss, targets, _ = trainer.window.read()
         found.append((loss / targets, trainer.bare.head.weight.detach().clone()))
     return found
 
 
-def test_gradients_accumulate_to_those_of_the_whole_batch() -> None:
-    for (loss, weight), (loss3, weight3) in zip(losses(), losses("run.accumulate=3"), strict=True):
+@pytest.mark.parametrize("mixing", [[], ["data.mixup=0.8", "data.cutmix=1.0"]])
+def test_gradients_accumulate_to_those_of_the_whole_batch(mixing: list[str]) -> None:
+    for (loss, weight), (loss3, weight3) in zip(losses(*mixing), losses(*mixing, "run.accumulate=3"), strict=True):
         assert loss3 == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(weight3, weight, rtol=0, atol=2e-5)
 
@@ -268,7 +269,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["data.name=dogits"], DataError, "where dogits lies on this machine"),
         (["data.task=masked-lm"], RecipeError, "for classification, not for masked-lm"),
         (["data.mask=0.2"], RecipeError, "data.mask is for masked-lm"),
-        (["data.test=test"], RecipeError, "no split to test on"),
+        (["data.test=test"], RecipeError, "have no such split"),
         (["data.options.seed=1"], RecipeError, "data.options are for what is drawn"),
         (["schedule.batch_ramp=1.5"], RecipeError, "a share of the run"),
         (["schedule.warmup=9"], RecipeError, "exceed 3"),

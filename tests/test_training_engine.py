@@ -54,7 +54,7 @@ def test_the_precision_is_what_suits_the_device() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")
 def test_half_precision_without_a_gpu_is_refused() -> None:
-    with pytest.raises(RecipeError, match="fp16, which needs a GPU; here fp32 and bf16 run"):
+    with pytest.raises(RecipeError, match=r"fp16, which needs a GPU; here --set run\.precision=fp32"):
         engine.accelerator_of(tiny("run.precision=fp16"))
 
 

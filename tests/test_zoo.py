@@ -16,10 +16,11 @@ TIMM = [
     "cait_xxs24_224", "tnt_b_patch16_224", "volo_d1_224", "davit_tiny", "convit_tiny", "crossvit_tiny_240", "swin_tiny_patch4_window7_224",
     "swinv2_tiny_window8_256", "swinv2_cr_tiny_224", "pvt_v2_b0", "twins_svt_small", "twins_pcpvt_small", "hiera_tiny_224", "levit_128s",
     "tiny_vit_5m_224", "coatnet_rmlp_nano_rw_224", "vit_relpos_small_patch16_224", "vit_base_patch16_siglip_224", "vit_dwee_patch16_reg1_gap_256",
+    "vit_tiny_r_s16_p8_224",
 ]  # fmt: skip
 HF = [
     "bert", "roberta", "gpt2", "llama", "qwen3", "vit", "bart", "t5", "albert", "mixtral", "gpt_neox", "distilbert", "nystromformer",
-    "deberta-v2", "phi3", "gpt_bigcode", "gemma2",
+    "deberta-v2", "phi3", "gpt_bigcode", "gemma2", "longformer", "wavlm", "gemma3n_text", "layoutlmv3",
 ]  # fmt: skip
 
 

@@ -72,6 +72,8 @@ def _found(
         raise DataError(f"{data} does not exist")
     if name == "input_ids":
         return _texts(model, data, samples, batch_size, example.shape[-1], directory)
+    if name == "points":
+        raise DataError("this model takes points, which are drawn: leave the data out")
     if not data.is_dir():
         raise DataError(f"{data} is a file, but this model takes images: name a folder of images")
     folder = ImageFolder(data, seed)
@@ -88,6 +90,8 @@ def _random(model: nn.Module, samples: int, batch_size: int, tokens: int | None,
 
 def _random_words(name: str, example: Tensor) -> str:
     shape = " × ".join(map(str, example.shape[1:]))
+    if name == "points":
+        return f"random input: {example.shape[1]} points on a sphere in {example.shape[2]} dimensions"
     if name == "input_ids":
         return f"random input: {shape} token ids, uniform over the vocabulary"
     return f"random input: {shape} standard normal pixels, not images"

@@ -150,9 +150,11 @@ class Order:
         mine = batch[np.arange(len(batch)) // self.together % self.world == self.rank]
         mine = mine if self.counts(step) else batch[:1]
         longest = -(-self.batch_size // (self.world * self.accumulate))
-        groups = np.split(mine, range(self.together, len(mine), self.together))
-        parts = np.array_split(np.arange(len(groups)), min(len(groups), -(-len(mine) // longest)))
-        return [[(epoch, int(i)) for place in part for i in groups[place]] for part in parts]
+        firsts = np.arange(0, len(mine), self.together)
+        parts = np.array_split(firsts, min(len(firsts), -(-len(mine) // longest)))
+        return [
+            [(epoch, i) for i in part] for part in map(np.ndarray.tolist, np.split(mine, [p[0] for p in parts[1:]]))
+        ]
 
     def counts(self, step: int) -> bool:
         """Whether this process has a sample of its own in the step."""

@@ -189,20 +189,24 @@ def stamp(
     fine[whole[seen], r[seen], c[seen]] = value
 
 
-def drawn(options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pictures for ever, as they are with the second disc on the first path's end and on the second's. 32, 32 twice"""
-    rng = np.random.default_rng(options.seed)
+def finished(rng: np.random.Generator, options: Options) -> Canvas:
+    """Pictures without their discs: the dashes of both paths in turn, then those of the distractors."""
     dashes = max(options.contour // 3, 1)
-    number = 20 // dashes if options.contour > 5 else 5
+    number = min(20 // dashes, 10)  # shorter ones are more
+    canvas = Canvas(rng, PICTURES, 2 * options.contour + dashes * number)
+    two_paths(canvas, options.contour)
+    for _ in range(number):
+        distractor(canvas, dashes)
+    return canvas
+
+
+def drawn(options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pictures for ever, with the second disc on the second path's end, and on the first's: by class. 32, 32 twice"""
+    rng, last = np.random.default_rng(options.seed), 2 * options.contour
     while True:
-        canvas = Canvas(rng, PICTURES, 2 * options.contour + dashes * number)
-        two_paths(canvas, options.contour)
-        for _ in range(number):
-            distractor(canvas, dashes)
-        lines = canvas.dashes
-        start, *ends = lines[:, 0, 0], lines[:, 2 * options.contour - 2, 1], lines[:, 2 * options.contour - 1, 1]
-        same, other = (painted(canvas, np.stack((start, end), 1)) for end in ends)
-        yield from zip(same, other, strict=True)
+        canvas = finished(rng, options)
+        start, *ends = canvas.dashes[:, 0, 0], canvas.dashes[:, last - 1, 1], canvas.dashes[:, last - 2, 1]
+        yield from zip(*(painted(canvas, np.stack((start, end), 1)) for end in ends), strict=True)
 
 
 def generated(options: Options) -> dict[str, np.ndarray]:
@@ -215,8 +219,7 @@ def generated(options: Options) -> dict[str, np.ndarray]:
     images = np.empty((len(labels), SIDE, SIDE), dtype=np.uint8)
     source = drawn(options)
     for place in report.track(range(len(labels)), "drawing Pathfinder"):
-        other, same = next(source)[::-1]
-        images[place] = same if labels[place] else other
+        images[place] = next(source)[labels[place]]
     return {"images": images, "labels": labels}
 
 

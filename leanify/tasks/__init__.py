@@ -78,10 +78,6 @@ def task_of(recipe: Recipe, splits: Splits) -> Task:
 
 def check_fit(model: nn.Module, recipe: Recipe, splits: Splits) -> None:
     """Raise where the data does not suit the model, before anything is written."""
-    data = recipe.data
-    assert data is not None
-    if data.test is not None and splits.test is None:
-        raise RecipeError(f"data.test is {data.test}, and {splits.words} has no split to test on: leave it out")
     if splits.classes is None:
         return
     config = getattr(model, "config", None)

@@ -1,12 +1,12 @@
-"""Error of the farthest point against points, depth, heads and head_dim: trains, prints a table, draws a picture.
+"""Error of the farthest point against heads, head_dim, depth and points: trains, prints a table, draws a picture.
 
     python tests/benchmarks/farthest_point.py RUNS PICTURE.svg [NUMBER]
 
-A run that RUNS has already is not trained again, so that an interrupted sweep goes on; NUMBER
-stops after so many settings. Each is what the command
+A run that RUNS has already is not trained again, so that an interrupted sweep goes on; NUMBER stops after so many
+settings. Each is what the command
 
-    leanify train farthest-point --set data.length=N --set schedule.batch_size=B --set model.depth=… --set model.heads=…
-        --set model.head_dim=… -o RUNS/NAME
+    leanify train farthest-point --set model.depth=… --set model.heads=… --set model.head_dim=… --set schedule.steps=…
+        --set data.length=N --set schedule.batch_size=B -o RUNS/NAME
 
 does; B keeps the points of a step at 1,024.
 """
@@ -21,58 +21,64 @@ from typing import NamedTuple
 from leanify import loop, training
 from leanify.run import Run
 
+STEPS = 4000
+
 
 class Setting(NamedTuple):
-    points: int
     depth: int
     heads: int
     head_dim: int
+    steps: int = STEPS
+    points: int = 16
 
     @property
     def name(self) -> str:
-        return f"{self.points}-points-{self.depth}-layers-{self.heads}x{self.head_dim}"
+        long = f"-{self.steps}-steps" if self.steps != STEPS else ""
+        return f"{self.points}-points-{self.depth}-layers-{self.heads}x{self.head_dim}{long}"
+
+    @property
+    def words(self) -> str:
+        long = f", {self.steps:,} steps" if self.steps != STEPS else ""
+        return f"{self.depth} layer{'s' * (self.depth > 1)} of {self.heads} × {self.head_dim}{long}"
 
 
-SHAPES = ((1, 1, 64), (1, 2, 32), (1, 8, 32), (2, 2, 32), (2, 8, 32), (1, 16, 32))  # depth, heads, head_dim
-HEADS = [Setting(16, *shape) for shape in SHAPES]
-POINTS = [Setting(points, depth, 64 // d, d) for points in (4, 64) for depth in (1, 2) for d in (64, 32)]
+HEADS = [Setting(1, 1, 64), Setting(1, 2, 32), Setting(1, 8, 32), Setting(2, 2, 32), Setting(2, 2, 32, 12_000)]
+HEADS += [Setting(2, 8, 32), Setting(1, 16, 32)]
+POINTS = [Setting(depth, 64 // d, d, points=points) for points in (4, 64) for depth in (1, 2) for d in (64, 32)]
 SWEEP = [*HEADS, *POINTS]
 
 
-def error(runs: Path, setting: Setting) -> float:
-    """The squared error on 4,096 fresh samples after the last step."""
-    run = runs / setting.name
-    settings = [f"model.{key}={getattr(setting, key)}" for key in ("depth", "heads", "head_dim")]
-    settings += [f"data.length={setting.points}", f"schedule.batch_size={1024 // setting.points}"]
-    if run.exists():
-        training.train(resume=run, watcher=loop.Silent())
+def trained(runs: Path, setting: Setting) -> Run:
+    """The setting's run, begun or gone on with."""
+    path = runs / setting.name
+    if path.exists():
+        training.train(resume=path, watcher=loop.Silent())
     else:
-        training.train("farthest-point", run, settings=settings)
-    return float(Run.open(run).rows()[-1]["loss"])
+        settings = [f"model.{key}={getattr(setting, key)}" for key in ("depth", "heads", "head_dim")]
+        settings += [f"schedule.steps={setting.steps}", f"data.length={setting.points}"]
+        settings += [f"schedule.batch_size={1024 // setting.points}"]
+        training.train("farthest-point", path, settings=settings)
+    return Run.open(path)
 
 
-def draw(found: dict[Setting, float], picture: str) -> None:
-    """Left: one layer of 16 points, error against heads. Right: heads × head_dim = 64, error against points."""
+def draw(found: dict[Setting, Run], picture: str) -> None:
+    """Of 16 points: left the error after training against heads, right the training loss against steps."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
-    for d, colour in ((64, "C0"), (32, "C1")):
-        for depth, style in ((1, "o-"), (2, "s--")):
-            by_heads = sorted((s.heads, e) for s, e in found.items() if s[:2] == (16, depth) and s.head_dim == d)
-            by_points = sorted(
-                (s.points, e) for s, e in found.items() if s.depth == depth and s.heads * d == 64 and s.head_dim == d
-            )
-            label = f"head_dim {d}, {depth} layer{'s' * (depth > 1)}"
-            for axes, rows in ((left, by_heads), (right, by_points)):
-                if rows:
-                    axes.plot(*zip(*rows, strict=True), style, color=colour, label=label)
-    for axes, words in ((left, "heads (16 points)"), (right, "points (heads × head_dim = 64)")):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel=words, ylim=(0, 1.05))
-        axes.grid(alpha=0.3)
-    left.set_ylabel("squared error (a constant: 1)")
+    for place, (setting, run) in enumerate((s, r) for s, r in found.items() if s.points == 16):
+        rows = [row for row in run.rows() if row["split"] == "train"]
+        style, colour = ("-" if setting.depth == 1 else "--"), f"C{place}"
+        left.plot(setting.heads, run.rows()[-1]["loss"], "o" if setting.depth == 1 else "s", color=colour)
+        right.plot([r["step"] for r in rows], [r["loss"] for r in rows], style, color=colour, label=setting.words)
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:g}")
+    left.set(xlabel="heads", ylabel="squared error (a constant: 1)", ylim=(0, 1.1))
+    right.set(xlabel="step", title="while training")
+    left.set(title="on fresh samples at the end (squares: 2 layers)")
     right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
     figure.savefig(picture, metadata={"Date": None} if picture.endswith(".svg") else None)
 
 
@@ -80,8 +86,8 @@ def main(runs: Path, picture: str, number: str = str(len(SWEEP))) -> None:
     runs.mkdir(parents=True, exist_ok=True)
     found = {}
     for setting in SWEEP[: int(number)]:
-        found[setting] = error(runs, setting)
-        print("| " + " | ".join(map(str, setting)) + f" | {found[setting]:.3f} |", flush=True)
+        found[setting] = trained(runs, setting)
+        print(f"| {setting.points} | {setting.words} | {found[setting].rows()[-1]['loss']:.3f} |", flush=True)
     draw(found, picture)
 
 

@@ -1,6 +1,7 @@
 """Whole training programs beside others', turn by turn on the same core: timm's script and transformers' Trainer.
 
     TIMM_TRAIN   the train.py of a checkout of huggingface/pytorch-image-models; it is not in timm's wheel
+    TURNS        how often each is run, 3 unless it is said
 
 The time of a turn is that of a longer run less that of a shorter one: imports and beginnings cancel out, reading,
 evaluating and saving do not.
@@ -25,8 +26,8 @@ from leanify import recipe as recipes
 
 pytestmark = pytest.mark.benchmark
 CORE = min(os.sched_getaffinity(0))
-TURNS = 3
-IMAGES, SIZE = 256, 128
+TURNS = int(os.environ.get("TURNS", "3"))
+IMAGES, SIZE = 128, 128
 
 VIT = f"""
 [model]
