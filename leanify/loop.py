@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from leanify import checkpoint, distillation, memory, profiling
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
-from leanify.data.samples import Batch, Inputs, Samples, read
+from leanify.data.samples import Batch, Inputs, Reader, Samples, read
 from leanify.data.splits import splits_of
 from leanify.engine import accelerator_of, memory_of, optimizer_of
 from leanify.errors import DataError, TrainingError
@@ -81,6 +81,7 @@ class Trainer:
             self.task, self.learner, teacher = taught, taught.learner, taught.teacher
             if maps := list(self.learner.maps.parameters()):
                 optimizer.add_param_group({"params": maps, "weight_decay": 0.0})
+        self.validation: Reader | None = None  # from the first evaluation on
         self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
         self.check_memory()
         learning: Any = self.learner or self.bare
@@ -319,7 +320,11 @@ class Trainer:
         keys = in_turn(len(samples), size, rank, world, limit)
         began, parts = time.perf_counter(), []
         model.eval()
-        for batch in read(samples, keys, self.seed, self.recipe.data.workers, False):
+        if split is None and self.validation is None:
+            self.validation = Reader(samples, keys, self.seed, self.recipe.data.workers, again=True)
+        reader = self.validation if split is None else Reader(samples, keys, self.seed, self.recipe.data.workers)
+        assert reader is not None
+        for batch in reader:
             with self.accelerator.autocast():
                 parts.append(
                     {name: value.double() for name, value in self.task.found(model, *self.moved(batch)).items()}

@@ -41,7 +41,7 @@ def build(library: str, name: str) -> tuple[nn.Module, Any]:
 
 @functools.cache
 def timm_names() -> list[str]:
-    """Every timm model with a module that counts heads, by name."""
+    """Every timm model, by name; which of them have attention, only building them shows."""
     return upstream.timm().list_models()
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import resources
 from typing import Any
@@ -78,18 +79,52 @@ def given(outputs: Any) -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore")
 def test_it_trains_exports_is_copied_and_compiles(library: str, name: str) -> None:
     original, model, args, kwargs = redesigned(library, name)
-    with torch.no_grad():
-        expected = given(model(*args, **kwargs))
-        twin = copy.deepcopy(model)
-        assert all(torch.equal(a, b) for a, b in zip(expected, given(twin(*args, **kwargs)), strict=True))
-        again = pickle.loads(pickle.dumps(model))
-        assert all(torch.equal(a, b) for a, b in zip(expected, given(again(*args, **kwargs)), strict=True))
-        exported = torch.export.export(model, args, kwargs, strict=False).module()
-        assert all(close(a, b) for a, b in zip(expected, given(exported(*args, **kwargs)), strict=True))
-        compiled = torch.compile(twin, backend="aot_eager", dynamic=False)
-        assert all(close(a, b) for a, b in zip(expected, given(compiled(*args, **kwargs)), strict=True))
-    torch.compiler.reset()
+    for ability in (is_copied, is_pickled, is_exported, is_compiled):
+        if (library, name) in SAMPLE:
+            ability(model, args, kwargs)
+        else:
+            can = works(ability, model, args, kwargs) or not works(ability, original, args, kwargs)
+            assert can, f"not {ability.__name__}, as upstream's own model is"
     assert reached(model, args, kwargs) == reached(original, args, kwargs)
+
+
+def works(ability: Callable[..., None], *arguments: Any) -> bool:
+    try:
+        ability(*arguments)
+    except Exception:
+        return False
+    return True
+
+
+@torch.no_grad()
+def is_copied(model: nn.Module, args: Any, kwargs: Any) -> None:
+    assert_equal(copy.deepcopy(model)(*args, **kwargs), model(*args, **kwargs))
+
+
+@torch.no_grad()
+def is_pickled(model: nn.Module, args: Any, kwargs: Any) -> None:
+    assert_equal(pickle.loads(pickle.dumps(model))(*args, **kwargs), model(*args, **kwargs))
+
+
+@torch.no_grad()
+def is_exported(model: nn.Module, args: Any, kwargs: Any) -> None:
+    exported = torch.export.export(model, args, kwargs, strict=False).module()
+    assert_close(exported(*args, **kwargs), model(*args, **kwargs))
+
+
+@torch.no_grad()
+def is_compiled(model: nn.Module, args: Any, kwargs: Any) -> None:
+    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", dynamic=False)
+    assert_close(compiled(*args, **kwargs), model(*args, **kwargs))
+    torch.compiler.reset()
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(given(found), given(expected), strict=True))
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    assert all(close(a, b) for a, b in zip(given(found), given(expected), strict=True))
 
 
 def reached(model: nn.Module, args: Any, kwargs: Any) -> set[str]:

@@ -94,19 +94,41 @@ class Keyed(Dataset[Any]):
         return self.samples[index]
 
 
+class Reader:
+    """Batches in the order of their keys; how many workers read them changes nothing but the time.
+
+    One that is read ``again`` and again keeps its workers.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        keys: Iterable[list[Key]],
+        seed: int,
+        workers: int | None,
+        pin: bool = False,
+        again: bool = False,
+    ) -> None:
+        number = min(samples.workers, os.cpu_count() or 1) if workers is None else workers
+        self.loader = DataLoader(
+            Keyed(samples, seed),
+            batch_sampler=keys,
+            num_workers=number,
+            collate_fn=_as_it_is,
+            pin_memory=pin,
+            persistent_workers=again and number > 0,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from self.loader
+        except DataError as error:  # a worker's comes with its traceback in the message
+            raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
+
+
 def read(samples: Samples, keys: Iterable[list[Key]], seed: int, workers: int | None, pin: bool) -> Iterator[Batch]:
-    """Batches in the order of their keys; how many workers read them changes nothing but the time."""
-    loader = DataLoader(
-        Keyed(samples, seed),
-        batch_sampler=keys,
-        num_workers=min(samples.workers, os.cpu_count() or 1) if workers is None else workers,
-        collate_fn=_as_it_is,
-        pin_memory=pin,
-    )
-    try:
-        yield from loader
-    except DataError as error:  # a worker's comes with its traceback in the message
-        raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
+    """Batches, once."""
+    return iter(Reader(samples, keys, seed, workers, pin))
 
 
 def _as_it_is(batch: Any) -> Any:

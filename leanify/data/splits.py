@@ -34,4 +34,6 @@ def splits_of(data: Data, model: nn.Module) -> Splits:
     if file is None:
         raise RecipeError(f"{data.name} is no data set for {data.task}; known by name: {', '.join(NAMED)}")
     found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
+    if data.test is not None and found.test is None:
+        raise RecipeError(f"data.test is {data.test}, and {found.words} have no such split: leave it out")
     return found

@@ -43,9 +43,9 @@ class Setting(NamedTuple):
 
 
 HEADS = [Setting(1, 1, 64), Setting(1, 2, 32), Setting(1, 8, 32), Setting(2, 2, 32), Setting(2, 2, 32, 12_000)]
-HEADS += [Setting(2, 8, 32), Setting(1, 16, 32)]
-POINTS = [Setting(depth, 64 // d, d, points=points) for points in (4, 64) for depth in (1, 2) for d in (64, 32)]
-SWEEP = [*HEADS, *POINTS]
+MORE = [Setting(2, 8, 32), Setting(1, 16, 32)]
+MORE += [Setting(depth, 64 // d, d, points=points) for points in (4, 64) for depth in (1, 2) for d in (64, 32)]
+SWEEP = [*HEADS, *MORE]
 
 
 def trained(runs: Path, setting: Setting) -> Run:
@@ -63,8 +63,10 @@ def trained(runs: Path, setting: Setting) -> Run:
 
 def draw(found: dict[Setting, Run], picture: str) -> None:
     """Of 16 points: left the error after training against heads, right the training loss against steps."""
+    import matplotlib
     import matplotlib.pyplot as plt
 
+    matplotlib.rcParams["svg.hashsalt"] = "leanify"
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     for place, (setting, run) in enumerate((s, r) for s, r in found.items() if s.points == 16):
         rows = [row for row in run.rows() if row["split"] == "train"]

@@ -27,7 +27,7 @@ from leanify import recipe as recipes
 pytestmark = pytest.mark.benchmark
 CORE = min(os.sched_getaffinity(0))
 TURNS = int(os.environ.get("TURNS", "3"))
-IMAGES, SIZE = 128, 128
+IMAGES, SIZE = 256, 128
 
 VIT = f"""
 [model]
@@ -119,13 +119,13 @@ def test_at_least_as_fast_as_timms_own_script(folder: Path, tmp_path: Path) -> N
 
 GPT = [
     "schedule.kind=linear", "schedule.warmup=5", "run.log_every=10", "run.eval_every=1000", "run.eval_batches=1",
-    "run.keep=1",
+    "run.keep=1", "schedule.batch_size=8",
 ]  # fmt: skip
 
 
 def test_at_least_as_fast_as_transformers_trainer(tmp_path: Path) -> None:
     """The same GPT-2, text, batches, optimiser and schedule; a line of the log every ten steps, one checkpoint."""
-    lengths = {False: 20, True: 60}
+    lengths = {False: 40, True: 200}
     for steps in lengths.values():
         value = recipes.with_settings(recipes.load("chars"), [*GPT, f"schedule.steps={steps}"])
         (tmp_path / f"{steps}.toml").write_text(value.to_toml())
