@@ -67,7 +67,7 @@ class Trainer:
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
         order = replace(order, lengths=getattr(self.splits.train, "lengths", None))
-        self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, data.length))
+        self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, order.samples, data.length))
         together = 2 if data.mixup or data.cutmix else 1
         self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps), together=together)
         self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)

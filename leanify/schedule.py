@@ -52,15 +52,18 @@ class Rate:
         return max(lowest, self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top))
 
 
-def steps_of(schedule: Schedule, steps_per_epoch: int, tokens: int | None) -> float:
-    """How many steps one unit of the schedule is: an epoch, a step, or a token of ``tokens`` a sample."""
+def steps_of(schedule: Schedule, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
+    """How many steps one unit of the schedule is: an epoch of ``samples``, a step, or a token of ``tokens`` a sample.
+
+    Tokens are counted by the epoch, whose last batch may be a short one.
+    """
     if schedule.epochs is not None:
         return steps_per_epoch
     if schedule.steps is not None:
         return 1
     if tokens is None:
         raise RecipeError("[schedule] tokens counts text, and this task has none: give epochs or steps")
-    return 1 / (tokens * schedule.batch_size)
+    return steps_per_epoch / (samples * tokens)
 
 
 def ramp_of(schedule: Schedule, steps: int) -> int:

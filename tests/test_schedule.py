@@ -46,9 +46,11 @@ def test_the_other_kinds() -> None:
 
 
 def test_units() -> None:
-    assert steps_of(Schedule(8, epochs=1), 7, None) == 7
-    assert steps_of(Schedule(8, steps=1), 7, None) == 1
-    assert rate_of(Schedule(8, tokens=1280), Optim(1.0), steps_of(Schedule(8, tokens=1280), 7, 16)).steps == 10
+    assert steps_of(Schedule(8, epochs=1), 7, 50, None) == 7
+    assert steps_of(Schedule(8, steps=1), 7, 50, None) == 1
+    budget = Schedule(8, tokens=1280)
+    assert rate_of(budget, Optim(1.0), steps_of(budget, 7, 56, 16)).steps == 10
+    assert rate_of(budget, Optim(1.0), steps_of(budget, 1, 4, 16)).steps == 20  # a text of less than a batch
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
@@ -57,7 +59,7 @@ def test_a_batch_grows_by_as_much_a_step_over_its_share_of_the_run(unit: str, sh
     """The batches before the first full one see that share of the run's samples (or are that share of its steps)."""
     length = {"tokens": 16 * 64 * 200, "epochs": 2, "steps": 200}[unit]
     schedule = Schedule(64, **{unit: length}, batch_ramp=share)
-    whole = rate_of(schedule, Optim(1.0), steps_of(schedule, 100, 16)).steps
+    whole = rate_of(schedule, Optim(1.0), steps_of(schedule, 100, 6400, 16)).steps
     assert whole == 200
     order = Order(6400, 64, seed=0, ramp=ramp_of(schedule, whole))
     steps = whole if unit == "steps" else order.step_at(whole)
