@@ -59,7 +59,7 @@ class Checkpoint:
         for name, wanted in self.sums.items():
             try:
                 with (self.path / name).open("rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                    found = hashlib.file_digest(file, "blake2b").hexdigest()
             except OSError as error:
                 return f"{name}: {error.strerror}"
             if found != wanted:
@@ -313,7 +313,7 @@ def _synced(path: Path) -> os.stat_result:
 def _digest(path: Path) -> str:
     _synced(path)
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def write_small(path: Path, text: str) -> None:

@@ -40,7 +40,7 @@ class Classification:
     def _mixed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours are mixed with each other, as timm does it, however a step is cut into passes and processes.
 
-        The last of an odd number stays itself. → B, C, H, W and B, classes
+        The last of an odd number stays itself. → B, C, H, W and B, classes, in the order in which they were mixed
         """
         from timm.data.mixup import mixup_target
 
@@ -50,8 +50,9 @@ class Classification:
             return inputs, rest
         facing = torch.cat([torch.arange(0, even, 2), torch.arange(even - 1, 0, -2)])  # timm mixes first with last, …
         mixed, soft = self.mixup(inputs[facing], targets[facing])
-        back = facing.argsort()
-        return torch.cat([mixed[back], inputs[even:]]), torch.cat([soft[back], rest])
+        if even == len(inputs):
+            return mixed, soft
+        return torch.cat([mixed, inputs[even:]]), torch.cat([soft, rest])
 
     def count(self, targets: Tensor) -> int:
         return len(targets)
