@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from leanify import sites, surgery
 from leanify.architecture import Architecture, Block, Stage
+from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.inputs import example_inputs
 from leanify.theory import gaussian_kappa
 
@@ -90,8 +91,18 @@ def meta_inputs(model: nn.Module, tokens: int | None = None) -> dict[str, Tensor
 
 
 def count(model: nn.Module, tokens: int | None = None) -> Cost:
-    """The cost of a model on ``meta``."""
-    return Cost(parameters(model), body(model), macs(model, meta_inputs(model, tokens)))
+    """The cost of a model on ``meta``. Raises UnsupportedModel where upstream's forward does not run there."""
+    try:
+        spent = macs(model, meta_inputs(model, tokens))
+    except LeanifyError:
+        raise
+    except Exception as error:  # whatever upstream's code raises where it was never tried
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be priced: a forward pass without weights, on torch's meta device, failed "
+            f"with {type(error).__name__}: {' '.join(str(error).split())[:200]}. leanify.read, write and grow may "
+            "still do for it"
+        ) from error
+    return Cost(parameters(model), body(model), spent)
 
 
 def token_counts(model: nn.Module, tokens: int | None = None) -> list[int]:
