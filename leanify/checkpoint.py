@@ -302,7 +302,7 @@ def shell(origin: Origin, architecture: Architecture | None = None) -> nn.Module
     try:
         with upstream.parameters_on_meta():
             model = upstream.build(origin)
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError:  # NotImplementedError is one
         model = upstream.build(origin)
     if any(buffer.is_meta for buffer in model.buffers()):
         model = upstream.build(origin)

@@ -69,7 +69,7 @@ def _class(found: Any, auto: str) -> str | None:
         found.origin.name, **upstream.without_type(found.origin.options)
     )
     try:
-        zoo._class_name(auto, config)
+        zoo.class_name(auto, config)
     except SourceError:
         return None
     return auto

@@ -56,7 +56,7 @@ def _crowned(found: Found, model: Model, outputs: int) -> Found:
     if origin.library == "hf":
         bare = replace(found, architecture=None)
         overrides = {**model.override, "num_labels": outputs}
-        return replace(zoo._overridden(bare, overrides, CLASSIFIER), architecture=found.architecture)
+        return replace(zoo.overridden(bare, overrides, CLASSIFIER), architecture=found.architecture)
     if origin.library == "leanify" and "classes" in inspect.signature(models.model_class(origin.name)).parameters:
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(found, origin=Origin("leanify", origin.name, options))

@@ -92,7 +92,7 @@ def find(
         raise SourceError(f"{text} does not exist")
     else:
         found = _by_name(text, pretrained)
-    return _overridden(found, dict(overrides or {}), cls)
+    return overridden(found, dict(overrides or {}), cls)
 
 
 # -- paths --------------------------------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ def _hf_origin(model_type: str, config: dict[str, Any]) -> Origin:
             f"transformers takes no {model_type!r} so configured: {upstream.first_line(error)}"
         ) from error
     named = [name for name in config.get("architectures") or [] if hasattr(library, name)]
-    return Origin("hf", full.model_type, full.to_dict(), named[0] if named else _class_name("AutoModel", full))
+    return Origin("hf", full.model_type, full.to_dict(), named[0] if named else class_name("AutoModel", full))
 
 
-def _class_name(auto: str, config: Any) -> str:
+def class_name(auto: str, config: Any) -> str:
     library = upstream.transformers()
     if not hasattr(library, auto):
         raise SourceError(f"transformers has no class {auto!r}; try AutoModel, AutoModelForCausalLM, …")
@@ -291,7 +291,7 @@ def _hub_answers() -> bool:
 # -- overrides ----------------------------------------------------------------------------------------------------
 
 
-def _overridden(found: Found, overrides: dict[str, Any], cls: str | None) -> Found:
+def overridden(found: Found, overrides: dict[str, Any], cls: str | None) -> Found:
     origin = found.origin
     if cls is not None and origin.library != "hf":
         raise SourceError(f"{origin} is no transformers model, so it has no class {cls!r}")
@@ -311,7 +311,7 @@ def _overridden(found: Found, overrides: dict[str, Any], cls: str | None) -> Fou
         raise SourceError(
             f"transformers takes no {origin.name!r} so configured: {upstream.first_line(error)}"
         ) from error
-    name = origin.cls if cls is None else _class_name(cls, full)
+    name = origin.cls if cls is None else class_name(cls, full)
     return replace(found, origin=Origin("hf", origin.name, full.to_dict(), name))
 
 

@@ -598,7 +598,7 @@ def build_hf(kind: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     experts = {"experts_implementation": "eager"} if _has_experts(config) else {}
     try:
-        model = getattr(library, zoo._class_name("AutoModel", config))._from_config(config, **experts).eval()
+        model = getattr(library, zoo.class_name("AutoModel", config))._from_config(config, **experts).eval()
     except ImportError as error:
         raise SourceError(f"transformers does not build it here: {upstream.first_line(error)}") from error
     for path, buffer in model.named_buffers():

@@ -34,12 +34,12 @@ def glue(
     """
     from leanify import glue as table
     from leanify import report
-    from leanify.cli.train import _Screen
+    from leanify.cli.train import Screen
 
     named = [name.strip() for name in tasks.split(",") if name.strip()] if tasks is not None else None
-    with _Screen() as screen:
+    with Screen() as screen:
 
-        def watch(name: str) -> _Screen:
+        def watch(name: str) -> Screen:
             screen.console.print(name)
             return screen
 

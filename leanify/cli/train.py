@@ -108,7 +108,7 @@ def _trained(
     folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)
     if resume is not None and value is None and settings:
         value = training.resolve(Run.open(resume).recipe, settings)
-    with _Screen() as screen:
+    with Screen() as screen:
         path = training.train(value, folder, resume=resume, watcher=screen)
     return Run.open(path) if main else None
 
@@ -119,7 +119,7 @@ def _shown(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-class _Screen:
+class Screen:
     """A bar with loss, metric, throughput and time left on a terminal; a line for every row of the log otherwise."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Screen:
         self.left = self.done = 0
         self.start = 0.0
 
-    def __enter__(self) -> _Screen:
+    def __enter__(self) -> Screen:
         self.progress.start()
         return self
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from torch import nn
 
 from leanify.data.imdb import VOCABULARY, byte_ids
-from leanify.data.parts import folder_of
+from leanify.data.parts import folder_of, length_of
 from leanify.data.samples import Splits
-from leanify.data.sequences import Sequences, length_of, only_sequences, sequence_splits
+from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.data.table import label_of, split_file
 from leanify.errors import DataError
 from leanify.recipe import Data

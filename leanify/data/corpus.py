@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from leanify import upstream
 from leanify.data import hub, tokens
-from leanify.data.parts import folder_of, vocabulary_of
+from leanify.data.parts import folder_of, length_of_text, vocabulary_of
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.tokens import END as END
 from leanify.data.tokens import Encode, Text
-from leanify.errors import DataError, RecipeError
+from leanify.errors import DataError
 from leanify.recipe import Data
 
 PYTHON_BYTES = 4_000_000  # of Python's own sources
@@ -56,15 +56,8 @@ class Corpus:
 
 def splits(data: Data, model: nn.Module) -> Splits:
     """Training and validation samples of a text for a model that goes on with it."""
-    for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
-        if value is not None:
-            raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
-    vocabulary, positions = vocabulary_of(model, data.task)
-    length = data.length or positions
-    if length is None:
-        raise RecipeError("the model has no longest length: give data.length, the tokens of a sample")
-    if positions is not None and length > positions:
-        raise DataError(f"data.length is {length} tokens, and the model has {positions} positions")
+    length = length_of_text(data, model)
+    vocabulary, _ = vocabulary_of(model, data.task)
     train, validation, share, words, test = corpora(data, length, vocabulary)
     return Splits(train, validation, words, bytes_per_target=share, test=test)
 
@@ -128,13 +121,6 @@ def texts_of(data: Data) -> tuple[list[str | Text], str]:
     if data.samples is not None or data.holdout:
         return [*_cut(found[0].read(), data), *found[2:]], str(found[0])
     return [*found], where
-
-
-def _texts(data: Data) -> tuple[str, str, str]:
-    """Training text and validation text in memory, and where they are from."""
-    (train, validation, *_), where = texts_of(data)
-    read = (part if isinstance(part, str) else part.read() for part in (train, validation))
-    return *read, where  # type: ignore[return-value]
 
 
 def _in_folder(path: Path, split: str) -> Path:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from leanify.data.parts import folder_of
+from leanify.data.parts import folder_of, length_of
 from leanify.data.samples import Splits
-from leanify.data.sequences import Sequences, length_of, only_sequences, sequence_splits
+from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.data.table import label_of, rows, split_file
 from leanify.errors import DataError
 from leanify.recipe import Data

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from leanify.data import corpus, tokens, vocabulary
 from leanify.data.order import HOLDOUT, SAMPLE, Key
-from leanify.data.parts import vocabulary_of
+from leanify.data.parts import length_of_text, vocabulary_of
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError, RecipeError
@@ -74,15 +74,8 @@ def splits(data: Data, model: nn.Module) -> Splits:
         raise RecipeError(
             f"data.mask is {data.mask:g}; it is the share of the words to guess: 0.15 in BERT, 0.25 later"
         )
-    for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
-        if value is not None:
-            raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
-    words, positions = vocabulary_of(model, data.task)
-    length = data.length or positions
-    if length is None:
-        raise RecipeError("the model has no longest length: give data.length, the tokens of a sample")
-    if positions is not None and length > positions:
-        raise DataError(f"data.length is {length} tokens, and the model has {positions} positions")
+    length = length_of_text(data, model)
+    words, _ = vocabulary_of(model, data.task)
     texts, where = corpus.texts_of(data)
     tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: lines_of(texts[0]), key_of(texts[0]))
     vocabulary.check_fit(tokenizer, words, by)

@@ -78,3 +78,22 @@ def _first_position(model: nn.Module) -> int:
     tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
     first = next((getattr(table, "padding_idx", None) for table in tables), None)
     return 0 if first is None else first + 1
+
+
+def length_of(data: Data, model: nn.Module) -> int | None:
+    """How many tokens a sample may have: data.length, else the model's positions; None for any number."""
+    _, positions = vocabulary_of(model, data.task)
+    if positions is not None and data.length is not None and data.length > positions:
+        raise DataError(f"data.length is {data.length} tokens, and the model has {positions} positions")
+    return data.length or positions
+
+
+def length_of_text(data: Data, model: nn.Module) -> int:
+    """How many tokens a piece of a text has, which must have an end. Raises RecipeError and DataError."""
+    for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
+        if value is not None:
+            raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
+    length = length_of(data, model)
+    if length is None:
+        raise RecipeError("the model has no longest length: give data.length, the tokens of a sample")
+    return length

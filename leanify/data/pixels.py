@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from leanify.data.parts import folder_of
+from leanify.data.parts import folder_of, length_of
 from leanify.data.pictures import classes_in, names_of
 from leanify.data.samples import Splits
-from leanify.data.sequences import Sequences, length_of, only_sequences, sequence_splits
+from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.errors import DataError
 from leanify.recipe import Data
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data.parts import first, held_out, refuse, vocabulary_of
+from leanify.data.parts import first, held_out, length_of, refuse, vocabulary_of
 from leanify.data.samples import Part, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Data
@@ -95,14 +95,6 @@ def only_sequences(data: Data, model: nn.Module, *tokenizers: str, vocabulary: i
     found, _ = vocabulary_of(model, data.task)
     if found < vocabulary:
         raise DataError(f"{data.name} has {vocabulary} token ids, and the model's vocabulary has {found}")
-
-
-def length_of(data: Data, model: nn.Module) -> int | None:
-    """How many tokens a sample may have: data.length, else the model's positions; None for any number."""
-    _, positions = vocabulary_of(model, data.task)
-    if positions is not None and data.length is not None and data.length > positions:
-        raise DataError(f"data.length is {data.length} tokens, and the model has {positions} positions")
-    return data.length or positions
 
 
 def sequence_splits(

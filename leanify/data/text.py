@@ -43,7 +43,7 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist")
-    rows = _rows(path) if path.suffix in TABLES else None
+    rows = rows_in(path) if path.suffix in TABLES else None
     found = (encode(text, True)[:tokens] for text in rows) if rows else _pieces(path, encode, tokens)
     wanted = islice((ids for ids in found if ids), samples)
     empty = True
@@ -76,21 +76,21 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
         yield held
 
 
-def _rows(path: Path) -> Iterator[str]:
+def rows_in(path: Path) -> Iterator[str]:
     if path.suffix == ".parquet":
-        yield from _texts(path, hub.parquet(path, COLUMNS))
+        yield from column_of_texts(path, hub.parquet(path, COLUMNS))
         return
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         try:
             if path.suffix == ".jsonl":
-                yield from _texts(path, (json.loads(line) for line in file if line.strip()))
+                yield from column_of_texts(path, (json.loads(line) for line in file if line.strip()))
             else:
-                yield from _texts(path, csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+                yield from column_of_texts(path, csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
         except (json.JSONDecodeError, csv.Error, AttributeError) as error:
             raise DataError(f"{path} is no {path.suffix[1:]} table: {error}") from error
 
 
-def _texts(path: Path, rows: Iterator[dict[str, str]]) -> Iterator[str]:
+def column_of_texts(path: Path, rows: Iterator[dict[str, str]]) -> Iterator[str]:
     column = None
     for row in rows:
         column = column or next((name for name in COLUMNS if name in row), None)

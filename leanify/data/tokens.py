@@ -61,7 +61,7 @@ class Text:
         if isinstance(self.place, Path) and self.place.suffix not in text.TABLES:
             yield from _decoded(self.place)
             return
-        rows = text._rows(self.place) if isinstance(self.place, Path) else _rows_of(*self.place)
+        rows = text.rows_in(self.place) if isinstance(self.place, Path) else _rows_of(*self.place)
         for number, row in enumerate(rows):
             yield END + row if number else row
 
@@ -78,7 +78,7 @@ class Text:
 
 
 def _rows_of(name: str, split: str) -> Iterator[str]:
-    return text._texts(Path(name), iter(hub.rows(name, split)))
+    return text.column_of_texts(Path(name), iter(hub.rows(name, split)))
 
 
 def _decoded(path: Path) -> Iterator[str]:
