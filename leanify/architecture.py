@@ -10,7 +10,8 @@ Values are frozen and comparable, know no torch, and are written run-length enco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -73,8 +74,39 @@ class Stage:
 
     @property
     def main(self) -> Layer | None:
-        """The widest layer of the first block that has attention: the one that a redesign turns."""
-        return next((max(block, key=lambda layer: layer.width) for block in self.blocks if block), None)
+        """The layer that a redesign turns: of the first block with attention the widest, with an MLP if one has it."""
+        return next(
+            (max(block, key=lambda layer: (layer.width, layer.mlp > 0)) for block in self.blocks if block), None
+        )
+
+    @property
+    def mains(self) -> Block:
+        """The main layers of all blocks; they change in proportion to :attr:`main`."""
+        return tuple(layer for block in self.blocks for layer in _widest(block))
+
+    @property
+    def group(self) -> int:
+        """How many heads can be added at a time: whole key/value groups in every main layer."""
+        heads = self.main.heads if self.main else 1
+        return math.lcm(*(layer.group * heads // math.gcd(layer.heads, layer.group * heads) for layer in self.mains))
+
+    @property
+    def units(self) -> int:
+        """How many hidden units can be added at a time: whole ones in every main layer."""
+        mlp = self.main.mlp if self.main else 0
+        return math.lcm(*(mlp // math.gcd(layer.mlp, mlp) for layer in self.mains if layer.mlp and mlp))
+
+    @property
+    def shortest(self) -> int:
+        """The fewest blocks from which on a stage has attention in two of them, or in its only one, and its last width.
+
+        With attention in one block among several there would be no depth to trade.
+        """
+        attending = [index for index, block in enumerate(self.blocks) if block]
+        enough = 1 if attending[:2] in ([0], [0, 1]) else attending[1] + 1
+        widths = [max(layer.width for layer in self.blocks[index]) for index in attending]
+        narrower = [index for index, width in zip(attending, widths, strict=True) if width != widths[-1]]
+        return max(enough, narrower[-1] + 2 if narrower else 1)
 
     def reshape(
         self,
@@ -83,29 +115,44 @@ class Stage:
         head_dim: int | None = None,
         mlp: int | None = None,
     ) -> Stage:
-        """This stage with ``depth`` blocks (the first ones; the last is repeated to deepen) and new main layers.
+        """This stage with ``depth`` blocks (the first ones; the last is repeated to deepen) and another main layer.
 
-        The main layers of a block are its widest ones: TNT's outer layer, both layers of DaViT.
+        The main layers of a block are its widest ones: TNT's outer layer, both layers of DaViT. Those of all blocks
+        change in proportion. Raises ShapeError where that makes no whole numbers.
         """
         depth = self.depth if depth is None else depth
         if depth < 1 or (self.fixed and depth != self.depth):
             allowed = "exactly 1" if self.fixed else "at least 1"
             raise ShapeError(f"stage {self.name!r} was asked for {depth} blocks; it takes {allowed}")
+        if mlp and self.main and not self.main.mlp:
+            raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; it has none that are known")
         blocks = self.blocks[:depth] + self.blocks[-1:] * (depth - self.depth)
-        return replace(self, blocks=tuple(_turn(block, heads, head_dim, mlp) for block in blocks))
+        asked = {"heads": heads, "head_dim": head_dim, "mlp": mlp}
+        return replace(self, blocks=tuple(self._turned(block, asked) for block in blocks))
+
+    def _turned(self, block: Block, asked: Mapping[str, int | None]) -> Block:
+        main = _widest(block)
+        return tuple(self._in_proportion(layer, asked) if layer in main else layer for layer in block)
+
+    def _in_proportion(self, layer: Layer, asked: Mapping[str, int | None]) -> Layer:
+        """A layer that follows the main one, which becomes as asked."""
+        new = {name: getattr(layer, name) for name in asked}
+        for name, value in asked.items():
+            old = getattr(self.main, name)
+            if value is not None and old:
+                new[name], rest = divmod(new[name] * value, old)
+                if rest:
+                    raise ShapeError(
+                        f"stage {self.name!r} has layers of {old} and of {getattr(layer, name)} {name}, which change "
+                        f"in proportion: {value} in the first leaves no whole number in the others"
+                    )
+        return replace(layer.with_heads(new["heads"], new["head_dim"]), mlp=new["mlp"])
 
 
-def _turn(block: Block, heads: int | None, head_dim: int | None, mlp: int | None) -> Block:
-    widest = max((layer.width for layer in block), default=0)
-    return tuple(
-        replace(
-            layer.with_heads(heads if heads is not None else layer.heads, head_dim),
-            mlp=mlp if mlp is not None and layer.mlp else layer.mlp,
-        )
-        if layer.width == widest
-        else layer
-        for layer in block
-    )
+def _widest(block: Block) -> Block:
+    """The main layers of a block."""
+    width = max((layer.width for layer in block), default=0)
+    return tuple(layer for layer in block if layer.width == width)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.upstream import is_hf, is_own
+from leanify.upstream import is_hf, is_own, origin_of
 
 
 def example_inputs(
@@ -49,9 +49,11 @@ def _begins_with_convolution(model: nn.Module, channels: int) -> bool:
 
 def _timm_input_size(model: nn.Module) -> tuple[int, ...]:
     default: Any = model.pretrained_cfg
+    origin = origin_of(model)
     channels = getattr(model, "in_chans", None) or default["input_size"][0]
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or default["input_size"][1:]
-    return (channels, *size)
+    asked = origin.options.get("img_size") if origin else None
+    size = asked or getattr(getattr(model, "patch_embed", None), "img_size", None) or default["input_size"][1:]
+    return (channels, size, size) if isinstance(size, int) else (channels, *size)
 
 
 def _arguments(model: nn.Module) -> list[str]:

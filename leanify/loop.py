@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint, distillation, memory, profiling
+from leanify import checkpoint, distillation, machine, memory, profiling
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.samples import Batch, Inputs, Reader, Samples, read
 from leanify.data.splits import splits_of
@@ -100,7 +100,7 @@ class Trainer:
 
     def check_memory(self) -> None:
         """Refuse what will not fit before anything is written."""
-        available = memory.available(self.accelerator.device)
+        available = machine.available(self.accelerator.device)
         if self.need is not None and available is not None:
             world, passes = self.accelerator.num_processes, self.recipe.run.accumulate
             held = profiling.weights_bytes(self.bare) if self.accelerator.device.type == "cpu" else 0

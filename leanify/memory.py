@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from leanify.blocks import blocks_of, outputs_of
 from leanify.errors import TrainingError
 from leanify.inputs import example_inputs
 
-CGROUPS = Path("/sys/fs/cgroup")
 MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimiser keeps; sgd's is its momentum
 
 
@@ -105,49 +102,3 @@ def check(needed: Need, available: int, batch: int, world: int, accumulate: int,
 
 def _gb(count: int) -> str:
     return f"{count / 1e9:.3g} GB"
-
-
-def available(device: torch.device) -> int | None:
-    """Bytes that this process may still take on a device; None where the system does not tell.
-
-    On a CPU that is the least of what the machine and the containers around the process leave, by the processes that a
-    launcher started beside it.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if device.type != "cpu":
-        return None
-    known = [left for left in (profiling.machine_memory("MemAvailable"), *_contained()) if left is not None]
-    return min(known) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if known else None
-
-
-def _contained() -> list[int]:
-    """What each control group around this process leaves, in either version of the kernel's interface."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, kinds, path = line.split(":", 2)
-        if kinds in ("", "memory"):
-            root = CGROUPS / kinds
-            inner = root / path.lstrip("/")
-            found += [_left(folder) for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
-    return [left for left in found if left is not None]
-
-
-def _left(group: Path) -> int | None:
-    """The limit of a control group less what its processes hold; files that the kernel keeps in memory can go."""
-    for limit, usage, kept in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            most, used = (int((group / name).read_text()) for name in (limit, usage))
-            stats = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # no such file, or "max": no limit
-            continue
-        return max(0, most - used + int(stats.get(kept, 0)))
-    return None

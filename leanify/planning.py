@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leanify import checkpoint, cost, profiling, search, surgery, upstream, zoo
+from leanify import checkpoint, machine, profiling, search, surgery, upstream, zoo
 from leanify.architecture import Architecture
-from leanify.cost import PriceList
-from leanify.errors import BudgetError, DirectoryError, LeanifyError, SourceError
+from leanify.errors import BudgetError, DirectoryError, LeanifyError, ShapeError, SourceError
 from leanify.inputs import example_inputs
+from leanify.prices import PriceList, StageDesign
 from leanify.search import Candidate, HeadsMode, Pin, Request
 from leanify.units import millions
 
@@ -125,7 +125,13 @@ def redesign(
     found = zoo.find(source, overrides=overrides, cls=cls)
     model = zoo.build_on_meta(found)
     request = Request(count=count, heads_mode=heads_mode, depth=depth, heads=heads, head_dim=head_dim, mlp=mlp)
-    prices = PriceList(model, tokens, search.turned_stages(surgery.read(model), request))
+    turned = search.turned_stages(surgery.read(model), request)
+    if not turned:
+        raise ShapeError(
+            f"{source} keeps its attentions in no list of blocks, so there is no depth to trade; leanify.grow and "
+            "leanify.write change its heads"
+        )
+    prices = PriceList(model, tokens, turned)
     baseline = search.baseline(prices)
     spent = baseline.cost.params if count == "all" else baseline.cost.params_body
     request = replace(
@@ -299,7 +305,7 @@ def _depth_words(old: Architecture, new: Architecture) -> Iterator[str]:
         yield f"{new.depth} layers: tasks that need several steps in sequence are not solved so shallow"
 
 
-def _split_words(before: cost.Design, design: cost.Design) -> Iterator[str]:
+def _split_words(before: StageDesign, design: StageDesign) -> Iterator[str]:
     if design.head_dim < before.head_dim:
         harm = "strong evidence of harm" if design.head_dim < 32 else "evidence of harm"
         yield (
@@ -308,7 +314,7 @@ def _split_words(before: cost.Design, design: cost.Design) -> Iterator[str]:
         )
 
 
-def _kappa_words(tokens: int, before: cost.Design, design: cost.Design) -> Iterator[str]:
+def _kappa_words(tokens: int, before: StageDesign, design: StageDesign) -> Iterator[str]:
     inner, old_inner = design.heads * design.head_dim, before.heads * before.head_dim
     if 0.8 <= inner / tokens <= 1.25:
         yield f"inner {inner} is close to {tokens} tokens, where κ peaks: more or fewer heads condition better"
@@ -351,7 +357,7 @@ def room_for(size: int, directory: Path) -> None:
     free = shutil.disk_usage(directory.absolute().parent).free
     if size > free:
         raise DirectoryError(f"the weights take {size / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB free")
-    memory = profiling.machine_memory("MemAvailable")
+    memory = machine.memory("MemAvailable")
     if memory is not None and size > memory:
         raise LeanifyError(
             f"building this model takes {size / 1e9:.1f} GB of memory, {memory / 1e9:.1f} GB are available; "

@@ -7,10 +7,7 @@ neither counts (activations, softmax, additions) is named.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import ctypes
-import gc
 import statistics
 import time
 import warnings
@@ -24,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from leanify import cost, surgery, zoo
+from leanify import cost, machine, surgery, zoo
 from leanify.errors import LeanifyError
 from leanify.inputs import example_inputs
 
@@ -111,7 +108,7 @@ def profile(
     latency = throughput = None
     memory = Memory(predicted)
     if measure:
-        before = _settled_resident_set()
+        before = machine.settled_resident_set()
         real = fresh(model, place)
         latency = seconds(real, example_inputs(real, 1, tokens, place), repeats)
         throughput = batch_size / seconds(real, example_inputs(real, batch_size, tokens, place), max(3, repeats // 3))
@@ -129,7 +126,7 @@ def profile(
         weights_bytes=weights_bytes(model),
         batch_size=batch_size,
         dtype=dtype,
-        device=_device_name(place) if measure else "not measured",
+        device=machine.device_name(place) if measure else "not measured",
         latency_s=latency,
         throughput_per_s=throughput,
         memory=memory,
@@ -265,7 +262,7 @@ def measured_memory(model: nn.Module, inputs: dict[str, Tensor], predicted: int,
         train_peak_bytes=train.get("peak"),
         forward_reserved_bytes=forward.get("reserved"),
         train_reserved_bytes=train.get("reserved"),
-        nvml_used_bytes=nvml_used(device),
+        nvml_used_bytes=machine.nvml_used(device),
     )
 
 
@@ -281,63 +278,10 @@ def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
         peak["peak"] = torch.cuda.max_memory_allocated(device)
         peak["reserved"] = torch.cuda.max_memory_reserved(device)
         return
-    resets = _reset_resident_peak()
+    resets = machine.reset_resident_peak()
     yield peak
-    if resets and (highest := _status("VmHWM")):
+    if resets and (highest := machine.status("VmHWM")):
         peak["peak"] = highest - before
-
-
-def _settled_resident_set() -> int:
-    """The process's resident set after giving freed memory back to the system, where it can be asked to."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    return _status("VmRSS") or 0
-
-
-def _reset_resident_peak() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _status(key: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
-
-
-def machine_memory(key: str) -> int | None:
-    """A figure of the whole machine, in bytes; None where the system has no /proc."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
-
-
-def nvml_used(device: torch.device) -> int | None:
-    """What NVML says is used on the whole device: every process, torch's reserve and the context included."""
-    if device.type != "cuda":
-        return None
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError:
-        return None
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads; memory is the process's resident set)"
 
 
 # -- training memory, predicted -------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leanify.architecture import Architecture, Layer, Stage
-from leanify.cost import Cost, Design, PriceList
+from leanify.cost import Cost
 from leanify.errors import BudgetError, ShapeError
+from leanify.prices import PriceList, StageDesign
 
 HeadsMode = Literal["grow", "split", "auto"]
 Pin = int | Sequence[int] | None
@@ -48,7 +49,7 @@ class Request:
 class Candidate:
     """A priced design: what each stage becomes (None: as it is), its cost, its predicted κ."""
 
-    designs: tuple[Design | None, ...]
+    designs: tuple[StageDesign | None, ...]
     cost: Cost
     kappa: float
 
@@ -57,9 +58,7 @@ class Candidate:
         stages = zip(architecture.stages, self.designs, strict=True)
         return replace(
             architecture,
-            stages=tuple(
-                stage if d is None else stage.reshape(d.depth, d.heads, d.head_dim, d.mlp) for stage, d in stages
-            ),
+            stages=tuple(stage if d is None else d.applied_to(stage) for stage, d in stages),
         )
 
 
@@ -84,7 +83,7 @@ def depth_floor(width: int, depth: int) -> int:
 class Grid:
     """All priced designs, one an entry: index of its heads and depth in ``shapes``, its MLP, cost and κ."""
 
-    shapes: list[tuple[Design | None, ...]]
+    shapes: list[tuple[StageDesign | None, ...]]
     shape: NDArray[np.int64]
     params: NDArray[np.int64]
     params_body: NDArray[np.int64]
@@ -121,7 +120,7 @@ def turned_stages(architecture: Architecture, request: Request) -> list[int]:
 
 def grid(prices: PriceList, request: Request) -> Grid:
     """Price every design that a request allows."""
-    shapes: list[tuple[Design | None, ...]] = []
+    shapes: list[tuple[StageDesign | None, ...]] = []
     parts = []
     for designs in _designs(prices.architecture, request):
         lead = designs[lead_of(prices.architecture, prices.turned)]
@@ -136,7 +135,7 @@ def grid(prices: PriceList, request: Request) -> Grid:
     return Grid(shapes, shape, params, body, macs, mlp, depth, head_dim, kappa, row)
 
 
-def _designs(architecture: Architecture, request: Request) -> Iterator[tuple[Design | None, ...]]:
+def _designs(architecture: Architecture, request: Request) -> Iterator[tuple[StageDesign | None, ...]]:
     """Every (depth, heads, head_dim) of the grid, each with the array of its MLPs."""
     turned = turned_stages(architecture, request)
     lead = lead_of(architecture, turned)
@@ -144,17 +143,16 @@ def _designs(architecture: Architecture, request: Request) -> Iterator[tuple[Des
     pins = {
         what: architecture.per_stage(getattr(request, what), what) for what in ("depth", "heads", "head_dim", "mlp")
     }
-    main = main_of(stage)
     depths = _depths(stage, pins["depth"][lead], request.limited)
-    mlps = _mlps(main, pins["mlp"][lead], request.limited)
+    mlps = _mlps(stage, pins["mlp"][lead], request.limited)
     found = False
-    for heads, head_dim in _heads(main, pins["heads"][lead], pins["head_dim"][lead], request):
+    for heads, head_dim in _heads(stage, pins["heads"][lead], pins["head_dim"][lead], request):
         for depth in depths:
             designs = [
                 _follow(
                     architecture.stages[i],
                     stage,
-                    Design(depth, heads, head_dim, mlps),
+                    StageDesign(depth, heads, head_dim, mlps),
                     {k: v[i] for k, v in pins.items()},
                 )
                 if i in turned
@@ -179,27 +177,48 @@ def main_of(stage: Stage) -> Layer:
 
 def _depths(stage: Stage, pin: int | None, limited: bool) -> list[int]:
     if pin is not None:
+        if pin < stage.shortest:
+            raise ShapeError(
+                f"stage {stage.name!r} was asked for {pin} blocks; its first {stage.shortest} are the fewest with "
+                "attention in two of them, or in its only one"
+            )
         return [pin]
     if not limited:
         return [stage.depth]
-    return list(range(depth_floor(main_of(stage).width, stage.depth), stage.depth + 1))
+    floor = max(stage.shortest, depth_floor(main_of(stage).width, stage.depth))
+    return list(range(floor, stage.depth + 1))
 
 
-def _mlps(main: Layer, pin: int | None, limited: bool) -> NDArray[np.int64]:
-    if pin is not None or not limited or main.mlp == 0:
-        return np.array([main.mlp if pin is None else pin], np.int64)
-    step = max(1, main.width // 16)
+def _mlps(stage: Stage, pin: int | None, limited: bool) -> NDArray[np.int64]:
+    main, units = main_of(stage), stage.units
+    if pin is not None:
+        _check_whole(stage, "mlp", pin, main.mlp, units)
+        return np.array([pin], np.int64)
+    if not limited or main.mlp == 0:
+        return np.array([main.mlp], np.int64)
+    step = units * max(1, main.width // 16 // units)
     steps = np.arange(step, main.mlp + 1, step, dtype=np.int64)
     return np.union1d(steps, [main.mlp]).astype(np.int64)
 
 
-def _heads(main: Layer, heads: int | None, head_dim: int | None, request: Request) -> list[tuple[int, int]]:
+def _check_whole(stage: Stage, what: str, asked: int, old: int, step: int) -> None:
+    """Refuse a size of the main layer that the stage's other layers cannot follow in proportion."""
+    if asked % step:
+        raise ShapeError(
+            f"stage {stage.name!r} was asked for {what} {asked}; its layers differ and follow the first, which has "
+            f"{old}, in proportion: {what} must be a multiple of {step}"
+        )
+
+
+def _heads(stage: Stage, heads: int | None, head_dim: int | None, request: Request) -> list[tuple[int, int]]:
     """(heads, head_dim) of the lead stage. Growing keeps head_dim, splitting keeps inner."""
+    main = main_of(stage)
     if heads is None:
         most = MOST_HEADS * main.heads if request.limited or head_dim is not None else main.heads
-        counts = list(range(main.heads, most + 1, main.group))
+        counts = list(range(main.heads, most + 1, stage.group))
     else:
         main.with_heads(heads)  # refuses broken key/value groups
+        _check_whole(stage, "heads", heads, main.heads, stage.group)
         counts = [heads]
     grown = [(count, head_dim or main.head_dim) for count in counts]
     split = [(count, main.inner // count) for count in counts if main.inner % count == 0 and count != main.heads]
@@ -210,21 +229,25 @@ def _heads(main: Layer, heads: int | None, head_dim: int | None, request: Reques
         if heads is None and not request.limited:
             return [(main.heads, main.head_dim)]
         asked = f"{heads} heads" if heads is not None else f"up to {counts[-1]} heads"
-        possible = [n for n in range(main.heads + 1, 4 * main.heads + 1) if main.inner % n == 0 and n % main.group == 0]
+        possible = [
+            n for n in range(main.heads + 1, 4 * main.heads + 1) if main.inner % n == 0 and n % stage.group == 0
+        ]
         raise ShapeError(
             f"inner {main.inner} does not split into {asked}; it splits into {', '.join(map(str, possible)) or 'none'}"
         )
     return split if request.heads_mode == "split" else [*grown, *split]
 
 
-def _follow(stage: Stage, lead: Stage, design: Design, pins: dict[str, int | None]) -> Design | None:
+def _follow(stage: Stage, lead: Stage, design: StageDesign, pins: dict[str, int | None]) -> StageDesign | None:
     """What ``stage`` becomes when the lead stage becomes ``design``: the same change in proportion; pins win."""
     main, first = main_of(stage), main_of(lead)
     if stage is lead:
         return design
-    depth = pins["depth"] or (stage.depth if stage.fixed else max(1, round(stage.depth * design.depth / lead.depth)))
-    heads = pins["heads"] or main.group * max(1, round(main.heads * design.heads / first.heads / main.group))
+    blocks = round(stage.depth * design.depth / lead.depth)
+    depth = pins["depth"] or (stage.depth if stage.fixed else max(stage.shortest, blocks))
+    heads = pins["heads"] or stage.group * max(1, round(main.heads * design.heads / first.heads / stage.group))
     main.with_heads(heads)
+    _check_whole(stage, "heads", heads, main.heads, stage.group)
     if pins["head_dim"]:
         head_dim = pins["head_dim"]
     elif design.head_dim == first.head_dim:
@@ -235,8 +258,11 @@ def _follow(stage: Stage, lead: Stage, design: Design, pins: dict[str, int | Non
         head_dim = main.inner // heads
     mlp: Any = pins["mlp"]
     if mlp is None:
-        mlp = np.maximum(1, np.rint(main.mlp * design.mlp / max(first.mlp, 1))).astype(np.int64) if main.mlp else 0
-    return Design(depth, heads, head_dim, np.broadcast_to(mlp, design.mlp.shape))
+        share = main.mlp * design.mlp / max(first.mlp, 1)
+        mlp = stage.units * np.maximum(1, np.rint(share / stage.units)).astype(np.int64) if main.mlp else 0
+    elif main.mlp:
+        _check_whole(stage, "mlp", mlp, main.mlp, stage.units)
+    return StageDesign(depth, heads, head_dim, np.broadcast_to(mlp, design.mlp.shape))
 
 
 # -- the choice ---------------------------------------------------------------------------------------------------
@@ -314,9 +340,13 @@ def control(prices: PriceList, chosen: Candidate) -> Candidate | None:
     if not any(d and d.mlp for d in old_heads):
         return None
 
-    def widened(by: float) -> tuple[Design | None, ...]:
-        return tuple(d and d._replace(mlp=max(1, round(d.mlp * by)) if d.mlp else 0) for d in old_heads)
+    def widened(by: float) -> tuple[StageDesign | None, ...]:
+        return tuple(
+            d and d._replace(mlp=s.units * max(1, round(d.mlp * by / s.units)) if d.mlp else 0)
+            for s, d in zip(stages, old_heads, strict=True)
+        )
 
+    lead = lead_of(prices.architecture, prices.turned)
     low, high = 0.0, 1.0
     while prices.total(widened(high)).params < chosen.cost.params:
         low, high = high, 2 * high
@@ -327,19 +357,15 @@ def control(prices: PriceList, chosen: Candidate) -> Candidate | None:
         else:
             high = middle
     designs = min(
-        (
-            _nudged(widened(by), lead_of(prices.architecture, prices.turned), n)
-            for by in (low, high)
-            for n in (-1, 0, 1)
-        ),
+        (_nudged(widened(by), lead, n * stages[lead].units) for by in (low, high) for n in (-1, 0, 1)),
         key=lambda d: abs(prices.total(d).params - chosen.cost.params),
     )
     return Candidate(designs, prices.total(designs), prices.kappa(designs))
 
 
-def _nudged(designs: tuple[Design | None, ...], lead: int, by: int) -> tuple[Design | None, ...]:
+def _nudged(designs: tuple[StageDesign | None, ...], lead: int, by: int) -> tuple[StageDesign | None, ...]:
     return tuple(
-        d._replace(mlp=max(1, d.mlp + by)) if d is not None and i == lead and d.mlp else d
+        d._replace(mlp=max(abs(by), d.mlp + by, 1)) if d is not None and i == lead and d.mlp else d
         for i, d in enumerate(designs)
     )
 
@@ -347,7 +373,7 @@ def _nudged(designs: tuple[Design | None, ...], lead: int, by: int) -> tuple[Des
 def baseline(prices: PriceList) -> Candidate:
     """The source as it stands, priced like any design."""
     designs = tuple(
-        Design(stage.depth, main.heads, main.head_dim, main.mlp)
+        StageDesign(stage.depth, main.heads, main.head_dim, main.mlp)
         if i in prices.turned and (main := stage.main)
         else None
         for i, stage in enumerate(prices.architecture.stages)

@@ -127,11 +127,15 @@ def _check_layer(where: str, old: Layer, new: Layer) -> None:
 def _check_constants(model: nn.Module, old: Architecture, new: Architecture) -> None:
     """Refuse a change of what upstream made tables for at construction (rotary positions for one head_dim)."""
     sites = [site for site in sites_of(model) if site.reading.constant]
-    before, after = ({layer.head_dim for layer in shape.layers()} for shape in (old, new))
-    if sites and before != after:
+    pairs = zip(old.stages, new.stages, strict=True)
+    blocks = ((b.blocks[min(i, b.depth - 1)], block) for b, a in pairs for i, block in enumerate(a.blocks))
+    changed = {
+        x.head_dim for before, after in blocks for x, y in zip(before, after, strict=True) if x.head_dim != y.head_dim
+    }
+    if sites and changed:
         raise ShapeError(
             f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of "
-            f"{', '.join(map(str, sorted(before)))}; heads can be added, but their size stays"
+            f"{', '.join(map(str, sorted(changed)))}; heads can be added, but their size stays"
         )
 
 
@@ -140,7 +144,7 @@ def _check_ends(model: nn.Module, new: Architecture) -> None:
     for found, stage in zip(locate(model), new.stages, strict=True):
         if stage.depth < len(found.blocks):
             end, last = (_width_after(found.blocks[index]) for index in (stage.depth - 1, -1))
-            if end != last:
+            if end and last and end != last:
                 raise ShapeError(
                     f"stage {stage.name!r} is {last} wide after its last block, and what follows needs that; after its "
                     f"block {stage.depth} it is {end} wide, so that cannot be the last"
@@ -148,7 +152,7 @@ def _check_ends(model: nn.Module, new: Architecture) -> None:
 
 
 def _width_after(block: list[Place]) -> int:
-    """The width that a block ends in, 0 where it has no layer."""
+    """The width that a block ends in, 0 where it has no layer that tells."""
     return max((place.width_after for place in block), default=0)
 
 

@@ -107,7 +107,8 @@ def resize(
     for part, layouts in reading.tensors.items():
         _resize_tensor(site, part, layouts, old, sizes)
     for part, how in reading.attributes.items():
-        _update_attribute(site, part, how, old, sizes)
+        if layout.symbols(how) <= sizes.keys():  # what reads another layer's keys has no groups of its own
+            _update_attribute(site, part, how, old, sizes)
     for part in reading.clear:
         if cache := attribute_of(site, part):
             cache.clear()

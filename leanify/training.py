@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import checkpoint, defaults, memory
+from leanify import checkpoint, defaults, machine
 from leanify import recipe as recipes
 from leanify.data import vocabulary
 from leanify.errors import RecipeError
@@ -82,7 +82,7 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         trainer.step(step, batches)
     seconds = time.perf_counter() - begun  # of the second step: the first one warms up
     passes = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
-    available = memory.available(trainer.accelerator.device)
+    available = machine.available(trainer.accelerator.device)
     return {
         "model": recipe.model.source,
         "parameters": sum(p.numel() for p in trainer.bare.parameters()),

@@ -12,9 +12,10 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from leanify import models
-from leanify.architecture import Architecture, Stage
+from leanify.architecture import Architecture, Layer, Stage
 from leanify.errors import SourceError
 
 HEAD_DIM_LAYER = "leanify_head_dim_{}"  # the string under which timm finds an attention with this head_dim
@@ -140,7 +141,7 @@ def refusals() -> tuple[type[Exception], ...]:
     from huggingface_hub import errors
 
     strict = getattr(errors, "StrictDataclassError", ValueError)
-    return (TypeError, ValueError, AttributeError, ImportError, strict)
+    return (TypeError, ValueError, AttributeError, KeyError, ImportError, strict)
 
 
 def without_type(config: dict[str, Any]) -> dict[str, Any]:
@@ -263,34 +264,49 @@ def _uniform(stage: Stage) -> bool:
 
 
 def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, Any]:
-    """The configuration's keys that a new shape changes, with their new values; uniform single stages only."""
-    before, after = _one_of(old), _one_of(new)
-    if before is None or after is None:
+    """The configuration's keys that a new shape changes, with their new values; a key speaks for all stages that had
+    its old value, and changes where they change alike. Uniform stages only.
+    """
+    pairs = [(old.stages[i], new.stages[i]) for i in old.varied]
+    if not pairs or not all(_uniform(stage) for pair in pairs for stage in pair):
         return {}
-    layer_before, layer = before.main, after.main
-    assert layer_before is not None
-    assert layer is not None
+    get: Callable[[str], Any] = config.get if isinstance(config, dict) else partial(_attribute, config)
     keys = config.keys() if isinstance(config, dict) else set(dir(config))
-    kinds = config.get("layer_types") if isinstance(config, dict) else getattr(config, "layer_types", None)
     words: dict[str, Any] = {}
 
-    def say(names: tuple[str, ...], old_value: int, new_value: int) -> None:
+    def say(names: tuple[str, ...], measure: Callable[[Stage], int], pairs: list[tuple[Stage, Stage]] = pairs) -> None:
         key = next((name for name in names if name in keys), None)
-        if key is None or old_value == new_value:
-            return
-        value = config.get(key) if isinstance(config, dict) else getattr(config, key)
-        if not isinstance(value, (list, tuple)):  # one value a stage is not said here
-            words[key] = new_value
+        said = get(key) if key else 0
+        news = {measure(after) for before, after in pairs if said is None or measure(before) == said}
+        if key and len(news) == 1 and news != {said} and any(measure(a) != measure(b) for a, b in pairs):
+            words[key] = news.pop()
 
-    say(("num_hidden_layers", "n_layer", "num_layers"), before.depth, after.depth)
-    say(("num_attention_heads", "n_head", "num_heads"), layer_before.heads, layer.heads)
-    say(("num_key_value_heads",), layer_before.kv_heads, layer.kv_heads)
-    say(_MLP_KEYS, layer_before.mlp, layer.mlp)
+    say(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
+    say(("num_attention_heads", "n_head", "num_heads"), lambda stage: main_of(stage).heads)
+    say(("num_key_value_heads",), lambda stage: main_of(stage).kv_heads)
+    say(_MLP_KEYS, lambda stage: main_of(stage).mlp)
+    for side in ("encoder", "decoder"):
+        own = [pair for pair in pairs if side in pair[0].name.split(".")]
+        say((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
+        say((f"{side}_ffn_dim",), lambda stage: main_of(stage).mlp, own)
+    before, after = pairs[0]
+    layer_before, layer = main_of(before), main_of(after)
     if layer.inner != layer.width or layer.head_dim != layer_before.head_dim:
         words["head_dim"] = layer.head_dim
-    if before.depth != after.depth and isinstance(kinds, list):
+    kinds = get("layer_types")
+    if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
         words["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
     return words
+
+
+def _attribute(config: Any, key: str) -> Any:
+    return getattr(config, key, None)
+
+
+def main_of(stage: Stage) -> Layer:
+    """The main layer of a stage that has one."""
+    assert stage.main is not None
+    return stage.main
 
 
 # -- after surgery --------------------------------------------------------------------------------------------------
@@ -318,16 +334,38 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
                         module.layer_idx = index
             _spread_drop_path(blocks, rates[after.name])
             _trim_feature_info(model, before, after)
+    if is_hf(model) and old != new:
+        _say_lists(model.config, new)
 
 
 def _say_depth(model: Any, name: str, old: int, new: int) -> None:
     """Bring in line what the module around a list of blocks, and its configuration, count for loops of their own."""
     around = model.get_submodule(name.rpartition(".")[0])
     for holder in (around, getattr(around, "config", None)) if is_hf(model) else ():
-        for key in ("num_hidden_layers", "num_layers"):
-            if getattr(holder, key, None) == old and not getattr(holder, "is_encoder_decoder", False):
-                with suppress(AttributeError, NotImplementedError):
-                    setattr(holder, key, new)
+        if holder is None or getattr(holder, "is_encoder_decoder", False):
+            continue
+        shared = getattr(holder, "num_kv_shared_layers", None)
+        kinds = getattr(holder, "layer_types", None)
+        says: dict[str, Any] = {
+            key: new for key in ("num_hidden_layers", "num_layers") if getattr(holder, key, None) in (old, new)
+        }
+        if says and isinstance(shared, int):
+            says["num_kv_shared_layers"] = max(0, shared + new - old)
+        if says and isinstance(kinds, list) and len(kinds) == old:
+            says["layer_types"] = kinds[:new] + kinds[-1:] * (new - old)
+        for key, value in says.items():
+            with suppress(AttributeError, NotImplementedError):
+                setattr(holder, key, value)
+
+
+def _say_lists(config: Any, new: Architecture) -> None:
+    """Bring in line what a configuration says of several lists at once: Funnel's blocks, HRM's equal stacks."""
+    if isinstance(sizes := getattr(config, "block_sizes", None), list):
+        depths = {int(found[1]): s.depth for s in new.stages if (found := re.search(r"blocks\.(\d+)$", s.name))}
+        config.block_sizes = [depths.get(index, size) for index, size in enumerate(sizes)]
+    if hasattr(config, "num_layers_per_stack"):
+        config.num_layers_per_stack = max(stage.depth for stage in new.stages)
+        config.num_hidden_layers = config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
 
 
 def _rebuild_rotary_tables(model: Any) -> None:

@@ -175,9 +175,9 @@ def _by_name(name: str, pretrained: bool) -> Found:
     if library == "hf" and rest:
         if "/" in rest:
             return _on_hub(rest)
-        if is_model_type(rest):
+        if is_model_type(rest) or rest in _every_model_type():
             return Found(_hf_origin(rest, {}))
-        raise SourceError(_unknown(name, rest, _model_types(), "transformers model type"))
+        raise SourceError(_unknown(name, rest, _every_model_type(), "transformers model type"))
     if library == "timm" and rest:
         return _in_timm(name, rest, pretrained)
     if library == "leanify" and rest:
@@ -188,7 +188,12 @@ def _by_name(name: str, pretrained: bool) -> Found:
         return _on_hub(name)
     if is_model_type(name):
         return Found(_hf_origin(name, {}))
-    return _in_timm(name, name, pretrained)
+    try:
+        return _in_timm(name, name, pretrained)
+    except SourceError:
+        if name in _every_model_type():
+            return Found(_hf_origin(name, {}))
+        raise
 
 
 def _in_timm(asked: str, name: str, pretrained: bool) -> Found:
@@ -229,6 +234,11 @@ def _model_types() -> list[str]:
     spec = importlib.util.find_spec("transformers")
     places = list(spec.submodule_search_locations or []) if spec else []
     return sorted(p.parent.name for place in places for p in Path(place).glob("models/*/configuration_*.py"))
+
+
+def _every_model_type() -> list[str]:
+    """All of transformers' model types, those of towers (``clip_vision_model``) among them; imports it."""
+    return list(upstream.transformers().CONFIG_MAPPING)
 
 
 def is_model_type(name: str) -> bool:

@@ -7,7 +7,9 @@ wider     hidden units doubled, new output columns zero: the same outputs to 1e-
 complete  no softmax over tokens runs outside an attention that was found
 shorter   one block fewer runs
 split     twice the heads of half the size run, where head_dim is even
+cached    a cache of keys and values changes nothing, and a shorter model runs with it
 kept      what was saved loads and gives the same outputs
+priced    what a search says that a design costs is what counting that design gives, on meta and on the CPU
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 import leanify
-from leanify import sites, surgery, tensors
-from leanify.architecture import Architecture, Layer
+from leanify import cost, search, sites, surgery, tensors, upstream
+from leanify.architecture import Architecture, Layer, Stage
+from leanify.prices import PriceList, StageDesign
 
 TOLERANCE = 1e-10
 Call = Callable[[nn.Module], Any]
@@ -48,6 +51,7 @@ def hold(model: nn.Module, call: Call, seed: int = 0) -> Architecture:
     grown(model, shape, call, reference)
     wider(model, shape, call, reference)
     shorter(model, shape, call)
+    cached(model, shape, call, reference)
     split(model, shape, call)
     return shape
 
@@ -124,6 +128,23 @@ def shorter(model: nn.Module, shape: Architecture, call: Call) -> None:
         return _run(short, call, "shorter")
 
 
+def cached(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> None:
+    """A decoder as users run it: transformers makes the cache from the configuration, and layers fill it."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "use_cache")}
+    before = {key: config.use_cache for key, config in configs.items()}
+    if not configs:
+        return
+    try:
+        for config in configs.values():
+            config.use_cache = True
+        error = difference(outputs(model, call), reference)
+        _require(error < TOLERANCE, "cached", f"outputs differ by {error:.1e}")
+        shorter(model, shape, call)
+    finally:
+        for key, config in configs.items():
+            config.use_cache = before[key]
+
+
 def split(model: nn.Module, shape: Architecture, call: Call) -> None:
     """Heads are cut in two at constant inner width; a shape that upstream cannot compute must be refused."""
 
@@ -153,6 +174,33 @@ def kept(model: nn.Module, call: Call) -> None:
             if hasattr(getattr(module, "config", None), "_experts_implementation"):
                 module.config._experts_implementation = big.config._experts_implementation
     _require((error := difference(outputs(loaded, call), expected)) < 1e-6, "kept", f"outputs differ by {error:.1e}")
+
+
+def priced(model: nn.Module) -> None:
+    """Prices, by arithmetic from shortened models, of the model as it stands and of a leaner one with more heads."""
+    origin = upstream.origin_of(model)
+    assert origin is not None
+    meta = upstream.build(origin, "meta")
+    prices = PriceList(meta)
+    if not prices.turned:
+        return
+    base = search.baseline(prices)
+    _require(base.cost == cost.count(meta), "priced", f"the source is said to cost {base.cost}, not {cost.count(meta)}")
+    designs = tuple(
+        _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
+    )
+    said = prices.total(designs)
+    shape = search.Candidate(designs, said, 1.0).applied_to(prices.architecture)
+    lean = surgery.write(meta, shape)
+    _require((found := cost.count(lean)) == said, "priced", f"{shape} is said to cost {said}, not {found}")
+    real = cost.observed_on_cpu(lean, None, cost.macs)
+    _require(real == said.macs, "priced", f"{shape} is said to take {said.macs} MACs, with values it takes {real}")
+
+
+def _leaner(stage: Stage) -> StageDesign:
+    main = upstream.main_of(stage)
+    depth = stage.depth if stage.fixed else max(stage.shortest, stage.depth - 1)
+    return StageDesign(depth, main.heads + stage.group, main.head_dim, main.mlp and main.mlp + 3 * stage.units)
 
 
 def _require(holds: bool, law: str, what: str) -> None:

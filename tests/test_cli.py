@@ -76,7 +76,7 @@ def test_profile_shows_ratios_to_the_first() -> None:
         (["redesign", "vit_base", "--heads", "3.5"], "no whole number"),
         (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "none of grow, split, auto"),
         (["redesign", "vit_base", "--depth", "7", "--override", "x"], "takes key=value"),
-        (["redesign", "hf/funnel", "--target-params", "0.7"], "cannot be priced"),
+        (["redesign", "hf/deepseek_v2", "--target-params", "0.7"], "cannot be priced"),
         (["profile", "nobody/nomodel"], "Hugging Face hub"),
         (["profile", "vit_base", "--dtype", "int3", "--no-measure"], "no floating-point type"),
     ],

@@ -12,7 +12,8 @@ from core import CASES, IMAGE
 
 import leanify
 from leanify import planning, search, surgery
-from leanify.cost import PriceList, count
+from leanify.cost import count
+from leanify.prices import PriceList
 from leanify.search import Request
 
 SMALL = CASES["vit"]

@@ -15,8 +15,9 @@ from torch import nn
 import leanify
 from leanify import surgery, upstream
 from leanify.architecture import Architecture
-from leanify.cost import PriceList, call, count
-from leanify.search import Candidate, Design, main_of
+from leanify.cost import call, count
+from leanify.prices import PriceList, StageDesign
+from leanify.search import Candidate, main_of
 from leanify.zoo import find
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -81,7 +82,7 @@ def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None
     prices = PriceList(meta)
     for name, shape in lean_shapes(prices.architecture).items():
         designs = tuple(
-            Design(s.depth, main_of(s).heads, main_of(s).head_dim, main_of(s).mlp) if i in prices.turned else None
+            StageDesign(s.depth, main_of(s).heads, main_of(s).head_dim, main_of(s).mlp) if i in prices.turned else None
             for i, s in enumerate(shape.stages)
         )
         predicted = prices.total(designs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from runs import DIGITS, outcome
 
-from leanify import engine, loop, memory, training
+from leanify import engine, loop, machine, memory, training
 from leanify import recipe as recipes
 from leanify.errors import RecipeError, TrainingError
 from leanify.run import Run
@@ -128,13 +128,13 @@ def test_a_container_is_asked_in_both_versions_of_its_interface(
             (tmp_path / folder / f"memory.{name}").write_text(f"{value}\n")
     (tmp_path / "new" / "memory.stat").write_text("anon 100\ninactive_file 50\n")
     (tmp_path / "old" / "memory.stat").write_text("cache 1\ntotal_inactive_file 50\n")
-    assert [memory._left(tmp_path / folder) for folder in ("new", "old", "none")] == [750, 750, None]
+    assert [machine._left(tmp_path / folder) for folder in ("new", "old", "none")] == [750, 750, None]
     (tmp_path / "new" / "memory.max").write_text("max\n")
-    assert memory._left(tmp_path / "new") is None
+    assert machine._left(tmp_path / "new") is None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    part = memory.available(torch.device("cpu"))
+    part = machine.available(torch.device("cpu"))
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    whole = memory.available(torch.device("cpu"))
+    whole = machine.available(torch.device("cpu"))
     assert part is not None
     assert whole is not None
     assert part < whole

@@ -60,6 +60,7 @@ def _held(model: Any, call: Any) -> dict[str, str]:
     try:
         shape = laws.hold(model, call)
         laws.kept(model, call)
+        laws.priced(model)
     except UnsupportedModel as error:
         return {"status": "refused", "reason": _line(error)}
     except Exception as error:

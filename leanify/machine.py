@@ -1,0 +1,115 @@
+"""What this machine has and what this process takes of it: memory, and the devices' names."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+from pathlib import Path
+
+import torch
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def memory(key: str) -> int | None:
+    """A figure of the whole machine, in bytes; None where the system has no /proc."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that this process may still take on a device; None where the system does not tell.
+
+    On a CPU that is the least of what the machine and the containers around the process leave, by the processes that a
+    launcher started beside it.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    known = [left for left in (memory("MemAvailable"), *_contained()) if left is not None]
+    return min(known) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if known else None
+
+
+def _contained() -> list[int]:
+    """What each control group around this process leaves, in either version of the kernel's interface."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds in ("", "memory"):
+            root = CGROUPS / kinds
+            inner = root / path.lstrip("/")
+            found += [_left(folder) for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
+    return [left for left in found if left is not None]
+
+
+def _left(group: Path) -> int | None:
+    """The limit of a control group less what its processes hold; files that the kernel keeps in memory can go."""
+    for limit, usage, kept in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most, used = (int((group / name).read_text()) for name in (limit, usage))
+            stats = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such file, or "max": no limit
+            continue
+        return max(0, most - used + int(stats.get(kept, 0)))
+    return None
+
+
+def status(key: str) -> int | None:
+    """A figure of this process, in bytes; None where the system has no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
+
+
+def settled_resident_set() -> int:
+    """The process's resident set after giving freed memory back to the system, where it can be asked to."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    return status("VmRSS") or 0
+
+
+def reset_resident_peak() -> bool:
+    """Let the kernel count the resident set's peak anew; False where it cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def nvml_used(device: torch.device) -> int | None:
+    """What NVML says is used on the whole device: every process, torch's reserve and the context included."""
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words, with what its memory figures are."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads; memory is the process's resident set)"
