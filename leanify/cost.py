@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from leanify import machine, sites
+from leanify import machine, sites, upstream
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.inputs import example_inputs
 
@@ -113,12 +113,23 @@ def unmasked_inputs(model: nn.Module, tokens: int | None = None, device: str = "
     return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
-def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
-    """The meta model with real tensors, all of them zero; no expert turns a token away, though all choose the first."""
-    real: nn.Module = copy.deepcopy(model).to_empty(device=device)
+def zeros(model: nn.Module) -> nn.Module:
+    """The meta model on the CPU: its parameters zero, its buffers as upstream makes them where they keep their shape.
+
+    No expert turns a token away, though all choose the first.
+    """
+    real: nn.Module = copy.deepcopy(model).to_empty(device="cpu")
+    origin = upstream.origin_of(model)
+    made: dict[str, Tensor] = {}
+    if origin is not None and any(True for _ in real.buffers()):
+        with upstream.parameters_on_meta():
+            made = dict(upstream.build(origin).named_buffers())
     with torch.no_grad():
-        for tensor in (*real.parameters(), *real.buffers()):
-            tensor.zero_()
+        for parameter in real.parameters():
+            parameter.zero_()
+        for path, buffer in real.named_buffers():
+            known = made.get(path)
+            buffer.copy_(known if known is not None and known.shape == buffer.shape else torch.zeros_like(buffer))
     for module in real.modules():
         if isinstance(getattr(module, "expert_capacity", None), int):
             module.expert_capacity = 1 << 30  # type: ignore[assignment]
@@ -131,12 +142,20 @@ def observed(model: nn.Module, tokens: int | None, observe: Callable[[nn.Module,
 
     Raises UnsupportedModel where neither runs.
     """
+    found = observed_on_meta(model, tokens, observe)
+    return observed_on_cpu(model, tokens, observe) if found is None else found
+
+
+def observed_on_meta(
+    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result]
+) -> Result | None:
+    """What ``observe`` finds in a forward pass without memory; None where it does not run."""
     try:
         return observe(model, unmasked_inputs(model, tokens))
     except LeanifyError:
         raise
     except Exception:  # whatever upstream's code raises where it was never tried
-        return observed_on_cpu(model, tokens, observe)
+        return None
 
 
 def observed_on_cpu(

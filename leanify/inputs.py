@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanify.inputs_of_type import OF_TYPE
 from leanify.upstream import is_hf, is_own, origin_of
 
 
@@ -25,10 +26,9 @@ def example_inputs(
     if not is_hf(model):
         channels, *size = _timm_input_size(model)
         return {"x": torch.randn(batch, channels, *size, device=device)}
+    length = _length(model, tokens)
     made = {
-        name: make(model.config, batch, _length(model.config, tokens)).to(device)
-        for name in _arguments(model)
-        if (make := _MAKERS.get(name)) is not None
+        name: make(model.config, batch, length) for name in _arguments(model) if (make := _MAKERS.get(name)) is not None
     }
     if "pixel_values" in made and ("grid_thw" in made or "image_grid_thw" in made):
         made["pixel_values"] = _patches(model.config, batch, 0)
@@ -37,7 +37,10 @@ def example_inputs(
         made["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
     if "input_features" in made and _begins_with_convolution(model, made["input_features"].shape[-1]):
         made["input_features"] = made["input_features"].transpose(1, 2)
-    return made
+    config: Any = model.config
+    if config.model_type in OF_TYPE:
+        made |= OF_TYPE[config.model_type](config, batch, length)
+    return {name: value.to(device) for name, value in made.items()}
 
 
 def _begins_with_convolution(model: nn.Module, channels: int) -> bool:
@@ -81,11 +84,12 @@ def _arguments(model: nn.Module) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in parameters]
 
 
-def _length(config: Any, tokens: int | None) -> int:
-    text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", None) or 512
-    offset = (getattr(text, "pad_token_id", None) or 0) + 1 if "roberta" in config.model_type else 0
-    return tokens or min(512, int(longest) - offset)
+def _length(model: Any, tokens: int | None) -> int:
+    """So many tokens, or 512, or as many as there are positions; some count theirs behind the padding's."""
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 512
+    tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
+    padded = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    return tokens or min(512, int(longest) - (padded[0] + 1 if padded else 0))
 
 
 def _get(config: Any, *names: str, default: Any = None) -> Any:

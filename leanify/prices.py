@@ -17,8 +17,10 @@ from torch import nn
 
 from leanify import sites, surgery
 from leanify.architecture import Architecture, Stage
-from leanify.cost import Cost, count, token_counts
+from leanify.cost import Cost, count, macs, observed_on_cpu, observed_on_meta, parameters, token_counts
 from leanify.theory import gaussian_kappa
+
+COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
 
 
 class StageDesign(NamedTuple):
@@ -77,6 +79,7 @@ class PriceList:
     """
 
     def __init__(self, model: nn.Module, tokens: int | None = None, turned: Sequence[int] | None = None) -> None:
+        self._asked = tokens
         self.architecture = surgery.read(model)
         self.turned = tuple(self.architecture.varied if turned is None else turned)
         self._kinds = [_kinds(stage) for stage in sites.locate(model)]
@@ -100,6 +103,13 @@ class PriceList:
                 without = self._line(index, block, design.head_dim, anchor)
                 cost = cost + (with_it - without)(design.heads, design.mlp) * times
         return cost
+
+    def counted(self) -> int | None:
+        """The MACs of the model as it stands; None where only a large one in memory would tell."""
+        on_meta = observed_on_meta(self.model, self._asked, macs)
+        if on_meta is None and parameters(self.model) < COUNTED_IN_MEMORY:
+            return observed_on_cpu(self.model, self._asked, macs)
+        return on_meta
 
     def kappa(self, designs: Sequence[StageDesign | None]) -> float:
         """The predicted κ of the worst stage that a design turns (Theorem 3.2); the others are the same in all."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from leanify.architecture import Architecture, Layer, Stage
 from leanify.cost import Cost
-from leanify.errors import BudgetError, ShapeError
+from leanify.errors import BudgetError, ShapeError, UnsupportedModel
 from leanify.prices import PriceList, StageDesign
 
 HeadsMode = Literal["grow", "split", "auto"]
@@ -371,11 +371,21 @@ def _nudged(designs: tuple[StageDesign | None, ...], lead: int, by: int) -> tupl
 
 
 def baseline(prices: PriceList) -> Candidate:
-    """The source as it stands, priced like any design."""
+    """The source as it stands, priced like any design. Raises UnsupportedModel where counting it tells another price:
+    then blocks that look alike cost differently (tokens are merged between them), and no design could be trusted.
+    """
     designs = tuple(
         StageDesign(stage.depth, main.heads, main.head_dim, main.mlp)
         if i in prices.turned and (main := stage.main)
         else None
         for i, stage in enumerate(prices.architecture.stages)
     )
-    return Candidate(designs, prices.total(designs), prices.kappa(designs))
+    priced = Candidate(designs, prices.total(designs), prices.kappa(designs))
+    counted = prices.counted()
+    if counted not in (None, priced.cost.macs):
+        raise UnsupportedModel(
+            f"{prices.architecture.source} cannot be priced: blocks of it look alike and do not cost alike, as where "
+            f"tokens are merged on the way (they add up to {priced.cost.macs:,} MACs, {counted:,} were counted). "
+            "leanify.read, write and grow may still do for it"
+        )
+    return priced

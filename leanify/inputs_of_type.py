@@ -1,0 +1,158 @@
+"""What some of transformers' model types take beside, or in the place of, what their forward's argument names tell.
+
+Each entry makes the tensors of one batch from a configuration, the batch size and a length in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Made = dict[str, Tensor]
+
+
+def _noise(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def _second_of_sound(config: Any, batch: int, length: int) -> Made:
+    return {
+        "input_values": _noise(batch, getattr(config, "audio_channels", 1), getattr(config, "sampling_rate", 16000))
+    }
+
+
+def _latents(config: Any, batch: int, length: int) -> Made:
+    return {"latents": _noise(batch, config.hidden_size, 8)}
+
+
+def _codec(config: Any, batch: int, length: int) -> Made:
+    """A fifth of a second of sound and, of the same span, the features of the codec's semantic encoder."""
+    return {
+        "input_values": _noise(batch, 1, 3200),
+        "input_features": _noise(batch, 10, 160),
+        "input_features_mask": torch.ones(batch, 10, dtype=torch.long),
+    }
+
+
+def _row_of_patches(config: Any, batch: int, length: int) -> Made:
+    """Images of 16 patches each, one behind the other in a strip."""
+    return {"pixel_values": _noise(1, 3, config.patch_size, 16 * batch * config.patch_size)}
+
+
+def _frame_pairs(config: Any, batch: int, length: int) -> Made:
+    """16 flattened patches of two frames an image."""
+    return {"pixel_values": _noise(16 * batch, 2 * 3 * config.patch_size**2)}
+
+
+def _video(config: Any, batch: int, length: int) -> Made:
+    size = config.vision_config.model_args.get("img_size", 336) if config.vision_config.model_args else 336
+    return {"pixel_values_videos": _noise(batch, 3, 3, size, size)}
+
+
+def _speech(config: Any, batch: int, length: int) -> Made:
+    """Hidden states: the model stands behind its prenets."""
+    hidden = _noise(batch, length, config.hidden_size)
+    return {"input_values": hidden, "decoder_input_values": hidden}
+
+
+def _prompted_image(config: Any, batch: int, length: int) -> Made:
+    """An image, its prompt and the prompt's mask; a configuration's image is two of them, one above the other."""
+    height, width = config.image_size
+    image = _noise(batch, 3, height // 2, width)
+    return {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image}
+
+
+def _images_in_text(config: Any, batch: int, length: int) -> Made:
+    size = config.vision_config.image_size
+    mask = torch.ones(batch, length, 1, dtype=torch.long)
+    return {"pixel_values": _noise(batch, 1, 3, size, size), "image_attention_mask": mask}
+
+
+def _placed_patches(config: Any, batch: int, length: int) -> Made:
+    """6 × 6 flattened patches with their positions."""
+    places = torch.cartesian_prod(torch.arange(6), torch.arange(6))
+    return {
+        "pixel_values": _noise(batch, 36, 3 * config.patch_size**2),
+        "pixel_position_ids": places.expand(batch, 36, 2),
+    }
+
+
+def _merged_patches(config: Any, batch: int, length: int) -> Made:
+    """2 × 2 squares an image, each of so many patches as are merged."""
+    size = config.patch_size * config.spatial_merge_size
+    return {"pixel_values": _noise(4 * batch, size, size, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * batch)}
+
+
+def _windows_of_sound(config: Any, batch: int, length: int) -> Made:
+    frames = 4 * config.n_window
+    mask = torch.ones(batch, frames, dtype=torch.long)
+    return {"input_features": _noise(batch, config.num_mel_bins, frames), "input_features_mask": mask}
+
+
+def _history(config: Any, batch: int, length: int) -> Made:
+    """A series as long as the context, nothing of it padding, of the first frequency."""
+    past = _noise(batch, config.context_length)
+    return {"past_values": past, "past_values_padding": 0 * past, "freq": torch.zeros(batch, 1, dtype=torch.long)}
+
+
+def _noisy_block(config: Any, batch: int, length: int) -> Made:
+    context = config.hidden_size * len(config.target_layer_ids)
+    return {
+        "noise_embeds": _noise(batch, config.block_size, config.hidden_size),
+        "context_hidden_states": _noise(batch, length, context),
+    }
+
+
+OF_TYPE: dict[str, Callable[[Any, int, int], Made]] = {
+    "gemma4_audio": lambda c, batch, length: {"input_features": _noise(batch, 32, c.subsampling_conv_channels[0])},
+    "gemma4_vision": _placed_patches,
+    "granite_speech5_encoder": lambda c, batch, length: {"input_features": _noise(batch, 32, 4 * c.num_mel_bins)},
+    "idefics": _images_in_text,
+    "inkling2_vision": _merged_patches,
+    "kimi_k25_vision": lambda c, batch, length: {"pixel_values": _noise(16 * batch, 3, c.patch_size, c.patch_size)},
+    "kyutai_speech_to_text": lambda c, batch, length: {
+        "input_ids": torch.randint(5, 60, (batch, length, c.num_codebooks + 1))
+    },
+    "lightglue": lambda c, batch, length: {"pixel_values": torch.rand(batch, 2, 3, 64, 64)},
+    "mimi": _second_of_sound,
+    "mimi_decoder": _latents,
+    "mimi_encoder": _second_of_sound,
+    "minicpm_ocr_vision": _row_of_patches,
+    "minicpmv4_7_vision": _row_of_patches,
+    "muse_glimmer_assistant": _noisy_block,
+    "muse_glimmer_vision": _frame_pairs,
+    "muse_spark_vision": _frame_pairs,
+    "neucodec": _codec,
+    "oneformer": lambda c, batch, length: {"task_inputs": torch.randint(0, 90, (batch, c.task_seq_len))},
+    "patchtst": lambda c, batch, length: {"past_values": _noise(batch, c.context_length, c.num_input_channels)},
+    "pe_audio_encoder": _second_of_sound,
+    "pe_audio_video_encoder": lambda c, batch, length: {
+        **_second_of_sound(c, batch, length),
+        **_video(c.video_config, batch, length),
+    },
+    "pe_video_encoder": _video,
+    "pocket_tts_audio_tokenizer": _second_of_sound,
+    "pocket_tts_audio_tokenizer_decoder": _latents,
+    "pocket_tts_audio_tokenizer_encoder": _second_of_sound,
+    "qwen3_asr_encoder": _windows_of_sound,
+    "sam3_lite_text_text_model": lambda c, batch, length: {
+        "input_ids": torch.randint(5, c.vocab_size, (batch, length))
+    },
+    "seggpt": _prompted_image,
+    "speech_to_text": lambda c, batch, length: {"input_features": _noise(batch, 8 * length, c.input_feat_per_channel)},
+    "speecht5": _speech,
+    "timesfm": _history,
+    "udop": lambda c, batch, length: {
+        "bbox": torch.rand(batch, length, 4),
+        "pixel_values": _noise(batch, 3, c.image_size, c.image_size),
+    },
+    "video_llama_3_vision": lambda c, batch, length: {
+        "pixel_values": _noise(16 * batch, 3 * c.patch_size**2),
+        "merge_sizes": torch.tensor([1] * batch),
+    },
+    "vilt": lambda c, batch, length: {"pixel_values": _noise(batch, 3, c.image_size, c.image_size)},
+    "xcodec2": _codec,
+}
