@@ -107,9 +107,11 @@ class Countable(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def unmasked_inputs(model: nn.Module, tokens: int | None = None, device: str = "meta") -> dict[str, Tensor]:
-    """One sample, without a mask: upstream would look into it, and on ``meta`` there is nothing to see."""
-    inputs = example_inputs(model, 1, tokens, device)
+def unmasked_inputs(
+    model: nn.Module, tokens: int | None = None, device: str = "meta", batch: int = 1
+) -> dict[str, Tensor]:
+    """A batch without a mask: upstream would look into it, and on ``meta`` there is nothing to see."""
+    inputs = example_inputs(model, batch, tokens, device)
     return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
@@ -129,7 +131,9 @@ def zeros(model: nn.Module) -> nn.Module:
             parameter.zero_()
         for path, buffer in real.named_buffers():
             known = made.get(path)
-            buffer.copy_(known if known is not None and known.shape == buffer.shape else torch.zeros_like(buffer))
+            if known is None or known.is_meta or known.shape != buffer.shape:
+                known = torch.zeros_like(buffer)
+            buffer.copy_(known)
     for module in real.modules():
         if isinstance(getattr(module, "expert_capacity", None), int):
             module.expert_capacity = 1 << 30  # type: ignore[assignment]
@@ -147,11 +151,11 @@ def observed(model: nn.Module, tokens: int | None, observe: Callable[[nn.Module,
 
 
 def observed_on_meta(
-    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result]
+    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
 ) -> Result | None:
     """What ``observe`` finds in a forward pass without memory; None where it does not run."""
     try:
-        return observe(model, unmasked_inputs(model, tokens))
+        return observe(model, unmasked_inputs(model, tokens, batch=batch))
     except LeanifyError:
         raise
     except Exception:  # whatever upstream's code raises where it was never tried
@@ -159,7 +163,7 @@ def observed_on_meta(
 
 
 def observed_on_cpu(
-    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result]
+    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
 ) -> Result:
     """What ``observe`` finds in a forward pass of zeros in memory. Raises UnsupportedModel where it does not run."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -168,7 +172,7 @@ def observed_on_cpu(
         if free is not None and size > free:
             raise MemoryError(f"it takes {size / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are available")
         with _unfused():
-            return observe(zeros(model), unmasked_inputs(model, tokens, "cpu"))
+            return observe(zeros(model), unmasked_inputs(model, tokens, "cpu", batch))
     except LeanifyError:
         raise
     except Exception as error:

@@ -86,10 +86,12 @@ def _arguments(model: nn.Module) -> list[str]:
 
 def _length(model: Any, tokens: int | None) -> int:
     """So many tokens, or 512, or as many as there are positions; some count theirs behind the padding's."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 512
+    config = model.config.get_text_config()
+    names = ("max_position_embeddings", "max_target_positions")
+    longest = min((n for name in names if (n := getattr(config, name, None))), default=512)
     tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
     padded = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
-    return tokens or min(512, int(longest) - (padded[0] + 1 if padded else 0))
+    return tokens or min(512, longest - (padded[0] + 1 if padded else 0))
 
 
 def _get(config: Any, *names: str, default: Any = None) -> Any:
@@ -103,9 +105,15 @@ def _get(config: Any, *names: str, default: Any = None) -> Any:
 
 
 def _ids(config: Any, batch: int, length: int) -> Tensor:
-    """Token ids; the first few are left out, for padding and separators mean something to some models."""
+    """Token ids, all of them words: the first few, and those that a configuration names, stand for something else
+    (padding, separators, an image).
+    """
     vocabulary = _get(config, "vocab_size", default=100)
-    return torch.randint(min(5, vocabulary - 1), vocabulary, (batch, length))
+    inner = [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
+    fields = [field for one in inner for field in vars(one).items()]
+    named = {v for k, v in fields if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    words = [word for word in range(min(5, vocabulary - 1), vocabulary) if word not in named]
+    return torch.tensor(words)[torch.randint(len(words), (batch, length))]
 
 
 def _pixels(config: Any, batch: int, length: int) -> Tensor:

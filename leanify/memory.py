@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leanify import cost, profiling, upstream
 from leanify.blocks import blocks_of, outputs_of
 from leanify.errors import TrainingError
-from leanify.inputs import example_inputs
 
 MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimiser keeps; sgd's is its momentum
 
@@ -57,21 +58,25 @@ def need(
     on_meta: Any = _on_meta(model)
     if upstream.is_hf(on_meta):
         on_meta.config.use_cache = True  # without, transformers looks at positions, which have no values on meta
-    try:
-        one, two = (profiling.saved_bytes(on_meta, batch, tokens, fused) for batch in (1, 2))
-        inputs = example_inputs(on_meta, 1, tokens, "meta")
-        inputs.pop("attention_mask", None)
-        blocks = blocks_of(on_meta) if recomputed else []
-        with torch.no_grad(), outputs_of(blocks) as hidden:
-            outputs = cost.call(on_meta, inputs)
-        given = sum(tensor.nbytes for tensor in profiling.tensors_of(outputs)[:1])
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+    saved_by = partial(profiling.saved_by, fused=fused)
+    one, two = (cost.observed_on_meta(on_meta, tokens, saved_by, batch) for batch in (1, 2))
+    blocks = blocks_of(on_meta) if recomputed else []
+    made = cost.observed_on_meta(on_meta, tokens, partial(_made_by, blocks))
+    if one is None or two is None or made is None:
         return None
-    saved = two - one if not blocks else (two - one) // len(blocks) + sum(tensor.nbytes for tensor in hidden)
+    given, hidden = made
+    saved = two - one if not blocks else (two - one) // len(blocks) + hidden
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     copies = 2 + MOMENTS[optimiser] + average + (0.5 if half else 0)
     taught = 0 if teacher is None else sum(p.numel() * p.element_size() for p in teacher.parameters())
     return Need(int(copies * weights) + taught + max(0, 2 * one - two), saved // (2 if half else 1) + 2 * given)
+
+
+def _made_by(blocks: Sequence[nn.Module], model: nn.Module, inputs: dict[str, Tensor]) -> tuple[int, int]:
+    """Bytes of a pass's first output, and of its blocks' outputs."""
+    with torch.no_grad(), cost.Countable(), outputs_of(blocks) as hidden:
+        outputs = cost.call(model, inputs)
+    return sum(tensor.nbytes for tensor in profiling.tensors_of(outputs)[:1]), sum(tensor.nbytes for tensor in hidden)
 
 
 def _on_meta(model: nn.Module) -> nn.Module:

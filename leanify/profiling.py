@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,20 @@ def predicted_training_bytes(model: nn.Module, batch: int, tokens: int | None = 
 
 
 def saved_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: bool = True) -> int:
-    """Bytes that autograd keeps for the backward pass of one batch; ``fused``: attention with dropout is fused too."""
+    """Bytes that autograd keeps for the backward pass of one batch; ``fused``: attention with dropout is fused too.
+
+    They grow by the same for every sample: where the model does not run on ``meta``, two passes on the CPU tell.
+    """
+    observe = partial(saved_by, fused=fused)
+    found = cost.observed_on_meta(model, tokens, observe, batch)
+    if found is not None:
+        return found
+    one, two = (cost.observed_on_cpu(model, tokens, observe, size) for size in (1, 2))
+    return one + (batch - 1) * (two - one)
+
+
+def saved_by(model: nn.Module, inputs: dict[str, Tensor], fused: bool) -> int:
+    """Bytes that autograd keeps in one forward pass in training mode, weights left out."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -304,13 +318,14 @@ def saved_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: 
             kept[storage] = tensor
         return tensor
 
-    inputs = example_inputs(model, batch, tokens, "meta")
-    inputs.pop("attention_mask", None)
     training = model.training
     model.train()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), _FusedOnMeta(fused):
-        outputs = cost.call(model, inputs)
-    model.train(training)
+    try:
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with hooks, cost.Countable(), _FusedOnMeta(fused):
+            outputs = cost.call(model, inputs)
+    finally:
+        model.train(training)
     del outputs
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 

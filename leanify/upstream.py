@@ -267,7 +267,7 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
     """The configuration's keys that a new shape changes, with their new values; a key speaks for all stages that had
     its old value, and changes where they change alike. Uniform stages only.
     """
-    pairs = [(old.stages[i], new.stages[i]) for i in old.varied]
+    pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].main]
     if not pairs or not all(_uniform(stage) for pair in pairs for stage in pair):
         return {}
     get: Callable[[str], Any] = config.get if isinstance(config, dict) else partial(_attribute, config)

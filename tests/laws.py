@@ -7,7 +7,7 @@ wider     hidden units doubled, new output columns zero: the same outputs to 1e-
 complete  no softmax over tokens runs outside an attention that was found
 shorter   one block fewer runs
 split     twice the heads of half the size run, where head_dim is even
-cached    a cache of keys and values changes nothing, and a shorter model runs with it
+cached    the same with a cache of keys and values: grown, and one block fewer
 kept      what was saved loads and gives the same outputs
 priced    what a search says that a design costs is what counting that design gives, on meta and on the CPU
 """
@@ -51,7 +51,7 @@ def hold(model: nn.Module, call: Call, seed: int = 0) -> Architecture:
     grown(model, shape, call, reference)
     wider(model, shape, call, reference)
     shorter(model, shape, call)
-    cached(model, shape, call, reference)
+    cached(model, shape, call)
     split(model, shape, call)
     return shape
 
@@ -128,16 +128,17 @@ def shorter(model: nn.Module, shape: Architecture, call: Call) -> None:
         return _run(short, call, "shorter")
 
 
-def cached(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> None:
+def cached(model: nn.Module, shape: Architecture, call: Call) -> None:
     """A decoder as users run it: transformers makes the cache from the configuration, and layers fill it."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "use_cache")}
+    inner = (c for m in model.modules() if getattr(c := getattr(m, "config", None), "is_decoder", True))
+    configs = {id(c): c for c in (getattr(model, "config", None), *inner) if hasattr(c, "use_cache")}
     before = {key: config.use_cache for key, config in configs.items()}
     if not configs:
         return
     try:
         for config in configs.values():
             config.use_cache = True
-        error = difference(outputs(model, call), reference)
+        error = difference(outputs(surgery.grow(model, factor=2), call), outputs(model, call))
         _require(error < TOLERANCE, "cached", f"outputs differ by {error:.1e}")
         shorter(model, shape, call)
     finally:
@@ -176,24 +177,28 @@ def kept(model: nn.Module, call: Call) -> None:
     _require((error := difference(outputs(loaded, call), expected)) < 1e-6, "kept", f"outputs differ by {error:.1e}")
 
 
-def priced(model: nn.Module) -> None:
+def priced(model: nn.Module, tokens: int = 12) -> None:
     """Prices, by arithmetic from shortened models, of the model as it stands and of a leaner one with more heads."""
     origin = upstream.origin_of(model)
     assert origin is not None
     meta = upstream.build(origin, "meta")
-    prices = PriceList(meta)
+    prices = PriceList(meta, tokens)
     if not prices.turned:
         return
     base = search.baseline(prices)
-    _require(base.cost == cost.count(meta), "priced", f"the source is said to cost {base.cost}, not {cost.count(meta)}")
+    _require(
+        base.cost == cost.count(meta, tokens),
+        "priced",
+        f"the source is said to cost {base.cost}, not {cost.count(meta, tokens)}",
+    )
     designs = tuple(
         _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
     )
     said = prices.total(designs)
     shape = search.Candidate(designs, said, 1.0).applied_to(prices.architecture)
     lean = surgery.write(meta, shape)
-    _require((found := cost.count(lean)) == said, "priced", f"{shape} is said to cost {said}, not {found}")
-    real = cost.observed_on_cpu(lean, None, cost.macs)
+    _require((found := cost.count(lean, tokens)) == said, "priced", f"{shape} is said to cost {said}, not {found}")
+    real = cost.observed_on_cpu(lean, tokens, cost.macs)
     _require(real == said.macs, "priced", f"{shape} is said to take {said.macs} MACs, with values it takes {real}")
 
 

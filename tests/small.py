@@ -217,6 +217,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": HIDDEN},
     },
+    "hrm_text": {"num_layers_per_stack": None, "num_hidden_layers": LAYERS},
     "funnel": {"block_sizes": [2, 2], "block_repeats": [1, 1], "d_head": HEAD_DIM},
     "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_expand": 2, "attn_layer_indices": [1, 2]},
     "gemma3n_text": {
