@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -72,31 +73,31 @@ class Stage:
     def depth(self) -> int:
         return len(self.blocks)
 
-    @property
+    @cached_property
     def main(self) -> Layer | None:
         """The layer that a redesign turns: of the first block with attention the widest, with an MLP if one has it."""
         return next(
             (max(block, key=lambda layer: (layer.width, layer.mlp > 0)) for block in self.blocks if block), None
         )
 
-    @property
+    @cached_property
     def mains(self) -> Block:
         """The main layers of all blocks; they change in proportion to :attr:`main`."""
         return tuple(layer for block in self.blocks for layer in _widest(block))
 
-    @property
+    @cached_property
     def group(self) -> int:
         """How many heads can be added at a time: whole key/value groups in every main layer."""
         heads = self.main.heads if self.main else 1
         return math.lcm(*(layer.group * heads // math.gcd(layer.heads, layer.group * heads) for layer in self.mains))
 
-    @property
+    @cached_property
     def units(self) -> int:
         """How many hidden units can be added at a time: whole ones in every main layer."""
         mlp = self.main.mlp if self.main else 0
         return math.lcm(*(mlp // math.gcd(layer.mlp, mlp) for layer in self.mains if layer.mlp and mlp))
 
-    @property
+    @cached_property
     def shortest(self) -> int:
         """The fewest blocks from which on a stage has attention in two of them, or in its only one, and its last width.
 

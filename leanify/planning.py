@@ -144,7 +144,7 @@ def redesign(
     if not request.limited and not measured and all(pin is None for pin in pins):
         raise BudgetError("nothing is asked for: give a budget (--target-params 0.5) or a shape (--depth 7 --heads 16)")
     began = time.perf_counter()
-    outcome = _search(prices, request, measured)
+    outcome = _search(prices, request, measured, max(top, 1))
     seconds = time.perf_counter() - began
     control = search.control(prices, outcome.chosen)
     design = _designer(prices)
@@ -153,7 +153,7 @@ def redesign(
         baseline=design(baseline),
         chosen=design(outcome.chosen),
         control=None if control is None else design(control),
-        candidates=[design(candidate) for candidate in outcome.front[: max(top, 1)]],
+        candidates=[design(candidate) for candidate in outcome.front],
         warnings=list(_warnings(prices, baseline, outcome.chosen, control)),
         searched=outcome.searched,
         seconds=seconds,
@@ -242,15 +242,15 @@ def _measured_limits(model: nn.Module, tokens: int | None, latency: Budget, memo
     ]
 
 
-def _search(prices: PriceList, request: Request, measured: list[Measured]) -> search.Found:
+def _search(prices: PriceList, request: Request, measured: list[Measured], most: int) -> search.Found:
     """Search; while the chosen design measures above a limit, ask for one with so many MACs fewer."""
     if not measured:
-        return search.search(prices, request)
+        return search.search(prices, request, most)
     request = replace(request, max_macs=request.max_macs or search.baseline(prices).cost.macs)
     over = float("inf")
     for _ in range(12):
         try:
-            outcome = search.search(prices, request)
+            outcome = search.search(prices, request, most)
         except BudgetError:
             break
         model = surgery.write(prices.model, outcome.chosen.applied_to(prices.architecture))

@@ -75,7 +75,7 @@ class PriceList:
 
     A block's price is that of a model that ends with it, less that of a model that ends before it, all blocks of the
     stage in the same shape: some share tables of positions. Blocks that look alike (same layers, same modules, same
-    parameters) share a price.
+    parameters, same switches) share a price.
     """
 
     def __init__(self, model: nn.Module, tokens: int | None = None, turned: Sequence[int] | None = None) -> None:
@@ -88,6 +88,7 @@ class PriceList:
         self.base = self.count(self._shortened())
         self.tokens = token_counts(surgery.write(model, self._shortened()), tokens)
         self._line = cache(self._count_line)
+        self._blocks = cache(self._count_blocks)
 
     def total(self, designs: Sequence[StageDesign | None]) -> Cost:
         """The cost of a design in each stage; None leaves a stage as it is. Arrays of mlp give arrays of costs."""
@@ -98,7 +99,7 @@ class PriceList:
             anchor = self._anchor(index, design)
             shortest = self.architecture.stages[index].shortest
             cost = cost + self._line(index, shortest, design.head_dim, anchor)(design.heads, design.mlp) - self.base
-            for block, times in Counter(self._alike(index, i) for i in range(shortest, design.depth)).items():
+            for block, times in self._blocks(index, design.depth).items():
                 with_it = self._line(index, block + 1, design.head_dim, anchor)
                 without = self._line(index, block, design.head_dim, anchor)
                 cost = cost + (with_it - without)(design.heads, design.mlp) * times
@@ -125,6 +126,10 @@ class PriceList:
         shortest = self.architecture.stages[index].shortest
         kind = kinds[min(block, len(kinds) - 1)]
         return next(i for i in range(shortest, block + 1) if kinds[min(i, len(kinds) - 1)] == kind)
+
+    def _count_blocks(self, index: int, depth: int) -> Counter[int]:
+        """How often each block behind the shortest stage stands in one of this depth, like ones as the first."""
+        return Counter(self._alike(index, i) for i in range(self.architecture.stages[index].shortest, depth))
 
     def _anchor(self, index: int, design: StageDesign) -> int:
         """Where a line is counted: at the stage's own heads, or at each split's."""
@@ -167,6 +172,7 @@ def _kinds(stage: sites.Located) -> list[int]:
             tuple(place.read() for place in places),
             tuple(type(module).__qualname__ for module in block.modules()),
             tuple(parameter.shape for parameter in block.parameters()),
+            tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),
         )
         for places, block in zip(stage.blocks, stage.container.children(), strict=True)
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -268,8 +269,10 @@ def _follow(stage: Stage, lead: Stage, design: StageDesign, pins: dict[str, int 
 # -- the choice ---------------------------------------------------------------------------------------------------
 
 
-def search(prices: PriceList, request: Request) -> Found:
-    """The best design within the limits, and its Pareto front. Raises BudgetError where none fits."""
+def search(prices: PriceList, request: Request, most: int | None = None) -> Found:
+    """The best design within the limits, and of its Pareto front the best ``most``, or all. Raises BudgetError where
+    none fits.
+    """
     designs = grid(prices, request)
     spent = designs.params if request.count == "all" else designs.params_body
     fits = np.ones(len(designs), bool)
@@ -289,7 +292,8 @@ def search(prices: PriceList, request: Request) -> Found:
     order, tier = rank(designs, inside, main)
     best = order[0]
     peers = order[tier[order] == tier[best]]
-    return Found(designs.candidate(best), [designs.candidate(i) for i in pareto(designs, peers)], len(designs))
+    front = [designs.candidate(i) for i in islice(pareto(designs, peers), most)]
+    return Found(designs.candidate(best), front, len(designs))
 
 
 def rank(designs: Grid, inside: NDArray[np.int64], main: Layer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -313,15 +317,13 @@ def rank(designs: Grid, inside: NDArray[np.int64], main: Layer) -> tuple[NDArray
     return inside[np.lexsort([key[inside] for key in keys])], tier
 
 
-def pareto(designs: Grid, order: NDArray[np.int64]) -> list[int]:
+def pareto(designs: Grid, order: NDArray[np.int64]) -> Iterator[int]:
     """Of ``order`` those that no other beats in all of parameters, MACs, κ and depth at once, in the same order."""
-    values = np.stack([designs.params, designs.macs, designs.kappa, -designs.depth], axis=1)[order].astype(float)
-    alive = np.ones(len(order), bool)
-    for i in range(len(order)):
-        if alive[i]:
-            worse = (values >= values[i]).all(axis=1) & (values > values[i]).any(axis=1)
-            alive &= ~worse
-    return [int(i) for i in order[alive]]
+    columns = [c[order].astype(float) for c in (designs.params, designs.macs, designs.kappa, -designs.depth)]
+    for i, design in enumerate(order):
+        no_worse = np.logical_and.reduce([column <= column[i] for column in columns])
+        if not any((column[no_worse] < column[i]).any() for column in columns):
+            yield int(design)
 
 
 # -- the control --------------------------------------------------------------------------------------------------

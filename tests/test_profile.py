@@ -95,6 +95,18 @@ def test_predicted_training_memory_is_what_autograd_keeps(name: str) -> None:
     assert profiling.predicted_training_bytes(case.load("meta"), 2, 8, fused=False) == 4 * weights + predicted
 
 
+@pytest.mark.parametrize("source", ["hf/bart", "hf/mixtral", "hf/whisper"])
+def test_training_memory_is_predicted_where_upstream_asks_for_values(source: str) -> None:
+    facts = leanify.profile(source, measure=False, batch_size=1)
+    assert facts.memory.train_predicted_bytes > 4 * facts.weights_bytes
+
+
+def test_without_meta_two_passes_tell_what_any_batch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_meta = profiling.saved_bytes(CASES["bert"].load("meta"), 5, 8, fused=False)
+    monkeypatch.setattr(cost, "observed_on_meta", lambda *_: None)
+    assert profiling.saved_bytes(CASES["bert"].load("meta"), 5, 8, fused=False) == pytest.approx(on_meta, rel=0.02)
+
+
 def test_measurements_are_there_and_json_is_the_contract() -> None:
     facts = leanify.profile("vit_base", overrides=CASES["vit"].overrides, batch_size=2, repeats=3, device="cpu")
     data = json.loads(json.dumps(facts.to_json(), allow_nan=False))

@@ -11,7 +11,7 @@ import torch
 from core import CASES, IMAGE
 
 import leanify
-from leanify import planning, search, surgery
+from leanify import cost, planning, search, surgery
 from leanify.cost import count
 from leanify.prices import PriceList
 from leanify.search import Request
@@ -168,6 +168,44 @@ def test_a_seventy_billion_shape_is_planned_in_no_memory() -> None:
     assert plan.baseline.params == 68_714_504_192
     assert plan.chosen.params <= 0.7 * plan.baseline.params
     assert plan.chosen.heads % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "params"),
+    [("hf/mixtral", 46_571_720_704), ("hf/gemma4_text", 5_077_177_856), ("hf/qwen3_next", None), ("hf/whisper", None)],
+)
+def test_what_meta_alone_cannot_run_is_planned(source: str, params: int | None) -> None:
+    """Experts, layers of two head_dims, a hybrid, an encoder with its decoder: each at its full size."""
+    model = leanify.load(source, device="meta")
+    plan = leanify.redesign(source, target_params=0.8)
+    assert plan.baseline.params == cost.parameters(model)
+    assert params in (None, plan.baseline.params)
+    assert plan.chosen.params <= 0.8 * plan.baseline.params
+    lean = surgery.write(model, plan.chosen.architecture)
+    assert (cost.parameters(lean), cost.count(lean).macs) == (plan.chosen.params, plan.chosen.macs)
+
+
+@pytest.mark.parametrize("source", ["hf/openai-gpt", "hf/clip_vision_model", "qwen3_vl_text"])
+def test_every_model_type_is_a_source(source: str) -> None:
+    """Those that are no folder of transformers' too."""
+    assert str(leanify.read(leanify.load(source, device="meta")).source) == f"hf/{source.removeprefix('hf/')}"
+
+
+def test_layers_that_differ_follow_the_first_in_proportion() -> None:
+    """DeepSeek-V3: 671 B parameters, three dense layers and 58 of experts a ninth as wide."""
+    plan = leanify.redesign("hf/deepseek_v3", target_params=0.7)
+    assert plan.baseline.params == pytest.approx(671e9, rel=0.002)
+    dense, experts = plan.chosen.architecture.stages[0].blocks[0][0], plan.chosen.architecture.stages[0].blocks[-1][0]
+    assert dense.mlp == 9 * experts.mlp
+    with pytest.raises(leanify.ShapeError, match="mlp must be a multiple of 9"):
+        leanify.redesign("hf/deepseek_v3", mlp=1000)
+
+
+def test_what_cannot_be_planned_says_why() -> None:
+    with pytest.raises(leanify.ShapeError, match="no list of blocks"):
+        leanify.redesign("hf/xlm", target_params=0.9)
+    with pytest.raises(leanify.ShapeError, match="attention in two of them"):
+        leanify.redesign("hf/qwen3_next", depth=3)
 
 
 def test_stages_that_differ_are_lists_and_the_plan_is_json() -> None:

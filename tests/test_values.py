@@ -52,6 +52,36 @@ def test_pins_are_one_number_or_one_a_stage() -> None:
         architecture(24, 2).per_stage([1, 2, 3], "heads")
 
 
+def test_layers_that_differ_change_in_proportion() -> None:
+    """Hiera's heads double where its width does; a mixture's first layer is dense, and its experts are small."""
+    small, large = Layer(48, 1, 1, 48, 192), Layer(96, 2, 2, 48, 384)
+    hiera = Stage("blocks", ((small,), (large,), (large,)))
+    assert [block[0].heads for block in hiera.reshape(heads=3).blocks] == [3, 6, 6]
+    assert [block[0].mlp for block in hiera.reshape(mlp=96).blocks] == [96, 192, 192]
+    assert (hiera.group, hiera.units, hiera.shortest) == (1, 1, 2)
+    mixture = Stage("layers", ((Layer(64, 8, 2, 8, 180),), (Layer(64, 12, 2, 8, 40),)))
+    assert (mixture.group, mixture.units) == (4, 9)
+    assert [block[0].heads for block in mixture.reshape(heads=12).blocks] == [12, 18]
+    with pytest.raises(ShapeError, match="layers of 180 and of 40 mlp, which change in proportion"):
+        mixture.reshape(mlp=100)
+
+
+@pytest.mark.parametrize(
+    ("attending", "shortest"), [("aaa", 1), ("a", 1), ("---a---a", 8), ("a-a", 3), ("aa---", 1), ("-aa", 3)]
+)
+def test_a_hybrid_keeps_attention_in_two_of_its_blocks(attending: str, shortest: int) -> None:
+    assert Stage("s", tuple((WIDE,) if mark == "a" else () for mark in attending)).shortest == shortest
+
+
+def test_the_main_layer_has_an_mlp_where_one_has() -> None:
+    """Whisper's decoder: attention to itself, then to the sound and an MLP."""
+    decoder = Stage("decoder", (((own := Layer(48, 6, 6, 8, 0)), (cross := Layer(48, 6, 6, 8, 96))),))
+    assert decoder.main == cross
+    assert decoder.reshape(mlp=64).blocks == ((own, Layer(48, 6, 6, 8, 64)),)
+    with pytest.raises(ShapeError, match="none that are known"):
+        Stage("s", ((own,),)).reshape(mlp=64)
+
+
 def test_growing_wants_one_of_heads_and_factor() -> None:
     assert {layer.kv_heads for layer in architecture(3).grown(factor=2).layers()} == {4}
     for arguments in ({}, {"heads": 12, "factor": 2}, {"factor": 0}):
