@@ -387,7 +387,7 @@ def baseline(prices: PriceList) -> Candidate:
     if counted not in (None, priced.cost.macs):
         raise UnsupportedModel(
             f"{prices.architecture.source} cannot be priced: blocks of it look alike and do not cost alike, as where "
-            f"tokens are merged on the way (they add up to {priced.cost.macs:,} MACs, {counted:,} were counted). "
-            "leanify.read, write and grow may still do for it"
+            f"tokens are merged on the way or drawn at random (they add up to {priced.cost.macs:,} MACs, {counted:,} "
+            "were counted). leanify.read, write and grow may still do for it"
         )
     return priced

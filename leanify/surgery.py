@@ -63,6 +63,7 @@ def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep
             for place, layer in zip(places, block, strict=True):
                 _turn(new, place, layer)
     _turn_tables(new)
+    _tie(new, model)
     upstream.settle(new, old, architecture, rates)
     if weights == "fresh":
         upstream.initialise(new)
@@ -181,6 +182,19 @@ def _turn(model: nn.Module, place: Place, layer: Layer) -> None:
         _resize(model, site, {name: sizes.get(name, size) for name, size in site.sizes.items()})
     if features_of(place.output).inputs != layer.width:
         free(place.attention.module)
+
+
+def _tie(new: nn.Module, old: nn.Module) -> None:
+    """Let what was one parameter under several names be one again, where its new shapes agree; in place."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in old.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    now = dict(new.named_parameters(remove_duplicate=False))
+    for first, *others in names.values():
+        for name in others:
+            if first in now and name in now and now[name] is not now[first] and now[name].shape == now[first].shape:
+                owner, _, last = name.rpartition(".")
+                setattr(new.get_submodule(owner), last, now[first])
 
 
 def _turn_tables(model: nn.Module) -> None:

@@ -63,7 +63,16 @@ def grown(model: nn.Module, shape: Architecture, call: Call, reference: list[Ten
     _require(
         (error := difference(outputs(big, call), reference)) < TOLERANCE, "grown", f"outputs differ by {error:.1e}"
     )
+    _require(_names_of_one(big) == _names_of_one(model), "grown", "parameters that were one are several")
     alive(big, call)
+
+
+def _names_of_one(model: nn.Module) -> list[list[str]]:
+    """The names under which each tied parameter stands."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return sorted(several for several in names.values() if len(several) > 1)
 
 
 def alive(big: nn.Module, call: Call) -> None:

@@ -21,7 +21,7 @@ TIMM = [
 HF = [
     "bert", "roberta", "gpt2", "llama", "qwen3", "vit", "bart", "t5", "albert", "mixtral", "gpt_neox", "distilbert", "nystromformer",
     "deberta-v2", "phi3", "gpt_bigcode", "gemma2", "longformer", "wavlm", "gemma3n_text", "layoutlmv3",
-    "whisper", "funnel", "qwen3_next", "deepseek_v3", "mimi", "git", "pegasus_x",
+    "whisper", "funnel", "qwen3_next", "deepseek_v3", "mimi", "git", "pegasus_x", "zamba",
 ]  # fmt: skip
 
 
