@@ -115,12 +115,12 @@ def unmasked_inputs(
     return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
-def zeros(model: nn.Module) -> nn.Module:
-    """The meta model on the CPU: its parameters zero, its buffers as upstream makes them where they keep their shape.
+def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
+    """The meta model in memory: its parameters zero, its buffers as upstream makes them where they keep their shape.
 
     No expert turns a token away, though all choose the first.
     """
-    real: nn.Module = copy.deepcopy(model).to_empty(device="cpu")
+    real: nn.Module = copy.deepcopy(model).to_empty(device=device)
     origin = upstream.origin_of(model)
     made: dict[str, Tensor] = {}
     if origin is not None and any(True for _ in real.buffers()):

@@ -283,6 +283,8 @@ def _warnings(prices: PriceList, old: Candidate, new: Candidate, control: Candid
         assert before is not None
         assert design is not None
         name = f"stage {prices.architecture.stages[i].name}: " if len(prices.turned) > 1 else ""
+        if len({(m.heads, m.head_dim, m.mlp) for m in prices.architecture.stages[i].mains}) > 1:
+            yield f"{name}layers differ; the first is shown, and the others change in proportion to it"
         yield from (name + words for words in _split_words(before, design))
         yield from (name + words for words in _kappa_words(prices.tokens[i], before, design))
     if control is None:

@@ -7,7 +7,6 @@ neither counts (activations, softmax, additions) is named.
 
 from __future__ import annotations
 
-import copy
 import statistics
 import time
 import warnings
@@ -209,18 +208,15 @@ def _agreement(counted: int, products: int | None) -> str:
 
 
 def fresh(model: nn.Module, device: torch.device, drawn: bool = True) -> nn.Module:
-    """The meta model with real tensors on ``device``: small random weights, or zeros; buffers zero.
+    """The meta model with real tensors on ``device``: small random weights, or zeros.
 
     Time and memory do not depend on the values, as long as they are finite.
     """
-    real = copy.deepcopy(model).to_empty(device=device)
+    real = cost.zeros(model, device)
     with torch.no_grad():
-        for tensor in (*real.parameters(), *real.buffers()):
-            tensor.zero_()
-        if drawn:
-            for parameter in real.parameters():
-                parameter.uniform_(-0.02, 0.02)
-    return real.eval()
+        for parameter in real.parameters() if drawn else ():
+            parameter.uniform_(-0.02, 0.02)
+    return real
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leanify.architecture import Architecture, Layer, Stage
-from leanify.cost import Cost
+from leanify.cost import Cost, parameters
 from leanify.errors import BudgetError, ShapeError, UnsupportedModel
 from leanify.prices import PriceList, StageDesign
 
@@ -384,10 +384,11 @@ def baseline(prices: PriceList) -> Candidate:
     )
     priced = Candidate(designs, prices.total(designs), prices.kappa(designs))
     counted = prices.counted()
-    if counted not in (None, priced.cost.macs):
+    if counted not in (None, priced.cost.macs) or parameters(prices.model) != priced.cost.params:
         raise UnsupportedModel(
             f"{prices.architecture.source} cannot be priced: blocks of it look alike and do not cost alike, as where "
-            f"tokens are merged on the way or drawn at random (they add up to {priced.cost.macs:,} MACs, {counted:,} "
-            "were counted). leanify.read, write and grow may still do for it"
+            f"tokens are merged on the way or drawn at random (they add up to {priced.cost.macs:,} MACs and "
+            f"{priced.cost.params:,} parameters; {counted} and {parameters(prices.model)} were counted). leanify.read, "
+            "write and grow may still do for it"
         )
     return priced
