@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint, distillation, memory, profiling
+from leanify import checkpoint, distillation, heap, memory, profiling
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.samples import Batch, Inputs, Reader, Samples, read
 from leanify.data.splits import splits_of
@@ -128,7 +128,7 @@ class Trainer:
 
     def fit(self, run: Run) -> Run:
         """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule."""
-        with run.held() if self.main else nullcontext(), self.tracked(run):
+        with run.held() if self.main else nullcontext(), self.tracked(run), heap.kept():
             start = self.begin(run)
             batches = self.batches(start)
             with Interrupts() as interrupts:
