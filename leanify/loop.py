@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint, distillation, machine, memory, profiling
+from leanify import checkpoint, distillation, heap, machine, memory, profiling
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.samples import Batch, Inputs, Reader, Samples, read
 from leanify.data.splits import splits_of
@@ -109,8 +109,8 @@ class Trainer:
 
     def one(self) -> Batch:
         """A batch of one validation sample."""
-        [batch] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
-        return batch
+        [(inputs, targets)] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
+        return self.splits.scaled(inputs), targets
 
     def lr(self, step: int) -> float:
         """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
@@ -128,7 +128,7 @@ class Trainer:
 
     def fit(self, run: Run) -> Run:
         """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule."""
-        with run.held() if self.main else nullcontext(), self.tracked(run):
+        with run.held() if self.main else nullcontext(), self.tracked(run), heap.kept():
             start = self.begin(run)
             batches = self.batches(start)
             with Interrupts() as interrupts:
@@ -250,10 +250,11 @@ class Trainer:
         self.window.add(step + 1, loss.detach(), self.task.count(targets) if weight else 0)
 
     def moved(self, batch: Batch) -> Batch:
+        """On the device, and there as the model takes it."""
         from accelerate.utils import send_to_device
 
-        moved: Batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
-        return moved
+        inputs, targets = send_to_device(batch, self.accelerator.device, non_blocking=True)
+        return self.splits.scaled(inputs), targets
 
     # -- after a step -------------------------------------------------------------------------------------------------
 

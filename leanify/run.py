@@ -40,6 +40,7 @@ from leanify.recipe import Recipe
 
 RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
 WEIGHTS, STATE, CARD = "model.safetensors", "state.pt", "checkpoint.json"
+DIGESTS = {64: "sha256", 128: "blake2b"}  # by a sum's length; the first is written: processors have instructions for it
 LIBRARIES = ("leanify", "torch", "timm", "transformers", "accelerate", "numpy")
 
 
@@ -58,8 +59,7 @@ class Checkpoint:
         """What is wrong with its files, None where they are as they were written."""
         for name, wanted in self.sums.items():
             try:
-                with (self.path / name).open("rb") as file:
-                    found = hashlib.file_digest(file, "blake2b").hexdigest()
+                found = _digest(self.path / name, DIGESTS.get(len(wanted), "sha256"))
             except OSError as error:
                 return f"{name}: {error.strerror}"
             if found != wanted:
@@ -196,6 +196,8 @@ class Run:
             folder.mkdir()
             save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
             torch.save(state, folder / STATE)
+            for name in (WEIGHTS, STATE):
+                _synced(folder / name)
             card = {
                 "step": step,
                 "rows": _synced(self.path / METRICS).st_size,
@@ -310,10 +312,9 @@ def _synced(path: Path) -> os.stat_result:
         return os.fstat(file.fileno())
 
 
-def _digest(path: Path) -> str:
-    _synced(path)
+def _digest(path: Path, algorithm: str = "sha256") -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def write_small(path: Path, text: str) -> None:

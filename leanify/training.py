@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import checkpoint, defaults, machine
+from leanify import checkpoint, defaults, heap, machine
 from leanify import recipe as recipes
 from leanify.data import vocabulary
 from leanify.errors import RecipeError
@@ -77,9 +77,10 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
     trainer = Trainer(recipe, watcher)
     first = min(trainer.order.ramp, max(trainer.steps - 2, 0))  # the batch has grown to its size
     batches, begun = trainer.batches(first), 0.0
-    for step in range(first, min(first + 2, trainer.steps)):
-        begun = time.perf_counter()
-        trainer.step(step, batches)
+    with heap.kept():
+        for step in range(first, min(first + 2, trainer.steps)):
+            begun = time.perf_counter()
+            trainer.step(step, batches)
     seconds = time.perf_counter() - begun  # of the second step: the first one warms up
     passes = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
     available = machine.available(trainer.accelerator.device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,14 @@ def test_a_damaged_last_checkpoint_is_named_and_the_one_before_serves(copied: Pa
     assert "the checkpoint of step 24 is damaged" in watcher.warnings[0]
     assert "going on from step 22" in watcher.warnings[0]
     assert outcome(copied) == outcome(whole)
+
+
+def test_a_checkpoint_with_sums_of_an_earlier_kind_is_intact(copied: Path) -> None:
+    found = Run.open(copied).checkpoints()[-1]
+    sums = {name: hashlib.blake2b((found.path / name).read_bytes()).hexdigest() for name in found.sums}
+    assert replace(found, sums=sums).broken() is None
+    (found.path / "state.pt").write_bytes(b"")
+    assert replace(found, sums=sums).broken() == found.broken() == "state.pt is not what was written"
 
 
 def test_without_an_intact_checkpoint_nothing_is_done(copied: Path) -> None:

@@ -102,7 +102,7 @@ def test_samples_are_timms_own(folder: Path) -> None:
     }
     for data, erase in ((trainer.splits.validation, 0.0), (trainer.splits.train, 0.5)):
         batch, _ = Keyed(data, 7).__getitems__([(1, index) for index in range(len(data))])
-        for index, ours in enumerate(batch):
+        for index, ours in enumerate(trainer.splits.scaled(batch)):
             seed_everything(SAMPLE, 7, 1, index)
             with data.files[index][0] as file, Image.open(file) as image:  # type: ignore[attr-defined]
                 torch.testing.assert_close(ours, theirs[erase](image.convert("RGB")), rtol=0, atol=1e-6)

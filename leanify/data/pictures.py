@@ -34,18 +34,21 @@ class Scale:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(…, C, H, W) → the same"""
-        return pixels if pixels.is_floating_point() else pixels.float().sub_(self.mean).div_(self.std)
+        if pixels.is_floating_point():
+            return pixels
+        mean, std = (values.to(pixels.device, non_blocking=True) for values in (self.mean, self.std))
+        return pixels.float().sub_(mean).div_(std)
 
 
 class Pictures:
-    """The images of one split with their classes, as a model takes them."""
+    """The images of one split with their classes."""
 
     targets = None
     workers = 4
 
-    def __init__(self, files: Any, transform: Any, scale: Scale, mode: str) -> None:
+    def __init__(self, files: Any, transform: Any, mode: str) -> None:
         self.files = files  # a reader of timm's
-        self.transform, self.scaled, self.mode = transform, scale, mode
+        self.transform, self.mode = transform, mode
 
     def __len__(self) -> int:
         return len(self.files)
@@ -74,13 +77,14 @@ def splits(data: Data, model: nn.Module) -> Splits:
         raise RecipeError(f"data.crop is {list(data.crop)}; it is two shares of the area, the smaller one first")
     readers, classes, where = on_hub(data) if hub.is_meant(data) else in_folder(data, folder_of(data))
     changed, plain, scale, mode = transforms(data, model)
-    train = Pictures(readers[0], changed, scale, mode)
-    validation, *test = (Pictures(reader, plain, scale, mode) for reader in readers[1:])
+    train = Pictures(readers[0], changed, mode)
+    validation, *test = (Pictures(reader, plain, mode) for reader in readers[1:])
     if data.holdout:
         train, validation = held_out(train, data.holdout, validation)
     train = first(train, data.samples)
     words = f"{len(train):,} images of {classes:,} classes in {where} to train and {len(validation):,} to validate"
-    return Splits(train, validation, words, images=True, classes=classes, test=next(iter(test), None))
+    tested = next(iter(test), None)
+    return Splits(train, validation, words, images=True, classes=classes, test=tested, scale=scale)
 
 
 def in_folder(data: Data, folder: Path) -> tuple[list[Any], int, str]:

@@ -1,14 +1,13 @@
 """What every data set is to the training loop: samples by index, a whole batch at a time.
 
 A data set in memory has ``batch(indices)``; one that changes or draws its samples has ``draw(seed, keys)``; one that
-reads them has ``__getitem__``, and ``scaled(inputs)``, if it has that, is applied to whole batches. Whatever is drawn
-is a function of (seed, epoch, index).
+reads them has ``__getitem__``. Whatever is drawn is a function of (seed, epoch, index).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,7 +40,10 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """What a recipe's [data] leads to. ``words`` say what it is; ``constant`` is train's most frequent class."""
+    """What a recipe's [data] leads to. ``words`` say what it is; ``constant`` is train's most frequent class.
+
+    ``scale`` makes of a batch what a model takes, where it is needed: bytes are quicker to bring there.
+    """
 
     train: Samples
     validation: Samples
@@ -52,6 +54,10 @@ class Splits:
     tokenizer: Any = None  # of transformers; a run keeps it
     test: Samples | None = None
     constant: int | None = None
+    scale: Callable[[Any], Any] | None = None
+
+    def scaled(self, inputs: Inputs) -> Inputs:
+        return inputs if self.scale is None else self.scale(inputs)
 
 
 class Part:
@@ -65,8 +71,6 @@ class Part:
         self.lengths = None if lengths is None else lengths[indices]
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
-        if hasattr(whole, "scaled"):
-            self.scaled = whole.scaled
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -86,8 +90,7 @@ class Keyed(Dataset[Any]):
             return self.samples.draw(self.seed, keys)
         if hasattr(self.samples, "batch"):
             return self.samples.batch(np.array([index for _, index in keys]))
-        inputs, targets = default_collate([self._one(*key) for key in keys])
-        return (self.samples.scaled(inputs) if hasattr(self.samples, "scaled") else inputs), targets
+        return default_collate([self._one(*key) for key in keys])
 
     def _one(self, epoch: int, index: int) -> Any:
         seed_everything(SAMPLE, self.seed, epoch, index)
