@@ -20,7 +20,7 @@ def kept() -> Iterator[None]:
     where glibc's own adapting limits end. Other C libraries do as they do.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(libc, "mallopt"):
+    if libc is None or not hasattr(libc, "mallopt"):
         yield
         return
     libc.mallopt(MMAP_THRESHOLD, 32 * MIB)
