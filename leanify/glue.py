@@ -22,10 +22,10 @@ from leanify import recipe as recipes
 from leanify import training
 from leanify.data import glue as data
 from leanify.errors import DataError, DirectoryError, RecipeError
-from leanify.loop import Watcher
 from leanify.recipe import Recipe
 from leanify.run import Run, write_small
 from leanify.tasks.glue import METRICS
+from leanify.training.loop import Watcher
 
 RESULTS = "results.json"
 HIDDEN = ("step", "epoch", "split", "samples_per_s")  # of a row: what is no metric

@@ -123,7 +123,7 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
     if kind == "event":
         sys.addaudithook(count)
     if kind == "int":
-        from leanify.loop import Trainer
+        from leanify.training.loop import Trainer
 
         step = Trainer.step
         Trainer.step = lambda self, n, batches: (

@@ -12,13 +12,14 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import mean_squared_error
 
 import leanify
-from leanify import loop, training
+from leanify import training
 from leanify.data.farthest_point import FarthestPoint
 from leanify.data.order import HOLDOUT, SAMPLE
 from leanify.errors import DataError, RecipeError
 from leanify.models.point_encoder import PointEncoder
 from leanify.run import Run
 from leanify.tasks.regression import Regression
+from leanify.training import loop
 
 TINY = ["model.mlp=8", "model.override.width=6", "model.head_dim=6", "data.length=5", "data.samples=64",
         "schedule.steps=4", "schedule.warmup=1", "schedule.batch_size=16", "run.eval_every=2"]  # fmt: skip

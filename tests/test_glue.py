@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import leanify
 from leanify import glue as table
-from leanify import heads, loop, training
+from leanify import heads, training
 from leanify import recipe as recipes
 from leanify.cli import app
 from leanify.data import glue, vocabulary
@@ -29,6 +29,7 @@ from leanify.recipe import Data, Model
 from leanify.run import Run
 from leanify.tasks import merged
 from leanify.tasks.glue import METRICS, Glue
+from leanify.training import loop
 
 NICE, BAD = ["good", "lovely", "great", "warm"], ["bad", "awful", "cold", "dull"]
 REST = ["the", "film", "was", "a", "story", "of", "its", "people", "and", "more"]

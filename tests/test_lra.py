@@ -13,14 +13,15 @@ from PIL import Image
 from scipy import ndimage
 from sklearn.metrics import accuracy_score
 
-from leanify import loop, training
 from leanify import recipe as recipes
+from leanify import training
 from leanify.data import aan, pathfinder
 from leanify.data.pathfinder import Options, generated
 from leanify.data.sequences import Sequences
 from leanify.errors import DataError, LeanifyError, RecipeError
 from leanify.run import Run
 from leanify.tasks.classification import Classification
+from leanify.training import loop
 
 NAMES = ("listops", "text", "image", "pathfinder", "retrieval")
 SHORT = ["schedule.steps=2", "schedule.warmup=2", "schedule.batch_size=2"]

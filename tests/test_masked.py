@@ -11,8 +11,8 @@ import torch
 from runs import outcome
 
 import leanify
-from leanify import loop, training
 from leanify import recipe as recipes
+from leanify import training
 from leanify.data import cache, vocabulary
 from leanify.data.corpus import END
 from leanify.data.masked import Masked, encoded
@@ -20,6 +20,7 @@ from leanify.data.samples import IGNORED
 from leanify.errors import DataError, RecipeError
 from leanify.models.crammed_bert import CrammedBert
 from leanify.run import Run
+from leanify.training import loop
 
 WORDS = ["the", "old", "cat", "saw", "a", "small", "dog", "near", "our", "red", "house", "and", "ran", "away", "it"]
 STORIES = [

@@ -8,7 +8,7 @@ import torch
 from leanify.data.order import Order
 from leanify.errors import RecipeError
 from leanify.recipe import Optim, Schedule
-from leanify.schedule import ramp_of, rate_of, steps_of
+from leanify.training.schedule import ramp_of, rate_of, steps_of
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -15,10 +15,11 @@ import torch
 from runs import DIGITS, forked, outcome
 
 import leanify
-from leanify import loop, preparation, training
 from leanify import recipe as recipes
+from leanify import training
 from leanify.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
 from leanify.run import Run
+from leanify.training import loop, preparation
 
 TINY = recipes.parse(DIGITS)
 

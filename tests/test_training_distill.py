@@ -10,12 +10,13 @@ import torch
 from runs import DIGITS, outcome
 
 import leanify
-from leanify import distillation, loop, preparation, training
 from leanify import recipe as recipes
+from leanify import training
 from leanify.data.order import MODEL, seed_everything
 from leanify.errors import LeanifyError, RecipeError, ShapeError
 from leanify.recipe import Distill
 from leanify.run import Run
+from leanify.training import distillation, loop, preparation
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200", "schedule.epochs=2"]
 

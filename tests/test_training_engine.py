@@ -10,10 +10,11 @@ import pytest
 import torch
 from runs import DIGITS, outcome
 
-from leanify import engine, heap, loop, machine, memory, training
+from leanify import machine, training
 from leanify import recipe as recipes
 from leanify.errors import RecipeError, TrainingError
 from leanify.run import Run
+from leanify.training import engine, heap, loop, memory
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from leanify import loop, training
 from leanify import recipe as recipes
+from leanify import training
 from leanify.data.order import SAMPLE, seed_everything
 from leanify.data.samples import Keyed
 from leanify.errors import DataError, RecipeError
 from leanify.run import Run
+from leanify.training import loop
 
 TINY = recipes.parse(
     """

@@ -8,10 +8,11 @@ import pytest
 from runs import DIGITS
 
 import leanify
-from leanify import preparation, training
 from leanify import recipe as recipes
+from leanify import training
 from leanify.errors import LeanifyError, RecipeError, SourceError
 from leanify.run import Run
+from leanify.training import preparation
 
 TINY = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])
 

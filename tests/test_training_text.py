@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from leanify import loop, training
 from leanify import recipe as recipes
+from leanify import training
 from leanify.data import tokens
 from leanify.data.corpus import END, Corpus, corpora
 from leanify.data.samples import IGNORED
 from leanify.errors import DataError, RecipeError
 from leanify.recipe import Data
 from leanify.run import Run
+from leanify.training import loop
 
 STORIES = [f"Once there were {n} cats and {n * n} mice. " * (1 + n % 3) for n in range(40)]
 TINY = recipes.with_settings(

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from leanify import loop, training
+from leanify import training
 from leanify.run import Run
+from leanify.training import loop
 
 STEPS = 4000
 

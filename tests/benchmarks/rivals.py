@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from leanify import loop
 from leanify.recipe import Recipe
 from leanify.run import Run
+from leanify.training import loop
 
 
 class Windows(torch.utils.data.Dataset[dict[str, Any]]):

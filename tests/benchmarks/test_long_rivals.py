@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from leanify import loop
 from leanify import recipe as recipes
+from leanify.training import loop
 
 pytestmark = pytest.mark.benchmark
 STEPS, TURNS = 6, 9

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from leanify import loop
 from leanify import recipe as recipes
 from leanify.data import vocabulary
 from leanify.recipe import Recipe
+from leanify.training import loop
 
 pytestmark = pytest.mark.benchmark
 STEPS, TURNS = 9, 7

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import leanify
-from leanify import loop, preparation
 from leanify import recipe as recipes
+from leanify.training import loop, preparation
 
 pytestmark = pytest.mark.benchmark
 STEPS, TURNS = 5, 12

@@ -1,4 +1,9 @@
-"""Train what a recipe says: begin a run, go on with one, or rehearse it."""
+"""Train what a recipe says: begin a run, go on with one, or rehearse it.
+
+`loop` is the whole of it, from top to bottom; the other modules are what it stands on: `defaults` and `preparation` make
+a model and its data of a recipe, `engine`, `memory` and `heap` see to the device, `schedule` and `distillation` to what
+a step is, `window`, `watcher` and `interrupts` to what is said and heard meanwhile. What a run keeps is `leanify.run`.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import checkpoint, defaults, heap, machine
+from leanify import checkpoint, machine
 from leanify import recipe as recipes
 from leanify.data import vocabulary
 from leanify.errors import RecipeError
-from leanify.loop import Trainer, Watcher
 from leanify.recipe import Recipe
 from leanify.run import Run
+from leanify.training import defaults, heap
+from leanify.training.loop import Trainer, Watcher
 
 
 def train(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanify import memory
 from leanify.errors import RecipeError
 from leanify.recipe import Recipe
+from leanify.training import memory
 
 
 def accelerator_of(recipe: Recipe) -> Any:

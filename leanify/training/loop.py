@@ -24,21 +24,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint, distillation, heap, machine, memory, profiling
+from leanify import checkpoint, machine, profiling
 from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.samples import Batch, Inputs, Reader, Samples, read
 from leanify.data.splits import splits_of
-from leanify.engine import accelerator_of, memory_of, optimizer_of
 from leanify.errors import DataError, TrainingError
-from leanify.interrupts import Interrupts
-from leanify.preparation import build, check_supported, data_of
 from leanify.recipe import Recipe
 from leanify.run import Checkpoint, Run, leaves
-from leanify.schedule import ramp_of, rate_of, steps_of
 from leanify.tasks import Found, check_fit, merged, task_of
-from leanify.watcher import Silent as Silent
-from leanify.watcher import Watcher as Watcher
-from leanify.window import Window
+from leanify.training import distillation, heap, memory
+from leanify.training.engine import accelerator_of, memory_of, optimizer_of
+from leanify.training.interrupts import Interrupts
+from leanify.training.preparation import build, check_supported, data_of
+from leanify.training.schedule import ramp_of, rate_of, steps_of
+from leanify.training.watcher import Silent as Silent
+from leanify.training.watcher import Watcher as Watcher
+from leanify.training.window import Window
 
 Metrics = dict[str, float]
 
