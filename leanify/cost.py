@@ -61,11 +61,19 @@ def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
 
 def macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
     """Multiply-adds of one forward pass (FLOPs are twice as many), by torch's counter; exact where nothing is fused."""
+    return macs_by_module(model, inputs)[""]
+
+
+def macs_by_module(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
+    """Multiply-adds of one forward pass in each module that takes any, by its path; the whole is at ``""``."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with plain(model), Countable(), FlopCounterMode(display=False) as counter:
         call(model, inputs)
-    return int(counter.get_total_flops()) // 2
+    root = type(model).__name__
+    counts = {name: sum(by_operator.values()) // 2 for name, by_operator in counter.get_flop_counts().items()}
+    paths = {name.removeprefix(f"{root}."): count for name, count in counts.items() if name.startswith(f"{root}.")}
+    return {**paths, "": int(counter.get_total_flops()) // 2}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ price every head count and every MLP of a block, and the search is integer arith
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import nn
 
 from leanify import sites, surgery
 from leanify.architecture import Architecture, Stage
-from leanify.cost import Cost, count, macs, observed_on_cpu, observed_on_meta, parameters, token_counts
+from leanify.cost import Cost, count, macs_by_module, observed_on_cpu, observed_on_meta, parameters, token_counts
 from leanify.theory import gaussian_kappa
 
 COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
@@ -72,18 +72,20 @@ class PriceList:
     turned  the stages whose designs vary, by index
     base    the model with the shortest that each of them can be
     tokens  N of A in each stage
+    whole   MACs of every module of the model as it stands, by path; None where that was not counted
 
     A block's price is that of a model that ends with it, less that of a model that ends before it, all blocks of the
     stage in the same shape: some share tables of positions. Blocks that look alike (same layers, same modules, same
-    parameters, same switches) share a price.
+    parameters, same switches) and take as many MACs where they stand share a price.
     """
 
     def __init__(self, model: nn.Module, tokens: int | None = None, turned: Sequence[int] | None = None) -> None:
         self._asked = tokens
         self.architecture = surgery.read(model)
         self.turned = tuple(self.architecture.varied if turned is None else turned)
-        self._kinds = [_kinds(stage) for stage in sites.locate(model)]
         self.model = model
+        self.whole = self._count_whole()
+        self._kinds = [_kinds(stage, self.whole or {}) for stage in sites.locate(model)]
         self.count = cache(lambda shape: count(surgery.write(model, shape), tokens))
         self.base = self.count(self._shortened())
         self.tokens = token_counts(surgery.write(model, self._shortened()), tokens)
@@ -105,11 +107,11 @@ class PriceList:
                 cost = cost + (with_it - without)(design.heads, design.mlp) * times
         return cost
 
-    def counted(self) -> int | None:
-        """The MACs of the model as it stands; None where only a large one in memory would tell."""
-        on_meta = observed_on_meta(self.model, self._asked, macs)
+    def _count_whole(self) -> dict[str, int] | None:
+        """The MACs of every module of the model as it stands; None where only a large one in memory would tell."""
+        on_meta = observed_on_meta(self.model, self._asked, macs_by_module)
         if on_meta is None and parameters(self.model) < COUNTED_IN_MEMORY:
-            return observed_on_cpu(self.model, self._asked, macs)
+            return observed_on_cpu(self.model, self._asked, macs_by_module)
         return on_meta
 
     def kappa(self, designs: Sequence[StageDesign | None]) -> float:
@@ -163,8 +165,8 @@ class PriceList:
         return Line(heads, stage.group, main.mlp, stage.units, here, per_group, per_units)
 
 
-def _kinds(stage: sites.Located) -> list[int]:
-    """For each block the index of the first one that looks like it."""
+def _kinds(stage: sites.Located, macs: Mapping[str, int]) -> list[int]:
+    """For each block the index of the first one that looks like it and takes as many of the ``macs``, by path."""
     if stage.container is None:
         return [0]
     looks = [
@@ -173,7 +175,8 @@ def _kinds(stage: sites.Located) -> list[int]:
             tuple(type(module).__qualname__ for module in block.modules()),
             tuple(parameter.shape for parameter in block.parameters()),
             tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),
+            macs.get(f"{stage.name}.{name}"),
         )
-        for places, block in zip(stage.blocks, stage.container.children(), strict=True)
+        for places, (name, block) in zip(stage.blocks, stage.container.named_children(), strict=True)
     ]
     return [looks.index(look) for look in looks]

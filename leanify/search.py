@@ -383,7 +383,7 @@ def baseline(prices: PriceList) -> Candidate:
         for i, stage in enumerate(prices.architecture.stages)
     )
     priced = Candidate(designs, prices.total(designs), prices.kappa(designs))
-    counted = prices.counted()
+    counted = prices.whole and prices.whole[""]
     if counted not in (None, priced.cost.macs) or parameters(prices.model) != priced.cost.params:
         raise UnsupportedModel(
             f"{prices.architecture.source} cannot be priced: blocks of it look alike and do not cost alike, as where "

@@ -1,8 +1,9 @@
 """Train what a recipe says: begin a run, go on with one, or rehearse it.
 
-`loop` is the whole of it, from top to bottom; the other modules are what it stands on: `defaults` and `preparation` make
-a model and its data of a recipe, `engine`, `memory` and `heap` see to the device, `schedule` and `distillation` to what
-a step is, `window`, `watcher` and `interrupts` to what is said and heard meanwhile. What a run keeps is `leanify.run`.
+`loop` is the whole of it, from top to bottom; the other modules are what it stands on: `defaults` and `preparation`
+make a model and its data of a recipe, `engine`, `memory` and `heap` see to the device, `schedule` and `distillation` to
+what a step is, `window`, `watcher` and `interrupts` to what is said and heard meanwhile. What a run keeps is
+`leanify.run`.
 """
 
 from __future__ import annotations
