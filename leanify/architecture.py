@@ -63,11 +63,15 @@ Block = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Stage:
-    """One upstream list of blocks, by its path; ``fixed`` where upstream keeps no list (a pooling head)."""
+    """One upstream list of blocks, by its path; ``fixed`` where upstream keeps no list (a pooling head).
+
+    ``least`` is the number of blocks below which another width would come out; it is the model's, not the shape's.
+    """
 
     name: str
     blocks: tuple[Block, ...]
     fixed: bool = False
+    least: int = field(default=1, compare=False)
 
     @property
     def depth(self) -> int:
@@ -105,9 +109,7 @@ class Stage:
         """
         attending = [index for index, block in enumerate(self.blocks) if block]
         enough = 1 if attending[:2] in ([0], [0, 1]) else attending[1] + 1
-        widths = [max(layer.width for layer in self.blocks[index]) for index in attending]
-        narrower = [index for index, width in zip(attending, widths, strict=True) if width != widths[-1]]
-        return max(enough, narrower[-1] + 2 if narrower else 1)
+        return max(enough, self.least)
 
     def reshape(
         self,

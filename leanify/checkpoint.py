@@ -294,16 +294,6 @@ def load_directory(directory: Path) -> nn.Module:
 
 
 def shell(origin: Origin, architecture: Architecture | None = None) -> nn.Module:
-    """A model to load weights into, of the origin's shape or of another: parameters on meta, buffers real.
-
-    A model that makes its tables on its parameters' device (Swin v2), or runs a part of itself while it is built (a
-    ViT behind a ResNet), is built with real parameters.
-    """
-    try:
-        with upstream.parameters_on_meta():
-            model = upstream.build(origin)
-    except RuntimeError:  # NotImplementedError is one
-        model = upstream.build(origin)
-    if any(buffer.is_meta for buffer in model.buffers()):
-        model = upstream.build(origin)
+    """A model to load weights into, of the origin's shape or of another: parameters on meta, buffers real."""
+    model = upstream.shell(origin)
     return model if architecture is None else surgery.write(model, architecture)

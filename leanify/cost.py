@@ -132,14 +132,13 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
     origin = upstream.origin_of(model)
     made: dict[str, Tensor] = {}
     if origin is not None and any(True for _ in real.buffers()):
-        with upstream.parameters_on_meta():
-            made = dict(upstream.build(origin).named_buffers())
+        made = dict(upstream.shell(origin).named_buffers())
     with torch.no_grad():
         for parameter in real.parameters():
             parameter.zero_()
         for path, buffer in real.named_buffers():
             known = made.get(path)
-            if known is None or known.is_meta or known.shape != buffer.shape:
+            if known is None or known.shape != buffer.shape:
                 known = torch.zeros_like(buffer)
             buffer.copy_(known)
     for module in real.modules():

@@ -73,7 +73,24 @@ class Located:
 
     def read(self) -> Stage:
         blocks: tuple[Block, ...] = tuple(tuple(place.read() for place in block) for block in self.blocks)
-        return Stage(self.name, blocks, fixed=self.container is None)
+        return Stage(self.name, blocks, fixed=self.container is None, least=self.least)
+
+    @property
+    def least(self) -> int:
+        """The fewest blocks that end in the width that all of them end in, which what follows needs."""
+        widths = [max((place.width_after for place in block), default=0) for block in self.blocks]
+        last = next((width for width in reversed(widths) if width), 0)
+        modules = self.container.children() if self.container is not None else ()
+        pairs = enumerate(zip(widths, modules, strict=False))
+        others = [index for index, (width, block) in pairs if not _ends_in(last, width, block)]
+        return min(others[-1] + 2, len(widths)) if others else 1
+
+
+def _ends_in(last: int, width: int, block: nn.Module) -> bool:
+    """Whether a block ends in this width: as its layers say, or, without any, as one of its norms has it."""
+    if width:
+        return width == last
+    return any(parameter.dim() == 1 and parameter.numel() == last for parameter in block.parameters())
 
 
 # -- finding ------------------------------------------------------------------------------------------------------

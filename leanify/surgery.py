@@ -143,18 +143,11 @@ def _check_constants(model: nn.Module, old: Architecture, new: Architecture) -> 
 def _check_ends(model: nn.Module, new: Architecture) -> None:
     """Refuse to drop a last block that widens what follows it (MViTv2's do so in their MLP)."""
     for found, stage in zip(locate(model), new.stages, strict=True):
-        if stage.depth < len(found.blocks):
-            end, last = (_width_after(found.blocks[index]) for index in (stage.depth - 1, -1))
-            if end and last and end != last:
-                raise ShapeError(
-                    f"stage {stage.name!r} is {last} wide after its last block, and what follows needs that; after its "
-                    f"block {stage.depth} it is {end} wide, so that cannot be the last"
-                )
-
-
-def _width_after(block: list[Place]) -> int:
-    """The width that a block ends in, 0 where it has no layer that tells."""
-    return max((place.width_after for place in block), default=0)
+        if stage.depth < min(found.least, len(found.blocks)):
+            raise ShapeError(
+                f"stage {stage.name!r} was asked for {stage.depth} blocks; what follows needs the width that it ends "
+                f"in, and it takes at least {found.least} blocks to end in that"
+            )
 
 
 def _cut(new: nn.Module, model: nn.Module, architecture: Architecture) -> dict[str, list[float]]:

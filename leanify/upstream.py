@@ -153,6 +153,20 @@ def first_line(error: Exception) -> str:
     return " ".join(lines[:2]) or type(error).__name__
 
 
+def shell(origin: Origin) -> nn.Module:
+    """The model that upstream's constructor gives, its parameters on meta where they can be, its buffers real.
+
+    A model that makes its tables on its parameters' device (Swin v2), or runs a part of itself while it is built (a
+    ViT behind a ResNet), is built with real parameters.
+    """
+    try:
+        with parameters_on_meta():
+            model = build(origin)
+    except RuntimeError:  # NotImplementedError is one
+        return build(origin)
+    return build(origin) if any(buffer.is_meta for buffer in model.buffers()) else model
+
+
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
     """Build modules whose parameters take no memory and no time, their buffers real: a shell to load weights into."""

@@ -58,7 +58,7 @@ def test_layers_that_differ_change_in_proportion() -> None:
     hiera = Stage("blocks", ((small,), (large,), (large,)))
     assert [block[0].heads for block in hiera.reshape(heads=3).blocks] == [3, 6, 6]
     assert [block[0].mlp for block in hiera.reshape(mlp=96).blocks] == [96, 192, 192]
-    assert (hiera.group, hiera.units, hiera.shortest) == (1, 1, 2)
+    assert (hiera.group, hiera.units) == (1, 1)
     mixture = Stage("layers", ((Layer(64, 8, 2, 8, 180),), (Layer(64, 12, 2, 8, 40),)))
     assert (mixture.group, mixture.units) == (4, 9)
     assert [block[0].heads for block in mixture.reshape(heads=12).blocks] == [12, 18]
