@@ -82,7 +82,9 @@ def together(commands: list[list[str]], where: Path) -> list[float]:
             for command in commands
         ]
         ended = [os.wait4(process.pid, 0) for process in running]
-    assert all(status == 0 for _, status, _ in ended), (where / "said.txt").read_text()[-3000:]
+        for process, (_, status, _) in zip(running, ended, strict=True):
+            process.returncode = os.waitstatus_to_exitcode(status)
+    assert not any(process.returncode for process in running), (where / "said.txt").read_text()[-3000:]
     return [usage.ru_utime + usage.ru_stime for _, _, usage in ended]
 
 
