@@ -223,7 +223,8 @@ def _rows_of_stages(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
 
         def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage.name) -> None:
             shape = args[0].shape
-            seen[name] = shape[-2] if len(shape) < 4 else shape[-2] * shape[-3]
+            tokens_first = len(shape) == 3 and shape[-2] == 1  # of one sample
+            seen[name] = shape[-2] * shape[-3] if len(shape) > 3 or tokens_first else shape[-2]
 
         hooks.append(main.output.register_forward_pre_hook(note))
     try:

@@ -191,6 +191,14 @@ def test_every_model_type_is_a_source(source: str) -> None:
     assert str(leanify.read(leanify.load(source, device="meta")).source) == f"hf/{source.removeprefix('hf/')}"
 
 
+def test_tokens_are_counted_where_they_come_before_the_batch() -> None:
+    """WavLM: 4,000 samples of sound, cut by seven convolutions."""
+    length = 4000
+    for kernel, stride in zip((10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2), strict=True):
+        length = (length - kernel) // stride + 1
+    assert cost.token_counts(leanify.load("hf/wavlm", device="meta")) == [length] == [12]
+
+
 def test_layers_that_differ_follow_the_first_in_proportion() -> None:
     """DeepSeek-V3: 671 B parameters, three dense layers and 58 of experts a ninth as wide."""
     plan = leanify.redesign("hf/deepseek_v3", target_params=0.7)
