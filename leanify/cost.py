@@ -222,11 +222,14 @@ def _rows_of_stages(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
         main = max(places, key=lambda place: place.read().width)
 
         def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage.name) -> None:
-            shape = args[0].shape
-            tokens_first = len(shape) == 3 and shape[-2] == 1  # of one sample
-            seen[name] = shape[-2] * shape[-3] if len(shape) > 3 or tokens_first else shape[-2]
+            seen[name] = _rows(args[0])
+
+        def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage.name) -> None:
+            first = result if isinstance(result, Tensor) else result[0]
+            seen.setdefault(name, _rows(first))  # torch's own attention takes the projection's weights, not the module
 
         hooks.append(main.output.register_forward_pre_hook(note))
+        hooks.append(main.attention.module.register_forward_hook(note_behind))
     try:
         with plain(model), Countable():
             call(model, inputs)
@@ -234,3 +237,10 @@ def _rows_of_stages(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
         for hook in hooks:
             hook.remove()
     return [seen.get(stage.name, 1) for stage in located]
+
+
+def _rows(tensor: Tensor) -> int:
+    """The tokens of one sample: (…, N, C), (…, H, W, C), or (N, 1, C)."""
+    shape = tensor.shape
+    tokens_first = len(shape) == 3 and shape[-2] == 1
+    return shape[-2] * shape[-3] if len(shape) > 3 or tokens_first else shape[-2]
