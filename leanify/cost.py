@@ -225,8 +225,9 @@ def _rows_of_stages(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
             seen[name] = _rows(args[0])
 
         def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage.name) -> None:
-            first = result if isinstance(result, Tensor) else result[0]
-            seen.setdefault(name, _rows(first))  # torch's own attention takes the projection's weights, not the module
+            given = result if isinstance(result, (tuple, list)) else (result,)
+            for tensor in [each for each in given if isinstance(each, Tensor) and each.dim() > 1][:1]:
+                seen.setdefault(name, _rows(tensor))  # torch's own attention takes the projection's weights alone
 
         hooks.append(main.output.register_forward_pre_hook(note))
         hooks.append(main.attention.module.register_forward_hook(note_behind))
