@@ -15,8 +15,17 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 def memory(key: str) -> int | None:
     """A figure of the whole machine, in bytes; None where the system has no /proc."""
+    return _figure(Path("/proc/meminfo"), key)
+
+
+def status(key: str) -> int | None:
+    """A figure of this process, in bytes; None where the system has no /proc."""
+    return _figure(Path("/proc/self/status"), key)
+
+
+def _figure(file: Path, key: str) -> int | None:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
@@ -66,15 +75,6 @@ def _left(group: Path) -> int | None:
             continue
         return max(0, most - used + int(stats.get(kept, 0)))
     return None
-
-
-def status(key: str) -> int | None:
-    """A figure of this process, in bytes; None where the system has no /proc."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
 
 
 def settled_resident_set() -> int:

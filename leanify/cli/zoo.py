@@ -13,8 +13,7 @@ _HOW = (
     "supported: every law held on a small version of the model, in float64 on random weights. Heads doubled with zero "
     "output columns gave the same outputs to 1e-10, the new heads mattered, no attention was missed, one block fewer "
     "ran, the halves of split heads ran or were refused, what was saved loaded the same, and a design cost what "
-    "redesign had said. refused: leanify says "
-    "why not. failing: neither."
+    "redesign had said. refused: leanify says why not. failing: neither."
 )
 
 
