@@ -20,24 +20,26 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.errors import (
     BudgetError,
+    DataError,
     DirectoryError,
     LeanifyError,
     RecipeError,
     ShapeError,
     SourceError,
+    TrainingError,
     UnsupportedModel,
 )
-from leanify.hook import install
+from leanify.upstream.import_hooks import install
 
 if TYPE_CHECKING:
     from leanify.architecture import Architecture, Layer, Stage
-    from leanify.checkpoint import save
-    from leanify.conditioning import condition
-    from leanify.planning import redesign
-    from leanify.profiling import profile
-    from leanify.surgery import grow, read, write
+    from leanify.design.plan import redesign
+    from leanify.design.profiling import profile
+    from leanify.lens.surgery import grow, read, write
+    from leanify.sources.find import load
+    from leanify.sources.lean_directory import save
+    from leanify.spectra.measure import condition
     from leanify.training import train
-    from leanify.zoo import load
 
 __version__ = "0.1.0"
 
@@ -45,20 +47,21 @@ _HOMES = {
     "Architecture": "architecture",
     "Layer": "architecture",
     "Stage": "architecture",
-    "condition": "conditioning",
-    "grow": "surgery",
-    "load": "zoo",
-    "profile": "profiling",
-    "read": "surgery",
-    "redesign": "planning",
-    "save": "checkpoint",
+    "condition": "spectra.measure",
+    "grow": "lens.surgery",
+    "load": "sources.find",
+    "profile": "design.profiling",
+    "read": "lens.surgery",
+    "redesign": "design.plan",
+    "save": "sources.lean_directory",
     "train": "training",
-    "write": "surgery",
+    "write": "lens.surgery",
 }
 
 __all__ = [
     "Architecture",
     "BudgetError",
+    "DataError",
     "DirectoryError",
     "Layer",
     "LeanifyError",
@@ -66,6 +69,7 @@ __all__ = [
     "ShapeError",
     "SourceError",
     "Stage",
+    "TrainingError",
     "UnsupportedModel",
     "condition",
     "grow",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import leanify
-from leanify.cost import call
-from leanify.inputs import example_inputs
-from leanify.profiling import tensors_of
+from leanify.design.counting import call
+from leanify.design.profiling import tensors_of
+from leanify.upstream.inputs import example_inputs
 
 IMAGE = {"img_size": 32, "embed_dim": 60, "depth": 4, "num_heads": 3, "num_classes": 7}
 TEXT = {"hidden_size": 60, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 96, "vocab_size": 67}

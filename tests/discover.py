@@ -29,10 +29,10 @@ import apart
 import laws
 import small
 
-from leanify import families
 from leanify.errors import LeanifyError
-from leanify.families import Reading
-from leanify.tensors import features_of
+from leanify.lens import families
+from leanify.lens.families import Reading
+from leanify.lens.resize import features_of
 
 H, G, D, W = small.HEADS, small.KV_HEADS, small.HEAD_DIM, small.WIDTH
 QUERY = re.compile(

@@ -28,9 +28,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 import leanify
-from leanify import cost, search, sites, surgery, tensors, upstream
 from leanify.architecture import Architecture, Layer, Stage
-from leanify.prices import PriceList, StageDesign
+from leanify.design import counting, search
+from leanify.design.prices import PriceList, StageDesign
+from leanify.lens import resize, sites, surgery
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import origin_of
+from leanify.upstream.spelling import primary_layer
 
 TOLERANCE = 1e-10
 Call = Callable[[nn.Module], Any]
@@ -79,7 +83,7 @@ def alive(big: nn.Module, call: Call) -> None:
     """The outputs depend on every layer's new output columns: the layer ran, and its new heads reach them."""
     places = [place for stage in sites.locate(big) for block in stage.blocks for place in block]
     weights = {place.attention.path: place.output.weight for place in places}
-    axes = [tensors.features_of(place.output).input_axis for place in places]
+    axes = [resize.features_of(place.output).input_axis for place in places]
     new = [
         (w.movedim(axis, 0).flatten(1) == 0).all(1).nonzero() for axis, w in zip(axes, weights.values(), strict=True)
     ]
@@ -121,7 +125,7 @@ def wider(model: nn.Module, shape: Architecture, call: Call, reference: list[Ten
 def _has_normed_mlp(model: nn.Module) -> bool:
     """Whether a norm runs over the hidden units: then new ones change what the old ones give."""
     mlps = [site for site in sites.sites_of(model) if site.reading.is_mlp]
-    return any(tensors.part_of(site.module, part) is not None for site in mlps for part in site.reading.mixing)
+    return any(resize.part_of(site.module, part) is not None for site in mlps for part in site.reading.mixing)
 
 
 def shorter(model: nn.Module, shape: Architecture, call: Call) -> None:
@@ -188,17 +192,17 @@ def kept(model: nn.Module, call: Call) -> None:
 
 def priced(model: nn.Module, tokens: int = 12) -> None:
     """Prices, by arithmetic from shortened models, of the model as it stands and of a leaner one with more heads."""
-    origin = upstream.origin_of(model)
+    origin = origin_of(model)
     assert origin is not None
-    meta = upstream.build(origin, "meta")
+    meta = build_model(origin, "meta")
     prices = PriceList(meta, tokens)
     if not prices.turned:
         return
     base = search.baseline(prices)
     _require(
-        base.cost == cost.count(meta, tokens),
+        base.cost == counting.count(meta, tokens),
         "priced",
-        f"the source is said to cost {base.cost}, not {cost.count(meta, tokens)}",
+        f"the source is said to cost {base.cost}, not {counting.count(meta, tokens)}",
     )
     designs = tuple(
         _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
@@ -206,13 +210,13 @@ def priced(model: nn.Module, tokens: int = 12) -> None:
     said = prices.total(designs)
     shape = search.Candidate(designs, said, 1.0).applied_to(prices.architecture)
     lean = surgery.write(meta, shape)
-    _require((found := cost.count(lean, tokens)) == said, "priced", f"{shape} is said to cost {said}, not {found}")
-    real = cost.observed_on_cpu(lean, tokens, cost.macs)
+    _require((found := counting.count(lean, tokens)) == said, "priced", f"{shape} is said to cost {said}, not {found}")
+    real = counting.observed_on_cpu(lean, tokens, counting.macs)
     _require(real == said.macs, "priced", f"{shape} is said to take {said.macs} MACs, with values it takes {real}")
 
 
 def _leaner(stage: Stage) -> StageDesign:
-    main = upstream.main_of(stage)
+    main = primary_layer(stage)
     depth = stage.depth if stage.fixed else max(stage.shortest, stage.depth - 1)
     return StageDesign(depth, main.heads + stage.group, main.head_dim, main.mlp and main.mlp + 3 * stage.units)
 

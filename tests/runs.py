@@ -64,10 +64,10 @@ def outcome(run: Path) -> dict[str, Any]:
     """What must be equal: rows without what was read from a clock, and every tensor of the last checkpoint."""
     import torch
 
-    from leanify.run import Run
+    from leanify.sources.run_directory import RunDirectory
 
-    rows = [{k: v for k, v in row.items() if k != "samples_per_s"} for row in Run.open(run).rows()]
-    last = Run.open(run).checkpoints()[-1]
+    rows = [{k: v for k, v in row.items() if k != "samples_per_s"} for row in RunDirectory.open(run).rows()]
+    last = RunDirectory.open(run).checkpoints()[-1]
     assert last.broken() is None
     tensors = flat({"weights": last.weights(), "state": last.state()})
     return {"rows": rows, "step": last.step} | {

@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanify import upstream, zoo
 from leanify.errors import SourceError
-from leanify.inputs import example_inputs
+from leanify.sources import find
+from leanify.upstream.build import build_model
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import first_line, import_timm, import_transformers
+from leanify.upstream.origin import Origin
 
 BUILD = {"depth": 3, "depths": 2}
 
 
 def warm() -> None:
     """Import what every model needs, before processes are forked."""
-    upstream.timm()
-    upstream.transformers()
+    import_timm()
+    import_transformers()
     _shrink_mvitv2()
 
 
@@ -42,7 +45,7 @@ def build(library: str, name: str) -> tuple[nn.Module, Any]:
 @functools.cache
 def timm_names() -> list[str]:
     """Every timm model, by name; which of them have attention, only building them shows."""
-    return upstream.timm().list_models()
+    return import_timm().list_models()
 
 
 ONE_LIST = {"embed_dim": 48, "depth": 3, "num_heads": 3}
@@ -91,7 +94,7 @@ def build_timm(name: str) -> tuple[nn.Module, Any]:
     error: Exception | None = None
     for options in _options(name):
         try:
-            model = upstream.build(upstream.Origin("timm", name, {**options, "num_classes": 7}))
+            model = build_model(Origin("timm", name, {**options, "num_classes": 7}))
             return model, _call_timm(model, options.get("img_size"))
         except Exception as failed:
             error = failed
@@ -483,7 +486,7 @@ TOWERS: dict[str, dict[str, Callable[[Any], dict[str, Any]]]] = {
 @functools.cache
 def hf_names() -> list[str]:
     """Every transformers type with a base model whose configuration has layers and heads."""
-    library = upstream.transformers()
+    library = import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     return [kind for kind in MODEL_MAPPING_NAMES if _counts(library, kind)]
@@ -537,7 +540,7 @@ def tiny(config: Any, widths: set[int], key: str = "") -> Any:
 
 
 def tiny_config(kind: str) -> Any:
-    library = upstream.transformers()
+    library = import_transformers()
     config = library.AutoConfig.for_model(kind)
     full = config.to_dict()
     small = tiny(full, _widths(full))
@@ -564,14 +567,14 @@ def _merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def build_hf(kind: str) -> tuple[nn.Module, Any]:
     """A tiny base model of a transformers type, and a call on random inputs."""
-    library = upstream.transformers()
+    library = import_transformers()
     config = tiny_config(kind)
     torch.manual_seed(0)
     experts = {"experts_implementation": "eager"} if _has_experts(config) else {}
     try:
-        model = getattr(library, zoo.class_name("AutoModel", config))._from_config(config, **experts).eval()
+        model = getattr(library, find.class_name("AutoModel", config))._from_config(config, **experts).eval()
     except ImportError as error:
-        raise SourceError(f"transformers does not build it here: {upstream.first_line(error)}") from error
+        raise SourceError(f"transformers does not build it here: {first_line(error)}") from error
     for path, buffer in model.named_buffers():
         if path.endswith("embed_sum"):  # a codebook that nothing was learned for yet: all its codes alike
             buffer.normal_()

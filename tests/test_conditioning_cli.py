@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from leanify.cli import main
-from leanify.upstream import Origin, build
-from leanify.zoo import load, parse_overrides
+from leanify.sources.find import load, parse_overrides
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import Origin
 
 TINY_VIT = ["vit_tiny_patch16_224", *(f"--override={o}" for o in ("img_size=32", "patch_size=8", "depth=2"))]
 TINY_VIT += [f"--override={o}" for o in ("embed_dim=48", "num_heads=4", "num_classes=3")]
@@ -127,7 +128,7 @@ def saved_vit(directory, change=lambda tensors: None):
     """A timm directory of the tiny ViT, its value biases drawn at random, and whatever ``change`` does to it."""
     options = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 4}
     torch.manual_seed(1)
-    model = build(Origin("timm", "vit_tiny_patch16_224", options))
+    model = build_model(Origin("timm", "vit_tiny_patch16_224", options))
     tensors = model.state_dict()
     for index in range(2):
         tensors[f"blocks.{index}.attn.qkv.bias"].normal_()

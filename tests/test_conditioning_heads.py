@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify import sites
-from leanify.conditioning import CHANNELS, OBJECTS, condition
-from leanify.projections import head_weights
-from leanify.upstream import Origin, build
+from leanify.lens import sites
+from leanify.spectra.measure import CHANNELS, OBJECTS, condition
+from leanify.spectra.projections import head_weights
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import Origin
 
 _BERT = {
     "hidden_size": 48,
@@ -52,7 +53,7 @@ FAMILIES = {
 @pytest.fixture(params=FAMILIES)
 def model(request):
     torch.manual_seed(0)
-    return build(FAMILIES[request.param])
+    return build_model(FAMILIES[request.param])
 
 
 def places_of(model):
@@ -182,7 +183,7 @@ def test_kappa_is_the_reference(model):
 def test_windows_are_averaged_within_their_sample():
     """TNT's inner attention runs within each patch: (images · patches, pixels, inner)."""
     torch.manual_seed(0)
-    model = build(Origin("timm", "tnt_s_patch16_224", {"img_size": 64, "depth": 1}))
+    model = build_model(Origin("timm", "tnt_s_patch16_224", {"img_size": 64, "depth": 1}))
     seen: list[Tensor] = []
     handle = model.blocks[0].attn_in.proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     images = torch.randn(3, 3, 64, 64)
@@ -197,7 +198,7 @@ def test_windows_are_averaged_within_their_sample():
 
 
 def test_the_model_is_left_as_it_was():
-    model = build(FAMILIES["bert"]).train()
+    model = build_model(FAMILIES["bert"]).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     condition(model, batch_for(model))
     assert all(module.training for module in model.modules())

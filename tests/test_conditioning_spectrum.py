@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from leanify.spectrum import TOLERANCE, _by_gram, spectra
+from leanify.spectra.spectrum import TOLERANCE, _by_gram, spectra
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import Origin
 
 SIZES = [(1, 8), (16, 16), (64, 48), (48, 64), (100, 96), (40, 300), (200, 24)]
 SHAPES = {
@@ -112,11 +114,10 @@ def test_values_that_are_not_finite_give_nan_alone_in_their_matrix(bad):
 
 def test_a_layer_of_low_rank_is_found_through_its_own_rounding():
     """W_v of rank r in each of 3 heads leaves A the rank 3 r, and float32 noise where zeros were meant."""
-    from leanify.conditioning import condition
-    from leanify.upstream import Origin, build
+    from leanify.spectra.measure import condition
 
     torch.manual_seed(0)
-    model = build(Origin("timm", "vit_tiny_patch16_224", {"depth": 2}))
+    model = build_model(Origin("timm", "vit_tiny_patch16_224", {"depth": 2}))
     with torch.no_grad():
         for block in model.blocks:
             value = block.attn.qkv.weight[2 * 192 :]

@@ -8,8 +8,8 @@ import statistics
 import pytest
 import torch
 
-from leanify.spectrum import spectra
-from leanify.theory import gaussian_kappa
+from leanify.spectra.spectrum import spectra
+from leanify.spectra.theory import gaussian_kappa
 
 
 def gaussian_heads(tokens: int, head_dim: int, heads: int, samples: int = 6) -> torch.Tensor:

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 import leanify
-from leanify import families, upstream
-from leanify.families import Reading
+from leanify.lens import families
+from leanify.lens.families import Reading
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import origin_of
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +64,9 @@ def test_what_no_row_describes_is_found_and_obeys_every_law(library: str, name: 
 
 
 def test_it_is_found_without_memory() -> None:
-    origin = upstream.origin_of(small.build("hf", "llama")[0])
+    origin = origin_of(small.build("hf", "llama")[0])
     assert origin is not None
-    model = upstream.build(replace(origin, options={**origin.options, "use_cache": True}), "meta")
+    model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
     forget(model)
     assert leanify.read(model).stages[0].depth == small.LAYERS
 

@@ -15,7 +15,7 @@ from core import CASES, TEXT, Case, equal, outputs
 from safetensors.torch import load_file, save_file
 
 import leanify
-from leanify import checkpoint, zoo
+from leanify.sources import find, lean_directory
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -121,19 +121,19 @@ def _needed(mend: str) -> str:
     ],
 )
 def test_short_names_complete_to_the_standard_member(short: str, full: str) -> None:
-    assert str(zoo.find(short).origin) == f"timm/{full}"
+    assert str(find.find(short).origin) == f"timm/{full}"
 
 
 def test_model_types_take_overrides_and_classes() -> None:
-    found = zoo.find(
+    found = find.find(
         "hf/gpt2", overrides={"n_layer": 3, "hidden_size": 60, "num_attention_heads": 3}, cls="GPT2LMHeadModel"
     )
     assert (found.origin.library, found.origin.cls, found.origin.options["n_layer"]) == ("hf", "GPT2LMHeadModel", 3)
-    assert zoo.find("gpt2").origin.cls == "GPT2Model"
-    assert zoo.find("llama", cls="AutoModelForCausalLM").origin.cls == "LlamaForCausalLM"
-    wider = zoo.find("llama", overrides={"hidden_size": 8192, "num_attention_heads": 64})
+    assert find.find("gpt2").origin.cls == "GPT2Model"
+    assert find.find("llama", cls="AutoModelForCausalLM").origin.cls == "LlamaForCausalLM"
+    wider = find.find("llama", overrides={"hidden_size": 8192, "num_attention_heads": 64})
     assert wider.origin.options["head_dim"] == 128
-    assert zoo.parse_overrides(["a=1", "b=x", "c=[1,2]", "d=True", "e=None", "f=1e-3"]) == {
+    assert find.parse_overrides(["a=1", "b=x", "c=[1,2]", "d=True", "e=None", "f=1e-3"]) == {
         "a": 1,
         "b": "x",
         "c": [1, 2],
@@ -166,7 +166,7 @@ def test_names_that_lead_nowhere(source: str, arguments: dict[str, Any], message
 
 def test_overrides_are_pairs() -> None:
     with pytest.raises(leanify.SourceError, match="takes key=value"):
-        zoo.parse_overrides(["img_size"])
+        find.parse_overrides(["img_size"])
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ class _Bomb:
 def test_a_pickle_that_wants_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"state_dict": _Bomb()}, tmp_path / "bomb.pt")
     with pytest.raises(leanify.SourceError, match=r"pickle that wants to run code.*print"):
-        checkpoint.read_tensors(tmp_path / "bomb.pt")
+        lean_directory.read_tensors(tmp_path / "bomb.pt")
     assert "this ran" not in capsys.readouterr().out
 
 
@@ -265,7 +265,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(lean_directory, "save_file", full)
     with pytest.raises(leanify.DirectoryError, match="No space left"):
         leanify.save(CASES["vit"].load(), tmp_path / "lean")
     assert list(tmp_path.iterdir()) == []

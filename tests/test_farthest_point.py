@@ -14,10 +14,10 @@ from sklearn.metrics import mean_squared_error
 import leanify
 from leanify import training
 from leanify.data.farthest_point import FarthestPoint
-from leanify.data.order import HOLDOUT, SAMPLE
+from leanify.data.sampling import HOLDOUT, SAMPLE
 from leanify.errors import DataError, RecipeError
 from leanify.models.point_encoder import PointEncoder
-from leanify.run import Run
+from leanify.sources.run_directory import RunDirectory
 from leanify.tasks.regression import Regression
 from leanify.training import loop
 
@@ -94,7 +94,7 @@ def test_the_encoder_is_torchs_post_norm_encoder_with_another_norm() -> None:
 
 def test_it_trains_and_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     value = training.resolve("farthest-point", TINY)
-    whole = Run.open(training.train(value, tmp_path / "whole"))
+    whole = RunDirectory.open(training.train(value, tmp_path / "whole"))
     trainer = loop.Trainer(value)
     run = trainer.new_run(tmp_path / "part")
     trainer.steps = 2

@@ -18,17 +18,18 @@ from sklearn import metrics as sklearn
 from typer.testing import CliRunner
 
 import leanify
-from leanify import glue as table
-from leanify import heads, training
-from leanify import recipe as recipes
+from leanify import training
 from leanify.cli import app
 from leanify.data import glue, vocabulary
-from leanify.data.order import Order
+from leanify.data.sampling import Order
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
-from leanify.recipe import Data, Model
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources import text_classifier
+from leanify.sources.recipe import DataSection, ModelSection
+from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import merged
 from leanify.tasks.glue import METRICS, Glue
+from leanify.training import glue_table as table
 from leanify.training import loop
 
 NICE, BAD = ["good", "lovely", "great", "warm"], ["bad", "awful", "cold", "dull"]
@@ -160,7 +161,7 @@ def test_a_constant_answer_has_no_correlation_and_no_warning() -> None:
 def test_a_batch_is_what_transformers_pads(name: str, bert: Path, files: Path, quiet: None) -> None:
     trainer = loop.Trainer(at(bert, files, f"data.name={name}"))
     tokenizer = vocabulary.load(str(bert))
-    rows, _, _ = glue.read(Data(name, "glue", str(files)), name)
+    rows, _, _ = glue.read(DataSection(name, "glue", str(files)), name)
     indices = np.array([5, 0, 17, 3])
     inputs, labels = trainer.splits.train.batch(indices)  # type: ignore[attr-defined]
     columns = [list(column) for column in zip(*(rows[i][0] for i in indices), strict=True)]
@@ -203,7 +204,7 @@ def test_files_are_read_as_they_are(tmp_path: Path) -> None:
     odd = ['He said "no', '"Yes" she said', "tab-free, comma", "it's 50% off  ", "two\u2028lines"]
     write(tmp_path / "sst2/train.tsv", ["label", "sentence"], [[i % 2, words] for i, words in enumerate(odd)])
     write(tmp_path / "sst2/dev.tsv", ["sentence", "label"], [["x", "positive"], ["y", "negative"], ["z", "1.0"]])
-    train, validation, where = glue.read(Data("sst2", "glue", str(tmp_path)), "sst2")
+    train, validation, where = glue.read(DataSection("sst2", "glue", str(tmp_path)), "sst2")
     assert [texts[0] for texts, _ in train] == odd
     assert [label for _, label in train] == [0, 1, 0, 1, 0]
     assert [label for _, label in validation] == [1, 0, 1]
@@ -211,13 +212,13 @@ def test_files_are_read_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_task_may_have_its_own_folder_and_mnli_has_two_sets(files: Path) -> None:
-    _, validation, where = glue.read(Data("mnli", "glue", str(files)), "mnli")
+    _, validation, where = glue.read(DataSection("mnli", "glue", str(files)), "mnli")
     labels = np.array([label for _, label in validation])
     assert len(labels) == 30
     assert labels[:20].max() < 3 <= labels[20:].min()
     assert "validation_matched.tsv, validation_mismatched.tsv" in where
-    assert glue.read(Data("mnli", "glue", str(files / "mnli")), "mnli")[0]
-    assert "test.tsv" in glue.read(Data("mrpc", "glue", str(files)), "mrpc")[2]
+    assert glue.read(DataSection("mnli", "glue", str(files / "mnli")), "mnli")[0]
+    assert "test.tsv" in glue.read(DataSection("mrpc", "glue", str(files)), "mrpc")[2]
 
 
 def test_without_a_folder_the_hubs_data_set_is_asked(
@@ -229,7 +230,7 @@ def test_without_a_folder_the_hubs_data_set_is_asked(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="the hub did not give nyu-mll"):
-        glue.read(Data("mnli", "glue"), "mnli")
+        glue.read(DataSection("mnli", "glue"), "mnli")
     home = tmp_path / "nyu-mll/glue"
     names = ("train", "validation_matched", "validation_mismatched")
     for name in names:
@@ -239,8 +240,8 @@ def test_without_a_folder_the_hubs_data_set_is_asked(
         (home / f"{name}.jsonl").write_text("\n".join(map(json.dumps, table)))
     places = "".join(f"\n  - split: {name}\n    path: {name}.jsonl" for name in names)
     (home / "README.md").write_text(f"---\nconfigs:\n- config_name: mnli\n  data_files:{places}\n---\n")
-    train, validation, where = glue.read(Data("mnli", "glue"), "mnli")
-    theirs = glue.read(Data("mnli", "glue", str(files)), "mnli")
+    train, validation, where = glue.read(DataSection("mnli", "glue"), "mnli")
+    theirs = glue.read(DataSection("mnli", "glue", str(files)), "mnli")
     assert (train, validation) == theirs[:2]
     assert where == "nyu-mll/glue (train, validation_matched, validation_mismatched)"
 
@@ -316,7 +317,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, files: Path, t
 def test_the_encoders_weights_are_carried_over_and_the_rest_is_said(bert: Path) -> None:
     old = leanify.load(bert)
     with pytest.warns(UserWarning, match=r"carried over, 4 tensors drawn anew \(bert\.pooler.* left behind \(cls\."):
-        new = heads.with_head(Model(str(bert)), 3)
+        new = text_classifier.with_head(ModelSection(str(bert)), 3)
     assert type(new).__name__ == "BertForSequenceClassification"
     assert new.classifier.out_features == 3
     theirs = old.bert.state_dict()
@@ -329,7 +330,7 @@ def test_a_lean_bert_that_upstream_cannot_say_keeps_its_shape_under_a_head(bert:
     grown = leanify.grow(leanify.load(bert), heads=3)  # 3 × 16 in a width of 32
     leanify.save(grown, tmp_path / "lean")
     with pytest.warns(UserWarning, match="carried over"):
-        new = heads.with_head(Model(str(tmp_path / "lean"), override={"hidden_dropout_prob": 0.0}), 2)
+        new = text_classifier.with_head(ModelSection(str(tmp_path / "lean"), override={"hidden_dropout_prob": 0.0}), 2)
     layer = leanify.read(new).stages[0].main
     assert layer is not None
     assert (layer.heads, layer.head_dim, layer.width) == (3, 16, 32)
@@ -345,7 +346,7 @@ def test_a_lean_bert_that_upstream_cannot_say_keeps_its_shape_under_a_head(bert:
 def test_a_model_without_weights_is_said_to_be_drawn_anew() -> None:
     override = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 16}
     with pytest.warns(UserWarning, match="bert comes without weights: encoder and head are drawn anew"):
-        model = heads.with_head(Model("bert", override=override, depth=1, heads=4), 1)
+        model = text_classifier.with_head(ModelSection("bert", override=override, depth=1, heads=4), 1)
     assert leanify.read(model).depth == 1
     assert model.config.num_labels == 1
 
@@ -367,7 +368,9 @@ def test_other_encoders_of_transformers_are_fine_tuned(kind: str, bert: Path, fi
     tokenizer.save_pretrained(tmp_path / "model")
     longest = {"roberta": 47, "mpnet": 46}.get(kind, 48)  # their positions begin behind the one of padding
     quick = ["data.name=mrpc", f"data.length={longest}", "data.samples=16", "schedule.steps=2", "schedule.epochs="]
-    run = Run.open(training.train(at(tmp_path / "model", files, *quick, "schedule.warmup=0"), tmp_path / "run"))
+    run = RunDirectory.open(
+        training.train(at(tmp_path / "model", files, *quick, "schedule.warmup=0"), tmp_path / "run")
+    )
     assert 0 <= run.rows()[-1]["f1"] <= 100
     model = loop.Trainer(run.recipe).bare.eval()
     ids = torch.randint(5, len(tokenizer), (2, longest))
@@ -422,7 +425,7 @@ def test_a_tiny_bert_learns_the_word_that_tells(
     name: str, metric: str, least: float, bert: Path, files: Path, tmp_path: Path
 ) -> None:
     settings = [f"data.name={name}", "optim.lr=1e-2", "schedule.epochs=8", "schedule.batch_size=8", "run.eval_every=48"]
-    last = Run.open(training.train(at(bert, files, *settings), tmp_path / "run")).rows()[-1]
+    last = RunDirectory.open(training.train(at(bert, files, *settings), tmp_path / "run")).rows()[-1]
     assert last[metric] > least
 
 
@@ -438,7 +441,7 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
     named = [f"model.source={bert}", f"data.path={files}", "data.name=stsb", "run.seed=1"]
     training.train(recipes.with_settings(recipes.load("glue"), [*quick, *named]), out / "stsb-1")
     expected = outcome(out / "stsb-1")
-    shutil.rmtree(Run.open(out / "stsb-1").checkpoints()[-1].path)
+    shutil.rmtree(RunDirectory.open(out / "stsb-1").checkpoints()[-1].path)
 
     report = run()
     assert outcome(out / "stsb-1") == expected
@@ -498,7 +501,7 @@ def test_the_command_prints_a_table_or_json(bert: Path, files: Path, tmp_path: P
     assert "without cola, mrpc, qqp, mnli, qnli, rte" in done.stdout
     told = json.loads(command(*arguments, "--json").stdout)  # finished ones are kept
     assert [entry["task"] for entry in told["tasks"]] == ["stsb", "sst2"]
-    rows = Run.open(tmp_path / "out/sst2-1").rows()
+    rows = RunDirectory.open(tmp_path / "out/sst2-1").rows()
     assert told["tasks"][1]["metrics"]["accuracy"]["values"][1] == rows[-1]["accuracy"]
 
 
@@ -536,7 +539,7 @@ def test_transformers_own_loss_and_a_bare_loop_find_the_same_weights(
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    run = Run.open(training.train(value, tmp_path / "run"))
+    run = RunDirectory.open(training.train(value, tmp_path / "run"))
     found = run.checkpoints()[-1].weights()
     assert len(found) == len(model.state_dict())
     for key, tensor in model.state_dict().items():

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
-from leanify import recipe as recipes
 from leanify.data import listops
 from leanify.data.cache import cached
 from leanify.data.listops import CLOSE, OPERATORS, WORDS, Options, drawn, forest, generated, lengths, published
 from leanify.errors import DataError, RecipeError
+from leanify.sources import recipe as recipes
 
 PUBLISHED = Options(train=996, validation=2, test=2)
 
@@ -184,7 +184,7 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_options_are_strict(options: dict[str, object], words: str) -> None:
-    from leanify.strict import read_table
+    from leanify.sources.strict_toml import read_table
 
     with pytest.raises(RecipeError, match=words):
         read_table(Options, options, "data.options")

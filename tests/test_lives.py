@@ -38,7 +38,7 @@ SAMPLE = [
 
 def everything() -> list[tuple[str, str]]:
     """Every model that the zoo's table calls supported."""
-    table = json.loads(resources.files("leanify.families").joinpath("zoo.json").read_text("utf-8"))
+    table = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
     return [(m["library"], m["name"]) for m in table["models"] if m["status"] == "supported"]
 
 

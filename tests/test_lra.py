@@ -13,13 +13,13 @@ from PIL import Image
 from scipy import ndimage
 from sklearn.metrics import accuracy_score
 
-from leanify import recipe as recipes
 from leanify import training
 from leanify.data import aan, pathfinder
 from leanify.data.pathfinder import Options, generated
 from leanify.data.sequences import Sequences
 from leanify.errors import DataError, LeanifyError, RecipeError
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
 from leanify.tasks.classification import Classification
 from leanify.training import loop
 
@@ -61,7 +61,7 @@ def settings_of(name: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("role", ["", *(pytest.param(role, marks=pytest.mark.long) for role in ("-lean", "-control"))])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_runs_as_it_stands(name: str, role: str, folder: Path, tmp_path: Path) -> None:
-    run = Run.open(training.train(f"lra-{name}{role}", tmp_path / "run", settings=settings_of(name, folder)))
+    run = RunDirectory.open(training.train(f"lra-{name}{role}", tmp_path / "run", settings=settings_of(name, folder)))
     *_, row, test = run.rows()
     assert (row["split"], test["split"]) == ("validation", "test")
     assert row["accuracy"] == row["top1"]

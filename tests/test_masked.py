@@ -11,7 +11,6 @@ import torch
 from runs import outcome
 
 import leanify
-from leanify import recipe as recipes
 from leanify import training
 from leanify.data import cache, vocabulary
 from leanify.data.corpus import END
@@ -19,7 +18,8 @@ from leanify.data.masked import Masked, encoded
 from leanify.data.samples import IGNORED
 from leanify.errors import DataError, RecipeError
 from leanify.models.crammed_bert import CrammedBert
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop
 
 WORDS = ["the", "old", "cat", "saw", "a", "small", "dog", "near", "our", "red", "house", "and", "ran", "away", "it"]
@@ -171,7 +171,7 @@ def test_transformers_own_loss_is_ours(stories: Path) -> None:
 
 
 def test_a_run_learns_sees_its_tokens_and_is_resumed_to_the_same_bits(stories: Path, tmp_path: Path) -> None:
-    run = Run.open(training.train(at(stories), tmp_path / "run"))
+    run = RunDirectory.open(training.train(at(stories), tmp_path / "run"))
     expected = outcome(run.path)
     evaluated = [row for row in expected["rows"] if row["split"] == "validation"]
     assert evaluated[-1]["loss"] < evaluated[0]["loss"] < np.log(300)

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import leanify
-from leanify import upstream
 from leanify.architecture import Architecture
-from leanify.inputs import example_inputs
 from leanify.models.crammed_bert import CrammedBert, ScaledSinusoidal
 from leanify.models.gpt2 import Gpt2
 from leanify.models.layers import Attention
 from leanify.models.nystromformer import NystromAttention, Nystromformer, nystrom, pseudo_inverse
-from leanify.upstream import Origin
+from leanify.upstream.build import build_model
+from leanify.upstream.initialise import initialise_model
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.origin import Origin, origin_of
 
 TINY: dict[str, Any] = {"vocab": 50, "length": 24, "width": 16, "depth": 3, "heads": 3, "head_dim": 5, "mlp": 20}
 SMALL = {
@@ -44,7 +45,7 @@ def _one_thread() -> Iterator[None]:
 def built(case: str, **options: Any) -> nn.Module:
     """A small model in float64 whose zero and constant parameters are drawn, so that nothing is silent."""
     torch.manual_seed(0)
-    model = upstream.build(Origin("leanify", case.split(",")[0], {**SMALL[case], **options})).double()
+    model = build_model(Origin("leanify", case.split(",")[0], {**SMALL[case], **options})).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -83,7 +84,7 @@ def turned(architecture: Architecture, **shape: Any) -> Architecture:
     ],
 )
 def test_the_papers_counts(name: str, options: dict[str, Any], millions: float) -> None:
-    model = upstream.build(Origin("leanify", name, options), "meta")
+    model = build_model(Origin("leanify", name, options), "meta")
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert counted == pytest.approx(millions * 1e6, rel=0, abs=500 if millions > 1 else 0)
 
@@ -141,11 +142,11 @@ def test_a_training_step_reaches_every_parameter_and_export_agrees(case: str) ->
 
 
 def test_a_model_says_what_it_was_built_with() -> None:
-    assert upstream.origin_of(CrammedBert(**TINY)) == Origin("leanify", "crammed-bert", TINY)
+    assert origin_of(CrammedBert(**TINY)) == Origin("leanify", "crammed-bert", TINY)
     with pytest.raises(leanify.SourceError, match="leanify has no model 'crammed'; it has crammed-bert, gpt2"):
-        upstream.build(Origin("leanify", "crammed"))
+        build_model(Origin("leanify", "crammed"))
     with pytest.raises(leanify.SourceError, match="unexpected keyword argument 'layers'"):
-        upstream.build(Origin("leanify", "crammed-bert", {"layers": 2}))
+        build_model(Origin("leanify", "crammed-bert", {"layers": 2}))
     with pytest.raises(leanify.SourceError, match="nearest: crammed-bert"):
         leanify.load("leanify/cramed-bert")
 
@@ -154,7 +155,7 @@ def test_drawing_anew_draws_everything() -> None:
     for case in SMALL:
         model = built(case)
         before = copy.deepcopy(model.state_dict())
-        upstream.initialise(model)
+        initialise_model(model)
         same = [name for name, tensor in model.state_dict().items() if torch.equal(tensor, before[name])]
         assert same == []
 

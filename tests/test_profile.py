@@ -10,7 +10,7 @@ from core import CASES, Case
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify import cost, profiling
+from leanify.design import counting, profiling
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -42,7 +42,7 @@ def test_at_448_pixels_the_lean_model_saves_less_than_fvcore_alone_says() -> Non
 @EVERY
 def test_two_counters_agree_on_every_family(case: Case) -> None:
     model = case.load("meta")
-    counted = cost.count(model)
+    counted = counting.count(model)
     products, uncounted, note = profiling.fvcore_macs(model)
     assert note is None
     assert products == counted.macs
@@ -67,8 +67,8 @@ def test_the_count_on_meta_equals_the_count_of_plain_attention(name: str, monkey
     inputs = profiling.example_inputs(model, 1)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", plain)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        cost.call(model, inputs)
-    assert counter.get_total_flops() // 2 == cost.count(CASES[name].load("meta")).macs
+        counting.call(model, inputs)
+    assert counter.get_total_flops() // 2 == counting.count(CASES[name].load("meta")).macs
 
 
 @pytest.mark.parametrize("name", ["vit", "bert", "llama"])
@@ -88,7 +88,7 @@ def test_predicted_training_memory_is_what_autograd_keeps(name: str) -> None:
     inputs = profiling.example_inputs(model, 2, 8)
     inputs.pop("attention_mask", None)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        outputs = cost.call(model, inputs)
+        outputs = counting.call(model, inputs)
     del outputs
     assert predicted == pytest.approx(sum(kept.values()), rel=0.15)
     weights = sum(p.numel() * 4 for p in model.parameters())
@@ -103,7 +103,7 @@ def test_training_memory_is_predicted_where_upstream_asks_for_values(source: str
 
 def test_without_meta_two_passes_tell_what_any_batch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     on_meta = profiling.saved_bytes(CASES["bert"].load("meta"), 5, 8, fused=False)
-    monkeypatch.setattr(cost, "observed_on_meta", lambda *_: None)
+    monkeypatch.setattr(counting, "observed_on_meta", lambda *_: None)
     assert profiling.saved_bytes(CASES["bert"].load("meta"), 5, 8, fused=False) == pytest.approx(on_meta, rel=0.02)
 
 
@@ -123,7 +123,7 @@ def test_measurements_are_there_and_json_is_the_contract() -> None:
 
 def test_counting_leaves_the_model_as_it_was() -> None:
     model = CASES["gpt2"].load("meta")
-    cost.count(model)
+    counting.count(model)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert model.config.use_cache
 

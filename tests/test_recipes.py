@@ -15,10 +15,10 @@ import typer
 from typer.testing import CliRunner
 
 import leanify
-from leanify import recipe
-from leanify.audit import Row
 from leanify.cli.recipes import recipes as recipes_command
-from leanify.recipe import Model, Paper, Schedule, with_settings
+from leanify.design.audit import Row
+from leanify.sources import recipe
+from leanify.sources.recipe import ModelSection, PaperSection, ScheduleSection, with_settings
 
 M, K = 1_000_000, 1_000
 # baseline and lean as printed, and the counts of the shapes that the printed numbers belong to
@@ -134,7 +134,7 @@ def test_the_control_of_vit_base_is_the_nearest_there_is() -> None:
 
 
 def test_the_audit_says_what_it_cannot_rebuild() -> None:
-    paper = Paper(place="Table 4", role="lean", verdict="match", printed_params=1000, rebuilt_params=1000)
+    paper = PaperSection(place="Table 4", role="lean", verdict="match", printed_params=1000, rebuilt_params=1000)
     assert Row("x", paper, 1000).verdict == "match"
     assert Row("x", paper, 1002).verdict == "not rebuilt: the model has 1,002 parameters, its recipe says 1,000"
     assert Row("x", paper, 1250).error == pytest.approx(-0.2)
@@ -211,7 +211,7 @@ def test_vision_is_trained_by_table_6(name: str) -> None:
     assert value.optim is not None
     assert (value.optim.lr, value.optim.weight_decay, value.optim.label_smoothing) == (3e-3, 0.3, 0.1)
     large = any(word in name for word in ("large", "d4"))
-    assert value.schedule == Schedule(512 if large else 1024, epochs=300, warmup=20, warmup_lr=1e-5)
+    assert value.schedule == ScheduleSection(512 if large else 1024, epochs=300, warmup=20, warmup_lr=1e-5)
     assert value.model.override["drop_path_rate"] == 0.1
 
 
@@ -229,7 +229,7 @@ def test_the_long_range_arena_is_trained_by_its_table(
     task: str, length: int, batch: int, steps: int, warmup: int
 ) -> None:
     value = recipe.load(f"lra-{task}-lean")
-    assert value.schedule == Schedule(batch, steps=steps, warmup=warmup, kind="one-cycle")
+    assert value.schedule == ScheduleSection(batch, steps=steps, warmup=warmup, kind="one-cycle")
     assert value.data is not None
     assert value.data.length == value.model.override["length"] == length
 
@@ -295,11 +295,11 @@ def test_sources_that_are_no_recipe(tmp_path: Any) -> None:
 @pytest.mark.parametrize(("depth", "count"), [((4, 4, 8, 2), [4, 4, 8, 2, 2]), ((4, 4, 8, 2, 1), [4, 4, 8, 2, 1])])
 def test_a_list_names_every_stage_or_those_that_a_redesign_turns(depth: tuple[int, ...], count: list[int]) -> None:
     old = leanify.read(leanify.load("volo_d3_224", device="meta"))
-    assert [stage.depth for stage in Model("volo_d3_224", depth=depth).shape(old).stages] == count
+    assert [stage.depth for stage in ModelSection("volo_d3_224", depth=depth).shape(old).stages] == count
     with pytest.raises(leanify.ShapeError, match="depth was given 3 values"):
-        Model("volo_d3_224", depth=(1, 2, 3)).shape(old)
+        ModelSection("volo_d3_224", depth=(1, 2, 3)).shape(old)
     with pytest.raises(leanify.ShapeError, match="7 heads do not split the 256 inner channels"):
-        Model("volo_d3_224", heads=7, heads_mode="split").shape(old)
+        ModelSection("volo_d3_224", heads=7, heads_mode="split").shape(old)
 
 
 # -- strictness ---------------------------------------------------------------------------------------------------
@@ -361,7 +361,9 @@ def test_settings() -> None:
 
 
 def test_a_recipe_is_read_without_torch() -> None:
-    script = "import sys, leanify.recipe as r; r.load('vit-base-lean'); r.built_in(); print('torch' in sys.modules)"
+    script = (
+        "import sys, leanify.sources.recipe as r; r.load('vit-base-lean'); r.built_in(); print('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
 

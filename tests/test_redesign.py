@@ -11,10 +11,11 @@ import torch
 from core import CASES, IMAGE
 
 import leanify
-from leanify import cost, planning, search, surgery
-from leanify.cost import count
-from leanify.prices import PriceList
-from leanify.search import Request
+from leanify.design import counting, plan, search
+from leanify.design.counting import count
+from leanify.design.prices import PriceList
+from leanify.design.search import Request
+from leanify.lens import surgery
 
 SMALL = CASES["vit"]
 
@@ -103,10 +104,10 @@ def test_limits_on_macs_latency_and_memory(monkeypatch: pytest.MonkeyPatch) -> N
     plan = leanify.redesign("vit_base", max_macs="8G")
     assert plan.chosen.macs <= 8e9
     small = {"overrides": {**IMAGE, "depth": 9}}
-    baseline = planning.profiling.predicted_training_bytes(SMALL.load("meta", depth=9), 1, None, fused=False)
+    baseline = plan.profiling.predicted_training_bytes(SMALL.load("meta", depth=9), 1, None, fused=False)
     plan = leanify.redesign("vit_base", max_memory=0.6, **small)
     lean = surgery.write(SMALL.load("meta", depth=9), plan.chosen.architecture)
-    assert planning.profiling.predicted_training_bytes(lean, 1, None, torch.cuda.is_available()) <= 0.6 * baseline
+    assert plan.profiling.predicted_training_bytes(lean, 1, None, torch.cuda.is_available()) <= 0.6 * baseline
     assert leanify.redesign("vit_base", max_latency=0.9, **small).chosen.macs < plan.baseline.macs
     with pytest.raises(leanify.BudgetError, match=r"--max-latency 1e-09 s"):
         leanify.redesign("vit_base", max_latency="0.001us", **small)
@@ -146,13 +147,13 @@ def test_more_heads_than_inner_reaches_the_tokens_are_warned_of() -> None:
     ],
 )
 def test_budgets_in_every_form(budget: Any, limit: float) -> None:
-    assert planning.parse_budget("--x", budget, 100, planning.COUNTS) == limit
+    assert plan.parse_budget("--x", budget, 100, plan.COUNTS) == limit
 
 
 @pytest.mark.parametrize("budget", [0, -1, "0", 1.5, 50, "50", "abc", "", "M", "nan", "inf", "150%", "0.5x"])
 def test_budgets_that_are_none(budget: Any) -> None:
     with pytest.raises(leanify.BudgetError, match=r"--x .*say a share of the baseline"):
-        planning.parse_budget("--x", budget, 100, planning.COUNTS)
+        plan.parse_budget("--x", budget, 100, plan.COUNTS)
 
 
 def test_a_budget_below_the_floors_names_the_smallest_design() -> None:
@@ -178,11 +179,11 @@ def test_what_meta_alone_cannot_run_is_planned(source: str, params: int | None) 
     """Experts, layers of two head_dims, a hybrid, an encoder with its decoder: each at its full size."""
     model = leanify.load(source, device="meta")
     plan = leanify.redesign(source, target_params=0.8)
-    assert plan.baseline.params == cost.parameters(model)
+    assert plan.baseline.params == counting.parameters(model)
     assert params in (None, plan.baseline.params)
     assert plan.chosen.params <= 0.8 * plan.baseline.params
     lean = surgery.write(model, plan.chosen.architecture)
-    assert (cost.parameters(lean), cost.count(lean).macs) == (plan.chosen.params, plan.chosen.macs)
+    assert (counting.parameters(lean), counting.count(lean).macs) == (plan.chosen.params, plan.chosen.macs)
 
 
 @pytest.mark.parametrize("source", ["hf/openai-gpt", "hf/clip_vision_model", "qwen3_vl_text"])
@@ -196,7 +197,7 @@ def test_tokens_are_counted_where_they_come_before_the_batch() -> None:
     length = 4000
     for kernel, stride in zip((10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2), strict=True):
         length = (length - kernel) // stride + 1
-    assert cost.token_counts(leanify.load("hf/wavlm", device="meta")) == [length] == [12]
+    assert counting.token_counts(leanify.load("hf/wavlm", device="meta")) == [length] == [12]
 
 
 def test_layers_that_differ_follow_the_first_in_proportion() -> None:

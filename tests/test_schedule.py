@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from leanify.data.order import Order
+from leanify.data.sampling import Order
 from leanify.errors import RecipeError
-from leanify.recipe import Optim, Schedule
+from leanify.sources.recipe import OptimSection, ScheduleSection
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 
 
@@ -18,7 +18,7 @@ def optimizer() -> torch.optim.Optimizer:
 def test_cosine_is_timms_by_updates() -> None:
     from timm.scheduler import CosineLRScheduler
 
-    rate = rate_of(Schedule(8, epochs=10, warmup=2, warmup_lr=1e-5), Optim(3e-3), 7)
+    rate = rate_of(ScheduleSection(8, epochs=10, warmup=2, warmup_lr=1e-5), OptimSection(3e-3), 7)
     theirs = optimizer()
     schedule = CosineLRScheduler(theirs, 70, warmup_t=14, warmup_lr_init=1e-5, t_in_epochs=False)
     for step in range(70):
@@ -27,7 +27,7 @@ def test_cosine_is_timms_by_updates() -> None:
 
 
 def test_one_cycle_is_torchs() -> None:
-    rate = rate_of(Schedule(8, steps=50, warmup=10, kind="one-cycle"), Optim(3e-3), 1)
+    rate = rate_of(ScheduleSection(8, steps=50, warmup=10, kind="one-cycle"), OptimSection(3e-3), 1)
     theirs = optimizer()
     schedule = torch.optim.lr_scheduler.OneCycleLR(theirs, 3e-3, 50, pct_start=0.2, anneal_strategy="linear")
     for step in range(50):
@@ -37,20 +37,20 @@ def test_one_cycle_is_torchs() -> None:
 
 
 def test_the_other_kinds() -> None:
-    flat = rate_of(Schedule(8, steps=10, warmup=4, kind="constant"), Optim(1.0), 1)
+    flat = rate_of(ScheduleSection(8, steps=10, warmup=4, kind="constant"), OptimSection(1.0), 1)
     assert [flat(step) for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
-    line = rate_of(Schedule(8, steps=4, kind="linear"), Optim(1.0), 1)
+    line = rate_of(ScheduleSection(8, steps=4, kind="linear"), OptimSection(1.0), 1)
     assert [line(step) for step in range(4)] == [1, 0.75, 0.5, 0.25]
-    hill = rate_of(Schedule(8, steps=8, warmup=2, cooldown=4, kind="triangular"), Optim(1.0), 1)
+    hill = rate_of(ScheduleSection(8, steps=8, warmup=2, cooldown=4, kind="triangular"), OptimSection(1.0), 1)
     assert [hill(step) for step in range(8)] == [0, 0.5, 1, 1, 1, 0.75, 0.5, 0.25]
 
 
 def test_units() -> None:
-    assert steps_of(Schedule(8, epochs=1), 7, 50, None) == 7
-    assert steps_of(Schedule(8, steps=1), 7, 50, None) == 1
-    budget = Schedule(8, tokens=1280)
-    assert rate_of(budget, Optim(1.0), steps_of(budget, 7, 56, 16)).steps == 10
-    assert rate_of(budget, Optim(1.0), steps_of(budget, 1, 4, 16)).steps == 20  # a text of less than a batch
+    assert steps_of(ScheduleSection(8, epochs=1), 7, 50, None) == 7
+    assert steps_of(ScheduleSection(8, steps=1), 7, 50, None) == 1
+    budget = ScheduleSection(8, tokens=1280)
+    assert rate_of(budget, OptimSection(1.0), steps_of(budget, 7, 56, 16)).steps == 10
+    assert rate_of(budget, OptimSection(1.0), steps_of(budget, 1, 4, 16)).steps == 20  # a text of less than a batch
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
@@ -58,8 +58,8 @@ def test_units() -> None:
 def test_a_batch_grows_by_as_much_a_step_over_its_share_of_the_run(unit: str, share: float) -> None:
     """The batches before the first full one see that share of the run's samples (or are that share of its steps)."""
     length = {"tokens": 16 * 64 * 200, "epochs": 2, "steps": 200}[unit]
-    schedule = Schedule(64, **{unit: length}, batch_ramp=share)
-    whole = rate_of(schedule, Optim(1.0), steps_of(schedule, 100, 6400, 16)).steps
+    schedule = ScheduleSection(64, **{unit: length}, batch_ramp=share)
+    whole = rate_of(schedule, OptimSection(1.0), steps_of(schedule, 100, 6400, 16)).steps
     assert whole == 200
     order = Order(6400, 64, seed=0, ramp=ramp_of(schedule, whole))
     steps = whole if unit == "steps" else order.step_at(whole)
@@ -77,4 +77,4 @@ def test_a_batch_grows_by_as_much_a_step_over_its_share_of_the_run(unit: str, sh
 
 def test_a_ramp_is_a_share() -> None:
     with pytest.raises(RecipeError, match="a share of the run"):
-        ramp_of(Schedule(64, steps=10, batch_ramp=1.5), 10)
+        ramp_of(ScheduleSection(64, steps=10, batch_ramp=1.5), 10)

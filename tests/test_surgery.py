@@ -13,12 +13,15 @@ from core import CASES, Case, batch, equal, outputs
 from torch import nn
 
 import leanify
-from leanify import surgery, upstream
 from leanify.architecture import Architecture
-from leanify.cost import call, count
-from leanify.prices import PriceList, StageDesign
-from leanify.search import Candidate, main_of
-from leanify.zoo import find
+from leanify.design.counting import call, count
+from leanify.design.prices import PriceList, StageDesign
+from leanify.design.search import Candidate, main_of
+from leanify.lens import surgery
+from leanify.sources.find import find
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import origin_of
+from leanify.upstream.settle import drop_path_rates
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -96,17 +99,17 @@ def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None
 def test_upstreams_own_constructor_gives_the_same_model(case: Case) -> None:
     """Where upstream can express a shape, the result of surgery equals what it builds, given the same weights."""
     model = case.load()
-    origin = upstream.origin_of(model)
+    origin = origin_of(model)
     assert origin is not None
     shape = leanify.read(model)
     for name, wanted in lean_shapes(shape).items():
         lean = leanify.write(model, wanted).eval()
-        native = leanify.checkpoint.expressed(lean, origin, wanted)  # type: ignore[attr-defined]
+        native = leanify.sources.lean_directory.expressed(lean, origin, wanted)  # type: ignore[attr-defined]
         if name == "grown":
             assert (native is not None) == case.native
         if native is None:
             continue
-        built = upstream.build(native)
+        built = build_model(native)
         built.load_state_dict(lean.state_dict())
         assert equal(outputs(lean), outputs(built)), name
 
@@ -153,7 +156,7 @@ def test_cached_generation_equals_uncached_after_surgery(name: str, shape: str) 
 def test_drop_path_and_feature_info_follow_the_depth() -> None:
     model = CASES["vit, drop path"].load()
     lean = leanify.write(model, lean_shapes(leanify.read(model))["narrow"])
-    assert upstream.drop_path_rates(list(lean.blocks)) == pytest.approx([0, 0.15, 0.3])
+    assert drop_path_rates(list(lean.blocks)) == pytest.approx([0, 0.15, 0.3])
     assert [entry["module"] for entry in lean.feature_info] == ["blocks.0", "blocks.1", "blocks.2"]
 
 

@@ -15,10 +15,10 @@ import torch
 from runs import DIGITS, forked, outcome
 
 import leanify
-from leanify import recipe as recipes
 from leanify import training
 from leanify.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop, preparation
 
 TINY = recipes.parse(DIGITS)
@@ -84,7 +84,7 @@ def copied(whole: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "checkpoint.json"])
 def test_a_damaged_last_checkpoint_is_named_and_the_one_before_serves(copied: Path, whole: Path, name: str) -> None:
-    file = Run.open(copied).checkpoints()[-1].path / name
+    file = RunDirectory.open(copied).checkpoints()[-1].path / name
     file.write_bytes(file.read_bytes()[:-7])
     watcher = Watcher()
     training.train(resume=copied, watcher=watcher)
@@ -94,7 +94,7 @@ def test_a_damaged_last_checkpoint_is_named_and_the_one_before_serves(copied: Pa
 
 
 def test_a_checkpoint_with_sums_of_an_earlier_kind_is_intact(copied: Path) -> None:
-    found = Run.open(copied).checkpoints()[-1]
+    found = RunDirectory.open(copied).checkpoints()[-1]
     sums = {name: hashlib.blake2b((found.path / name).read_bytes()).hexdigest() for name in found.sums}
     assert replace(found, sums=sums).broken() is None
     (found.path / "state.pt").write_bytes(b"")
@@ -102,7 +102,7 @@ def test_a_checkpoint_with_sums_of_an_earlier_kind_is_intact(copied: Path) -> No
 
 
 def test_without_an_intact_checkpoint_nothing_is_done(copied: Path) -> None:
-    for found in Run.open(copied).checkpoints():
+    for found in RunDirectory.open(copied).checkpoints():
         (found.path / "state.pt").unlink()
     before = (copied / "metrics.jsonl").read_bytes()
     with pytest.raises(DirectoryError, match=r"no checkpoint to go on from: .*step 24.*; .*step 22"):
@@ -124,7 +124,9 @@ def test_a_resume_with_another_recipe_names_the_differences(copied: Path) -> Non
 
 
 def test_a_run_with_a_growing_batch_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    run = Run.open(training.train(tiny("schedule.batch_ramp=0.4", "run.keep=0", "run.eval_every="), tmp_path / "run"))
+    run = RunDirectory.open(
+        training.train(tiny("schedule.batch_ramp=0.4", "run.keep=0", "run.eval_every="), tmp_path / "run")
+    )
     expected = outcome(run.path)
     assert expected["step"] > 24  # smaller batches, as many samples
     evaluated = [row["epoch"] for row in expected["rows"] if row["split"] == "validation"]
@@ -136,7 +138,7 @@ def test_a_run_with_a_growing_batch_is_resumed_to_the_same_bits(tmp_path: Path) 
 
 
 def test_a_run_is_written_by_one_process(copied: Path) -> None:
-    with Run.open(copied).held(), pytest.raises(DirectoryError, match="another process"):
+    with RunDirectory.open(copied).held(), pytest.raises(DirectoryError, match="another process"):
         training.train(resume=copied)
 
 
@@ -146,7 +148,7 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_the_last_good_checkpoi
     ) as e:
         training.train(tiny("optim.lr=1e30", "optim.ema=", "schedule.warmup=0", "run.log_every=50"), tmp_path / "run")
     assert "optim.lr" in str(e.value)
-    found = Run.open(tmp_path / "run").checkpoints()
+    found = RunDirectory.open(tmp_path / "run").checkpoints()
     assert all(torch.isfinite(t).all() for t in found[-1].weights().values())
     assert str(found[-1].step) in str(e.value)
 
@@ -156,20 +158,20 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch:
     import resource
 
     recipe, run = tiny(), tmp_path / "run"
-    before = Run.save
+    before = RunDirectory.save
 
-    def limited(self: Run, step: int, *rest: Any) -> Path:
+    def limited(self: RunDirectory, step: int, *rest: Any) -> Path:
         if step == 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
         return before(self, step, *rest)
 
-    monkeypatch.setattr(Run, "save", limited)
+    monkeypatch.setattr(RunDirectory, "save", limited)
     try:
         with pytest.raises(TrainingError, match=r"step 4 could not be written: .*; the one of step 2 is whole"):
             training.train(recipe, run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert [found.step for found in Run.open(run).checkpoints()] == [0, 2]
+    assert [found.step for found in RunDirectory.open(run).checkpoints()] == [0, 2]
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000000", "00000002"]
 
 
@@ -177,11 +179,11 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch:
 
 
 def test_the_last_checkpoints_and_the_best_are_kept(whole: Path) -> None:
-    found = Run.open(whole).checkpoints()
-    scored = [row for row in Run.open(whole).rows() if row["split"] == "validation" and row["step"] % 2 == 0]
+    found = RunDirectory.open(whole).checkpoints()
+    scored = [row for row in RunDirectory.open(whole).rows() if row["split"] == "validation" and row["step"] % 2 == 0]
     best = max(scored, key=lambda row: row["top1"])
     assert [entry.step for entry in found] == sorted({best["step"], 22, 24})
-    assert Run.open(whole).best() == next(entry for entry in found if entry.step == best["step"])
+    assert RunDirectory.open(whole).best() == next(entry for entry in found if entry.step == best["step"])
 
 
 def test_a_run_holds_what_was_asked_and_where_it_ran(whole: Path) -> None:
@@ -189,12 +191,12 @@ def test_a_run_holds_what_was_asked_and_where_it_ran(whole: Path) -> None:
     entry = json.loads((whole / "environment.json").read_text())[0]
     assert entry["versions"]["torch"] == torch.__version__
     assert {"git", "command", "threads", "processes", "device"} <= entry.keys()
-    assert {tuple(row)[:3] for row in Run.open(whole).rows()} == {("step", "epoch", "split")}
+    assert {tuple(row)[:3] for row in RunDirectory.open(whole).rows()} == {("step", "epoch", "split")}
 
 
 def test_a_run_is_a_source(whole: Path) -> None:
     model = leanify.load(whole)
-    best = Run.open(whole).best()
+    best = RunDirectory.open(whole).best()
     assert best is not None
     weights = best.weights()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs import DIGITS, outcome
 
-from leanify.run import Run
+from leanify.sources.run_directory import RunDirectory
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 
@@ -44,9 +44,9 @@ def test_a_run_is_resumed_after_ctrl_c_and_says_what_came_of_it(recipe: Path, tm
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
-    step = Run.open(tmp_path / "run").checkpoints()[-1].step
+    step = RunDirectory.open(tmp_path / "run").checkpoints()[-1].step
     assert 3 <= step < 160
-    assert Run.open(tmp_path / "run").rows()[-1]["step"] == step
+    assert RunDirectory.open(tmp_path / "run").rows()[-1]["step"] == step
 
     done = run("--resume", str(tmp_path / "run"), *settings, "--set", "optim.lr=1")
     assert (done.returncode, done.stdout) == (2, "")

@@ -10,12 +10,12 @@ import torch
 from runs import DIGITS, outcome
 
 import leanify
-from leanify import recipe as recipes
 from leanify import training
-from leanify.data.order import MODEL, seed_everything
+from leanify.data.sampling import MODEL, seed_everything
 from leanify.errors import LeanifyError, RecipeError, ShapeError
-from leanify.recipe import Distill
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import DistillSection
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import distillation, loop, preparation
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200", "schedule.epochs=2"]
@@ -94,7 +94,7 @@ def test_maps_are_learnt_kept_and_not_loaded_and_a_resume_ends_with_the_same_bit
     teachers: dict[str, Path], tmp_path: Path
 ) -> None:
     words = [f"distill.teacher={teachers['wide']}", "distill.hidden_weight=0.5", "run.keep=0"]
-    run = Run.open(training.train(student(*words), tmp_path / "run"))
+    run = RunDirectory.open(training.train(student(*words), tmp_path / "run"))
     whole, (first, *_, last) = outcome(run.path), run.checkpoints()
     assert last.weights().keys() == leanify.load(run.path).state_dict().keys()
     before, after = (found.state()["maps"] for found in (first, last))
@@ -107,9 +107,9 @@ def test_maps_are_learnt_kept_and_not_loaded_and_a_resume_ends_with_the_same_bit
 
 
 def test_layers_are_spread_evenly_or_as_said() -> None:
-    assert distillation.pairs_of(Distill("x"), 3, 12) == [(0, 3), (1, 7), (2, 11)]
-    assert distillation.pairs_of(Distill("x"), 5, 7) == [(0, 1), (1, 2), (2, 4), (3, 5), (4, 6)]
-    assert distillation.pairs_of(Distill("x"), 2, 2) == [(0, 0), (1, 1)]
+    assert distillation.pairs_of(DistillSection("x"), 3, 12) == [(0, 3), (1, 7), (2, 11)]
+    assert distillation.pairs_of(DistillSection("x"), 5, 7) == [(0, 1), (1, 2), (2, 4), (3, 5), (4, 6)]
+    assert distillation.pairs_of(DistillSection("x"), 2, 2) == [(0, 0), (1, 1)]
     value = student("distill.teacher=x", "distill.layers=[[1, 3]]")
     assert recipes.parse(value.to_toml()) == value
     assert value.distill is not None

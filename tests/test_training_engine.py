@@ -11,9 +11,9 @@ import torch
 from runs import DIGITS, outcome
 
 from leanify import machine, training
-from leanify import recipe as recipes
 from leanify.errors import RecipeError, TrainingError
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import engine, heap, loop, memory
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]
@@ -63,7 +63,7 @@ def test_half_precision_without_a_gpu_is_refused() -> None:
 
 def test_rows_go_to_trackers_too(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    run = Run.open(training.train(tiny('run.trackers=["tensorboard"]', "schedule.epochs=1"), tmp_path / "run"))
+    run = RunDirectory.open(training.train(tiny('run.trackers=["tensorboard"]', "schedule.epochs=1"), tmp_path / "run"))
     assert any(b"validation/top1" in file.read_bytes() for file in (tmp_path / "run").rglob("events.out.*"))
     assert outcome(run.path)["step"] == 3
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from leanify import recipe as recipes
 from leanify import training
-from leanify.data.order import SAMPLE, seed_everything
 from leanify.data.samples import Keyed
+from leanify.data.sampling import SAMPLE, seed_everything
 from leanify.errors import DataError, RecipeError
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop
 
 TINY = recipes.parse(
@@ -72,7 +72,7 @@ def at(folder: Path, *settings: str) -> recipes.Recipe:
 
 
 def test_an_image_folder_in_every_mode_is_trained_on(folder: Path, tmp_path: Path) -> None:
-    run = Run.open(training.train(at(folder), tmp_path / "run"))
+    run = RunDirectory.open(training.train(at(folder), tmp_path / "run"))
     rows = [row for row in run.rows() if row["split"] == "validation"]
     assert [row["step"] for row in rows] == [5, 10]
     assert "top5" not in rows[0]  # three classes
@@ -213,4 +213,4 @@ def test_an_unreadable_image_stops_with_its_name_and_what_was_learnt_is_kept(
     with pytest.raises(DataError, match=r"^the image .*train/c1/.* cannot be read") as found:
         training.train(at(folder, f"data.workers={workers}"), tmp_path / "run")
     assert "\n" not in str(found.value)
-    assert Run.open(tmp_path / "run").checkpoints()
+    assert RunDirectory.open(tmp_path / "run").checkpoints()

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from runs import outcome
 
-from leanify import recipe as recipes
 from leanify import training
-from leanify.data.order import Order, Passes, in_turn
-from leanify.run import Run
+from leanify.data.sampling import Order, Passes, in_turn
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
 
 # 241 samples to train: the last step of an epoch has one, which is one process's alone
 RECIPE = """
@@ -66,7 +66,7 @@ def test_two_processes_have_the_losses_of_one_and_resume(tmp_path: Path) -> None
         assert theirs.get("top1") == mine.get("top1")
 
     shutil.copytree(tmp_path / "two", tmp_path / "again")
-    shutil.rmtree(Run.open(tmp_path / "again").checkpoints()[-1].path)
+    shutil.rmtree(RunDirectory.open(tmp_path / "again").checkpoints()[-1].path)
     done = launched("train", "--resume", str(tmp_path / "again"))
     assert done.returncode == 0, done.stderr
     assert "from step 5" in done.stderr

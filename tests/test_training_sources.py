@@ -8,10 +8,10 @@ import pytest
 from runs import DIGITS
 
 import leanify
-from leanify import recipe as recipes
 from leanify import training
 from leanify.errors import LeanifyError, RecipeError, SourceError
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import preparation
 
 TINY = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])
@@ -21,7 +21,7 @@ def test_a_run_brings_its_recipe_along(tmp_path: Path) -> None:
     run = training.train(TINY, tmp_path / "run")
     assert training.resolve(run) == TINY
     again = training.train(run, tmp_path / "again", settings=["run.seed=1"])
-    assert Run.open(again).recipe.run.seed == 1
+    assert RunDirectory.open(again).recipe.run.seed == 1
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_model_is_trained_by_what_is_usual_for_its_kind(source: str, task: str
 def test_a_lean_directory_goes_on_learning_from_its_weights(tmp_path: Path) -> None:
     leanify.save(preparation.build(TINY), tmp_path / "lean")
     value = training.resolve(tmp_path / "lean", ["data.path=x", "data.name=digits", "schedule.epochs=1"])
-    run = Run.open(training.train(value, tmp_path / "run"))
+    run = RunDirectory.open(training.train(value, tmp_path / "run"))
     first = run.checkpoints()[0].weights()
     for name, tensor in leanify.load(tmp_path / "lean").state_dict().items():
         assert (first[name] == tensor).all()

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from leanify import recipe as recipes
 from leanify import training
 from leanify.data import tokens
 from leanify.data.corpus import END, Corpus, corpora
 from leanify.data.samples import IGNORED
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Data
-from leanify.run import Run
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import DataSection
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop
 
 STORIES = [f"Once there were {n} cats and {n * n} mice. " * (1 + n % 3) for n in range(40)]
@@ -50,7 +50,9 @@ def test_every_token_but_the_first_is_a_target_once(tokens: int) -> None:
 
 
 def test_stories_are_cut_whole_and_the_last_ones_validate(stories: Path) -> None:
-    train, validation, share, words, _ = corpora(Data("x", "causal-lm", str(stories), samples=30, holdout=0.1), 16, 256)
+    train, validation, share, words, _ = corpora(
+        DataSection("x", "causal-lm", str(stories), samples=30, holdout=0.1), 16, 256
+    )
     assert bytes(train.ids).decode() == END.join(STORIES[:27]) + END
     assert bytes(validation.ids).decode() == END.join(STORIES[27:30]) + END
     assert share == 1.0
@@ -60,7 +62,7 @@ def test_stories_are_cut_whole_and_the_last_ones_validate(stories: Path) -> None
 def test_a_folder_in_tinystories_layout_and_a_table_have_their_own_splits(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(END.join(STORIES[:9]))
     (tmp_path / "validation.jsonl").write_text("\n".join(json.dumps({"text": story}) for story in STORIES[9:12]))
-    train, validation, *_ = corpora(Data("x", "causal-lm", str(tmp_path)), 16, 256)
+    train, validation, *_ = corpora(DataSection("x", "causal-lm", str(tmp_path)), 16, 256)
     assert bytes(train.ids).decode() == END.join(STORIES[:9])
     assert bytes(validation.ids).decode() == END.join(STORIES[9:12])
 
@@ -72,12 +74,13 @@ def test_a_table_of_another_kind_is_the_same_text(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"id": range(40), "text": STORIES}), tmp_path / "stories.parquet")
     (tmp_path / "stories.jsonl").write_text("\n".join(json.dumps({"text": story}) for story in STORIES))
     found = [
-        corpora(Data("x", "causal-lm", str(tmp_path / f"stories.{kind}")), 16, 256) for kind in ("parquet", "jsonl")
+        corpora(DataSection("x", "causal-lm", str(tmp_path / f"stories.{kind}")), 16, 256)
+        for kind in ("parquet", "jsonl")
     ]
     assert bytes(found[0][0].ids) == bytes(found[1][0].ids)
     (tmp_path / "stories.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match="is no Parquet file"):
-        corpora(Data("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
+        corpora(DataSection("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
 
 
 def test_a_data_set_by_name_has_its_own_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,14 +91,14 @@ def test_a_data_set_by_name_has_its_own_splits(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "sets" / "stories").mkdir(parents=True, exist_ok=True)
         rows = "\n".join(json.dumps({"text": story}) for story in part)
         (tmp_path / "sets" / "stories" / f"{split}.jsonl").write_text(rows)
-    train, validation, share, words, _ = corpora(Data("sets/stories", "causal-lm"), 16, 256)
+    train, validation, share, words, _ = corpora(DataSection("sets/stories", "causal-lm"), 16, 256)
     assert bytes(train.ids).decode() == END.join(STORIES[:30])
     assert bytes(validation.ids).decode() == END.join(STORIES[30:])
     assert (share, "sets/stories of the hub" in words) == (1.0, True)
     with pytest.raises(DataError, match="no split 'tset'; it has train, validation"):
-        corpora(Data("sets/stories", "causal-lm", validation="tset"), 16, 256)
+        corpora(DataSection("sets/stories", "causal-lm", validation="tset"), 16, 256)
     with pytest.raises(DataError, match="the hub did not give it"):
-        corpora(Data("nobody/nothing", "causal-lm"), 16, 256)
+        corpora(DataSection("nobody/nothing", "causal-lm"), 16, 256)
 
 
 def test_a_large_text_is_mapped_from_the_cache_and_has_the_same_ids(
@@ -105,7 +108,7 @@ def test_a_large_text_is_mapped_from_the_cache_and_has_the_same_ids(
     monkeypatch.setattr(tokens, "BLOCK", 100)
     for split, part in (("train", STORIES[:30]), ("validation", STORIES[30:])):
         (tmp_path / f"{split}.txt").write_text("é\n".join(part))
-    data = Data("x", "causal-lm", str(tmp_path))
+    data = DataSection("x", "causal-lm", str(tmp_path))
     small = corpora(data, 16, 256)
     monkeypatch.setattr(tokens, "LARGE", 50)
     large, again = corpora(data, 16, 256), corpora(data, 16, 256)
@@ -132,7 +135,7 @@ def test_text_in_blocks_is_the_same_text(end: int, monkeypatch: pytest.MonkeyPat
 def test_the_test_split_is_evaluated_once_with_the_best_weights(tmp_path: Path) -> None:
     for split, part in (("train", STORIES[:30]), ("validation", STORIES[30:35]), ("test", STORIES[35:])):
         (tmp_path / f"{split}.txt").write_text(END.join(part))
-    run = Run.open(training.train(at(tmp_path, "data.test=test"), tmp_path / "run"))
+    run = RunDirectory.open(training.train(at(tmp_path, "data.test=test"), tmp_path / "run"))
     *_, row = run.rows()
     best = run.best()
     assert best is not None
@@ -161,7 +164,7 @@ def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> No
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]").save_pretrained(tmp_path / "words")
-    data = Data("x", "causal-lm", str(stories), tokenizer=str(tmp_path / "words"))
+    data = DataSection("x", "causal-lm", str(stories), tokenizer=str(tmp_path / "words"))
     train, _, share, *_ = corpora(data, 16, 3)
     assert set(np.unique(train.ids)) == {0, 1, 2}
     assert share > 3  # bytes a word
@@ -170,7 +173,7 @@ def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> No
 
 
 def test_a_byte_level_gpt_learns_and_reports_bits_per_byte(stories: Path, tmp_path: Path) -> None:
-    run = Run.open(training.train(at(stories), tmp_path / "run"))
+    run = RunDirectory.open(training.train(at(stories), tmp_path / "run"))
     first, last = (row for row in run.rows() if row["split"] == "validation")
     assert last["loss"] < first["loss"] < math.log(256) + 0.2
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))

@@ -10,8 +10,9 @@ import sys
 import pytest
 import torch
 
-from leanify import Architecture, Layer, ShapeError, Stage, layout
-from leanify.theory import gaussian_kappa
+from leanify import Architecture, Layer, ShapeError, Stage
+from leanify.lens import notation
+from leanify.spectra.theory import gaussian_kappa
 
 WIDE = Layer(width=96, heads=6, kv_heads=2, head_dim=16, mlp=256)
 
@@ -108,14 +109,14 @@ SIZES = {"h": 4, "g": 2, "d": 3, "m": 10}
     ],
 )
 def test_a_layout_says_the_length_of_an_axis(how: str, length: float) -> None:
-    assert layout.evaluate(how, SIZES) == length
+    assert notation.evaluate(how, SIZES) == length
 
 
 def test_sizes_are_solved_from_axes() -> None:
-    assert layout.solve([("h d", 12), ("g d", 6), ("d", 3)], {}) == {"h": 4, "g": 2, "d": 3}
-    assert layout.solve([("m | 3 h d", 46), ("h d", 12), ("h", 4)], {})["m"] == 10
+    assert notation.solve([("h d", 12), ("g d", 6), ("d", 3)], {}) == {"h": 4, "g": 2, "d": 3}
+    assert notation.solve([("m | 3 h d", 46), ("h d", 12), ("h", 4)], {})["m"] == 10
     with pytest.raises(ValueError, match="an axis of length 13"):
-        layout.solve([("h", 4), ("d", 3), ("h d", 13)], {})
+        notation.solve([("h", 4), ("d", 3), ("h d", 13)], {})
 
 
 @pytest.mark.parametrize("how", ["h d", "3 h d", "h 3 d", "d h", "h d | g d | g d", "m | 3 h d"])
@@ -133,7 +134,7 @@ def test_positions_carry_every_head_to_its_place(how: str) -> None:
                 places.append((number, *(int(i) for i in index)))
         return places
 
-    source, target = layout.positions(how, SIZES, new)
+    source, target = notation.positions(how, SIZES, new)
     before, after = labels(SIZES), labels(new)
     assert [before[i] for i in source] == [after[i] for i in target] == before
 
@@ -142,9 +143,9 @@ def test_a_split_keeps_every_channel_in_order() -> None:
     """h heads side by side cut into 2h: interleaved layouts must be reordered, plain ones stay."""
     halves = {"h": 8, "d": 2}
     whole = {"h": 4, "d": 4}
-    source, target = layout.positions("3 h d", whole, halves)
+    source, target = notation.positions("3 h d", whole, halves)
     assert torch.equal(source, target)
-    source, target = layout.positions("h 3 d", whole, halves)
+    source, target = notation.positions("h 3 d", whole, halves)
     moved = torch.empty(48, dtype=torch.long)
     moved[target] = torch.arange(48)[source]
     old, new = torch.arange(48).view(4, 3, 4), moved.view(8, 3, 2)
@@ -152,7 +153,7 @@ def test_a_split_keeps_every_channel_in_order() -> None:
 
 
 def test_per_head_values_repeat_for_new_heads() -> None:
-    assert layout.cycle("h", {"h": 3}, {"h": 5}).tolist() == [0, 1, 2, 0, 1]
+    assert notation.cycle("h", {"h": 3}, {"h": 5}).tolist() == [0, 1, 2, 0, 1]
 
 
 # -- theory -------------------------------------------------------------------------------------------------------

@@ -65,13 +65,13 @@ def test_what_cannot_be_redesigned_is_refused_with_its_reason(library: str, name
 
 
 def test_the_shipped_table_says_a_reason_wherever_a_model_is_not_supported() -> None:
-    table = json.loads(resources.files("leanify.families").joinpath("zoo.json").read_text("utf-8"))
+    table = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
     assert {model["status"] for model in table["models"]} <= {"supported", "refused", "failing"}
     assert all(bool(model["reason"]) == (model["status"] != "supported") for model in table["models"])
 
 
 def _shipped(library: str) -> list[str]:
-    table = json.loads(resources.files("leanify.families").joinpath("zoo.json").read_text("utf-8"))
+    table = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
     return [m["name"] for m in table["models"] if m["library"] == library and m["status"] == "supported"]
 
 

@@ -19,14 +19,14 @@ from leanify.errors import SourceError
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanify.data.feed import Feed
-    from leanify.probe import Probe
+    from leanify.data.probe_inputs import Feed
+    from leanify.spectra.results import Probe
 
 Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class ConditionOptions:
     """What was asked for on the command line, whatever the source."""
 
     data: Path | None
@@ -78,14 +78,14 @@ def condition(
     A is the input of the output projection, tokens × inner, taken sample by sample. κ = σ_max/σ_min over
     min(tokens, inner) singular values; infinite where A is rank-deficient at its own precision.
     """
-    from leanify.plotting import check_plot
-    from leanify.zoo import parse_overrides
+    from leanify.sources.find import parse_overrides
+    from leanify.spectra.plots import check_plot
 
     check_plot(plot)
     if heads is not None and checkpoints is not None:
         raise SourceError("--heads draws fresh models and --checkpoints reads trained ones: ask for one of them")
     overrides = parse_overrides(override or [])
-    options = Options(
+    options = ConditionOptions(
         data,
         samples,
         batch_size,
@@ -140,8 +140,8 @@ def _numbers(text: str) -> list[int]:
         raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {text!r} was given") from None
 
 
-def _load(source: str, options: Options) -> nn.Module:
-    from leanify.zoo import load
+def _load(source: str, options: ConditionOptions) -> nn.Module:
+    from leanify.sources.find import load
 
     return load(
         source,
@@ -152,8 +152,8 @@ def _load(source: str, options: Options) -> nn.Module:
     )
 
 
-def _feed(model: nn.Module, source: str, options: Options) -> Feed:
-    from leanify.data.feed import feed
+def _feed(model: nn.Module, source: str, options: ConditionOptions) -> Feed:
+    from leanify.data.probe_inputs import feed
 
     path = Path(source).expanduser()
     directory = path if path.is_dir() else path.parent if path.is_file() else None
@@ -183,13 +183,13 @@ def _progress(what: str, total: int) -> Iterator[Tick]:
 # -- what can be asked ------------------------------------------------------------------------------------------------
 
 
-def _models(sources: Sequence[str], options: Options) -> Result:
+def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
     """Each source once: a table of layers."""
     import torch
 
-    from leanify import probe_report as report
-    from leanify.conditioning import condition as probe_model
-    from leanify.plotting import layers_figure
+    from leanify.spectra import report as report
+    from leanify.spectra.measure import condition as probe_model
+    from leanify.spectra.plots import layers_figure
 
     probes: dict[str, Probe] = {}
     models, warnings = [], []
@@ -225,11 +225,11 @@ def _models(sources: Sequence[str], options: Options) -> Result:
     )
 
 
-def _over_heads(source: str, heads: list[int], options: Options) -> Result:
+def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Result:
     """Figure 2 for any model: κ against heads, at initialisation."""
-    from leanify import probe_report as report
-    from leanify import sweep
-    from leanify.plotting import heads_figure
+    from leanify.spectra import report as report
+    from leanify.spectra import sweep
+    from leanify.spectra.plots import heads_figure
 
     model = _load(source, options)
     feed = _feed(model, source, options)
@@ -260,11 +260,11 @@ def _over_heads(source: str, heads: list[int], options: Options) -> Result:
     )
 
 
-def _over_training(source: str, run: Path, options: Options) -> Result:
+def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
     """κ at every checkpoint of a run."""
-    from leanify import probe_report as report
-    from leanify import sweep
-    from leanify.plotting import training_figure
+    from leanify.spectra import report as report
+    from leanify.spectra import sweep
+    from leanify.spectra.plots import training_figure
 
     found = sweep.checkpoints(run)
     model = _load(source, options)
@@ -295,7 +295,7 @@ def _show(result: Result, plot: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
     if plot is not None:
-        from leanify.plotting import write
+        from leanify.spectra.plots import write
 
         command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
         write(result.draw(), plot, result.title, result.rows, [*result.notes, *result.warnings, command])

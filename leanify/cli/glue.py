@@ -32,9 +32,9 @@ def glue(
     Each fine-tuning is a run of the recipe glue. Finished ones are kept and unfinished ones resumed: kill it whenever
     you like and call it again.
     """
-    from leanify import glue as table
-    from leanify import report
+    from leanify.cli import tables
     from leanify.cli.train import Screen
+    from leanify.training import glue_table as table
 
     named = [name.strip() for name in tasks.split(",") if name.strip()] if tasks is not None else None
     with Screen() as screen:
@@ -45,6 +45,6 @@ def glue(
 
         found = table.glue(source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch)
     if json:
-        report.print_json(found.to_json())
+        tables.print_json(found.to_json())
     else:
-        report.render_glue(found)
+        tables.render_glue(found)

@@ -23,13 +23,16 @@ def profile(
     json: Json = False,
 ) -> None:
     """Count parameters, MACs and memory of models, and measure latency, throughput and peaks on the device."""
-    from leanify import profiling, report, zoo
+    from leanify.cli import tables
+    from leanify.design import profiling
+    from leanify.sources import find
+    from leanify.terminal import track
 
-    overrides = zoo.parse_overrides(override or [])
+    overrides = find.parse_overrides(override or [])
     if img_size is not None:
         overrides |= {"img_size": img_size}
     profiles = []
-    for source in report.track(sources, "profiling"):
+    for source in track(sources, "profiling"):
         profiles.append(
             profiling.profile(
                 source,
@@ -44,6 +47,6 @@ def profile(
             )
         )
     if json:
-        report.print_json({"models": [facts.to_json() for facts in profiles]})
+        tables.print_json({"models": [facts.to_json() for facts in profiles]})
     else:
-        report.render_profiles(profiles)
+        tables.render_profiles(profiles)

@@ -9,8 +9,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from leanify.audit import Row
-    from leanify.recipe import Recipe
+    from leanify.design.audit import Row
+    from leanify.sources.recipe import Recipe
 
 
 def recipes(
@@ -23,11 +23,11 @@ def recipes(
     from rich.console import Console
     from rich.progress import track
 
-    from leanify import recipe
+    from leanify.sources import recipe
 
     known = {name: recipe.load(path) for name, path in recipe.built_in().items()}
     if audit:
-        from leanify.audit import rows
+        from leanify.design.audit import rows
 
         console = Console(stderr=True)
         total = sum(entry.paper is not None for entry in known.values())

@@ -43,16 +43,18 @@ def redesign(
     Grow adds heads of the same size; split cuts the same width into more heads. The control has lean's depth and
     parameters but the old heads: only beside it can training show what the heads are worth.
     """
-    from leanify import planning, report, zoo
-    from leanify.checkpoint import check_new_directory
+    from leanify.cli import tables
+    from leanify.design.plan import redesign as redesign_source
     from leanify.errors import LeanifyError
+    from leanify.sources.find import parse_overrides
+    from leanify.sources.lean_directory import check_new_directory
 
     for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):
         if value not in allowed:
             raise LeanifyError(f"{name} {value!r} is none of {', '.join(allowed)}")
     if output is not None:
         check_new_directory(output)
-    plan = planning.redesign(
+    plan = redesign_source(
         source,
         target_params=target_params,
         count=count,  # type: ignore[arg-type]
@@ -66,15 +68,15 @@ def redesign(
         heads_mode=heads_mode,  # type: ignore[arg-type]
         top=top,
         tokens=tokens,
-        overrides=zoo.parse_overrides(override or []),
+        overrides=parse_overrides(override or []),
         cls=model_class,
     )
     if output is not None:
         plan = plan.save(output, weights, seed, pretrained)
     if json:
-        report.print_json(plan.to_json())
+        tables.print_json(plan.to_json())
     else:
-        report.render_plan(plan)
+        tables.render_plan(plan)
 
 
 MODES = ("grow", "split", "auto")

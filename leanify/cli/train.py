@@ -12,7 +12,7 @@ import typer
 from leanify.cli.options import Json
 
 if TYPE_CHECKING:
-    from leanify.recipe import Recipe
+    from leanify.sources.recipe import Recipe
 
 
 def train(
@@ -50,7 +50,8 @@ def train(
 
         return recipes(as_json=json)
     _check(output, resume, dry_run)
-    from leanify import report, training
+    from leanify import training
+    from leanify.cli import tables
 
     chosen = recipe if recipe is not None or resume is not None else "digits"
     value = None if chosen is None else training.resolve(chosen, settings or [])
@@ -65,7 +66,7 @@ def train(
         facts = run.summary()
         rows = [(key, _shown(key, number)) for key, number in facts.items()]
     if json:
-        report.print_json(dict(facts))
+        tables.print_json(dict(facts))
     else:
         _print(rows)
 
@@ -74,14 +75,14 @@ def _print(rows: list[tuple[str, str]]) -> None:
     """Facts, one a line; long ones fold."""
     from rich.table import Table
 
-    from leanify import report
+    from leanify.terminal import console
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows:
         grid.add_row(name, value)
-    report.console().print(grid)
+    console().print(grid)
 
 
 def _check(output: Path | None, resume: Path | None, dry_run: bool) -> None:
@@ -102,15 +103,15 @@ def _trained(
 ) -> Any:
     import os
 
-    from leanify.run import Run
+    from leanify.sources.run_directory import RunDirectory
 
     main = int(os.environ.get("RANK", "0")) == 0
     folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)
     if resume is not None and value is None and settings:
-        value = training.resolve(Run.open(resume).recipe, settings)
+        value = training.resolve(RunDirectory.open(resume).recipe, settings)
     with Screen() as screen:
         path = training.train(value, folder, resume=resume, watcher=screen)
-    return Run.open(path) if main else None
+    return RunDirectory.open(path) if main else None
 
 
 def _shown(key: str, value: Any) -> str:

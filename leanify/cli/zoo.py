@@ -51,7 +51,7 @@ def _table() -> dict[str, Any]:
     import json
     from importlib import resources
 
-    table: dict[str, Any] = json.loads(resources.files("leanify.families").joinpath("zoo.json").read_text("utf-8"))
+    table: dict[str, Any] = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
     return table
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torch import nn
 
+from leanify.data.common import folder_of, length_of
+from leanify.data.delimited import label_of, split_file
 from leanify.data.imdb import VOCABULARY, byte_ids
-from leanify.data.parts import folder_of, length_of
 from leanify.data.samples import Splits
 from leanify.data.sequences import Sequences, only_sequences, sequence_splits
-from leanify.data.table import label_of, split_file
 from leanify.errors import DataError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
 
 CLASSES = 2
 CELLS = 5  # label, id, id, text, text
@@ -46,7 +46,7 @@ def pairs(path: Path, length: int | None) -> Sequences:
     return Sequences.of(parts, labels, str(path), pair=True)
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training, validation and test pairs."""
     if data.path is None:
         raise DataError(NEEDED)

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify import upstream
 from leanify.data import hub, tokens
-from leanify.data.parts import folder_of, length_of_text, vocabulary_of
+from leanify.data.common import folder_of, length_of_text, vocabulary_of
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.tokens import END as END
 from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
+from leanify.upstream.libraries import import_transformers
 
 PYTHON_BYTES = 4_000_000  # of Python's own sources
 
@@ -54,7 +54,7 @@ class Corpus:
         return {"input_ids": torch.from_numpy(inputs)}, torch.from_numpy(targets)
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation samples of a text for a model that goes on with it."""
     length = length_of_text(data, model)
     vocabulary, _ = vocabulary_of(model, data.task)
@@ -62,7 +62,7 @@ def splits(data: Data, model: nn.Module) -> Splits:
     return Splits(train, validation, words, bytes_per_target=share, test=test)
 
 
-def corpora(data: Data, length: int, vocabulary: int) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
+def corpora(data: DataSection, length: int, vocabulary: int) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
     """Samples to train and validate, the bytes that a token has on average, all that in words; samples to test."""
     encode, by = encoder(data.tokenizer, vocabulary)
     sources, where = texts_of(data)
@@ -88,7 +88,7 @@ def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
         if vocabulary < 256:
             raise DataError(f"text as bytes needs a vocabulary of 256, and the model has {vocabulary}")
         return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
-    library = upstream.transformers()
+    library = import_transformers()
     try:
         found = library.AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
@@ -101,7 +101,7 @@ def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
     ), f"by the tokenizer {tokenizer}"
 
 
-def texts_of(data: Data) -> tuple[list[str | Text], str]:
+def texts_of(data: DataSection) -> tuple[list[str | Text], str]:
     """Texts to train, to validate and, where the recipe names such a split, to test; and where they are from.
 
     What is cut into parts is read whole; a text that is larger than memory has its splits in files of their own.
@@ -132,7 +132,7 @@ def _in_folder(path: Path, split: str) -> Path:
     return found
 
 
-def _cut(whole: str, data: Data) -> tuple[str, str]:
+def _cut(whole: str, data: DataSection) -> tuple[str, str]:
     """The first ``samples`` stories, the last ``holdout`` of them to validate; characters where there is one story."""
     share = data.holdout or 0.1
     stories = whole.split(END)[: data.samples]

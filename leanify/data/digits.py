@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data.parts import check_shape, first, held_out
+from leanify.data.common import check_shape, first, held_out
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
 
 
 class Digits:
@@ -38,7 +38,7 @@ class Digits:
         return self.images[chosen], self.labels[chosen]
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """The digits, a fifth of them to validate."""
     if data.task != "classification":
         raise RecipeError(f"the digits are for classification, not for {data.task}")

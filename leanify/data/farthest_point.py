@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.order import HOLDOUT, SAMPLE, Key
-from leanify.data.parts import refuse
+from leanify.data.common import refuse
 from leanify.data.samples import Splits
+from leanify.data.sampling import HOLDOUT, SAMPLE, Key
 from leanify.errors import DataError, RecipeError
-from leanify.inputs import example_inputs
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
+from leanify.upstream.inputs import example_inputs
 
 EPOCH = 65_536  # samples that count as an epoch; the next one has others
 VALIDATION = 4_096
@@ -61,7 +61,7 @@ def farthest(points: Tensor) -> Tensor:
     return points.gather(1, places.expand_as(points))
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """Samples of data.length points (16) in as many dimensions as the model is wide."""
     if data.task != "regression":
         raise RecipeError(f"the farthest point is a regression, not {data.task}")

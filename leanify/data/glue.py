@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify import upstream
 from leanify.data import hub, vocabulary
-from leanify.data.parts import first, folder_of, held_out, vocabulary_of
+from leanify.data.common import first, folder_of, held_out, vocabulary_of
 from leanify.data.samples import Part, Splits
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
+from leanify.upstream.libraries import first_line
+from leanify.upstream.origin import is_hf
 
 PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -56,7 +57,7 @@ TASKS = {
 HIGHEST = 5.0  # of a number
 
 
-def name_of(data: Data) -> str:
+def name_of(data: DataSection) -> str:
     """The task of a recipe. Raises RecipeError."""
     name = _plain(data.name)
     if name not in TASKS:
@@ -109,7 +110,7 @@ class Sentences:
         return inputs, torch.from_numpy(self.labels[indices])
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """A task's samples for a model with a head for it; validation by length, so that little is padded."""
     name = name_of(data)
     for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
@@ -142,7 +143,7 @@ def splits(data: Data, model: nn.Module) -> Splits:
 def takes_types(model: Any) -> bool:
     """Whether a model tells the second sentence from the first by a type: BERT does, RoBERTa has but one type."""
     takes = "token_type_ids" in inspect.signature(model.forward).parameters
-    return takes and upstream.is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
+    return takes and is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
 
 
 # -- files --------------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ Row = tuple[tuple[str, ...], float | int]  # texts and label
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # of a split's file, in the order they are looked for
 
 
-def read(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
+def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
     """The rows of a task to train and to validate, and where they are from. Raises DataError.
 
     The labels of MNLI's second, mismatched file to validate count on from those of the first.
@@ -170,7 +171,7 @@ def read(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
     return rows, others, f"{folder} ({', '.join(file.name for file in (train, *files))})"
 
 
-def is_there(data: Data, name: str) -> bool:
+def is_there(data: DataSection, name: str) -> bool:
     """Whether the task has a folder of its name with a file to train on; the hub has them all."""
     if data.path is None:
         return True
@@ -205,7 +206,7 @@ def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
     return file
 
 
-def _of_hub(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
+def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
     """A task as the hub's data set has it. Raises DataError."""
     try:
         whole = hub.library(HUB).load_dataset(HUB, name)
@@ -213,7 +214,7 @@ def _of_hub(data: Data, name: str) -> tuple[list[Row], list[Row], str]:
         raise
     except Exception as error:  # the hub client raises from several libraries
         raise DataError(
-            f"the recipe says no data.path, and the hub did not give {HUB}: {upstream.first_line(error)}; "
+            f"the recipe says no data.path, and the hub did not give {HUB}: {first_line(error)}; "
             "--set data.path=DIR, a folder of sst2/train.tsv, rte/train.tsv, …"
         ) from error
     task, parts = TASKS[name], ("_matched", "_mismatched") if name == "mnli" else ("",)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from leanify.errors import DataError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
 
 SPLITS = {"validation": ("validation", "valid", "val", "test")}  # what hubs call a split, in the order they are tried
 
 
-def is_meant(data: Data) -> bool:
+def is_meant(data: DataSection) -> bool:
     """Whether a recipe names a data set of the hub (or a folder in its layout)."""
     return data.path is None and "/" in data.name
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from leanify.data.parts import folder_of, length_of
+from leanify.data.common import folder_of, length_of
+from leanify.data.delimited import label_of, rows, split_file
 from leanify.data.samples import Splits
 from leanify.data.sequences import Sequences, only_sequences, sequence_splits
-from leanify.data.table import label_of, rows, split_file
 from leanify.errors import DataError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
 
 CLASSES = 2
 VOCABULARY = 257  # bytes and padding
@@ -39,7 +39,7 @@ def reviews(path: Path, length: int | None) -> Sequences:
     return Sequences.of(parts, labels, str(path))
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training, validation and test reviews of a folder."""
     only_sequences(data, model, "bytes", vocabulary=VOCABULARY)
     folder, length = folder_of(data), length_of(data, model)

@@ -19,12 +19,12 @@ import numpy as np
 from torch import nn
 
 from leanify.data.cache import cached
-from leanify.data.parts import folder_of
+from leanify.data.common import folder_of
 from leanify.data.samples import Splits
 from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Data
-from leanify.strict import read_table
+from leanify.sources.recipe import DataSection
+from leanify.sources.strict_toml import read_table
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
@@ -37,7 +37,7 @@ PUBLISHED = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": 
 
 
 @dataclass(frozen=True)
-class Options:
+class ListOpsOptions:
     """[data.options]: the Long-Range Arena's, unless said. Lengths are exclusive; the root lies at depth 1."""
 
     shortest: int = 500
@@ -71,7 +71,7 @@ class Level:
         return np.flatnonzero(self.symbols >= MIN)
 
 
-def forest(rng: np.random.Generator, trees: int, options: Options) -> list[Level]:
+def forest(rng: np.random.Generator, trees: int, options: ListOpsOptions) -> list[Level]:
     """Random trees, all of them a level at a time."""
     levels, parents = [], np.arange(trees)
     for depth in range(1, options.depth + 1):
@@ -140,7 +140,7 @@ def written(levels: list[Level], sizes: list[np.ndarray]) -> np.ndarray:
     return symbols
 
 
-def drawn(options: Options) -> Iterator[tuple[np.ndarray, int]]:
+def drawn(options: ListOpsOptions) -> Iterator[tuple[np.ndarray, int]]:
     """Expressions and their values, for ever, each of them once. Raises DataError where there are no more."""
     rng, known, idle = np.random.default_rng(options.seed), set[bytes](), 0
     while idle < IDLE:
@@ -160,13 +160,13 @@ def drawn(options: Options) -> Iterator[tuple[np.ndarray, int]]:
     )
 
 
-def generated(options: Options) -> dict[str, np.ndarray]:
+def generated(options: ListOpsOptions) -> dict[str, np.ndarray]:
     """All expressions: their symbols strung together, where each one ends, and the values."""
-    from leanify import report
+    from leanify.terminal import track
 
     source = drawn(options)
     number = range(options.train + options.validation + options.test)
-    parts, labels = zip(*(next(source) for _ in report.track(number, "drawing ListOps")), strict=True)
+    parts, labels = zip(*(next(source) for _ in track(number, "drawing ListOps")), strict=True)
     return {
         "symbols": np.concatenate(parts),
         "ends": np.cumsum([len(part) for part in parts]),
@@ -195,10 +195,10 @@ def published(path: Path) -> Sequences:
     return Sequences.of(parts, labels, str(path))
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training, validation and test expressions: published files where data.path has them, else drawn."""
     only_sequences(data, model, "listops", vocabulary=len(WORDS))
-    options: Options = read_table(Options, data.options, "data.options")
+    options: ListOpsOptions = read_table(ListOpsOptions, data.options, "data.options")
     folder = None if data.path is None else folder_of(data)
     if folder is not None and (folder / PUBLISHED["train"]).is_file():
         parts = [published(folder / name) for name in PUBLISHED.values()]

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import corpus, tokens, vocabulary
-from leanify.data.order import HOLDOUT, SAMPLE, Key
-from leanify.data.parts import length_of_text, vocabulary_of
+from leanify.data.common import length_of_text, vocabulary_of
 from leanify.data.samples import IGNORED, Splits
+from leanify.data.sampling import HOLDOUT, SAMPLE, Key
 from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
 
 MASKED, ANY = 0.8, 0.1  # what becomes of the chosen words; the rest stays
 
@@ -68,7 +68,7 @@ class Masked:
         )
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation samples of a text for a model that fills in what is masked."""
     if not 0 < data.mask < 1:
         raise RecipeError(

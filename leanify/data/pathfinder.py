@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from torch import nn
 
-from leanify.data import pixels
+from leanify.data import lra_image
 from leanify.data.cache import cached
-from leanify.data.parts import folder_of
+from leanify.data.common import folder_of
 from leanify.data.samples import Splits
 from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Data
-from leanify.strict import read_table
+from leanify.sources.recipe import DataSection
+from leanify.sources.strict_toml import read_table
 
 SIDE = 32
 DASH, GAP, HALF_WIDTH, DISC = 2.0, 1.0, 0.5, 1.5  # pixels: length, distance to the next, half the width, radius
@@ -40,7 +40,7 @@ PICTURES = 4096  # begun at a time
 
 
 @dataclass(frozen=True)
-class Options:
+class PathfinderOptions:
     """[data.options]: ``contour`` dashes to a path, 14 (hard), 9 or 6; how many pictures; the seed."""
 
     contour: int = 14
@@ -189,7 +189,7 @@ def stamp(
     fine[whole[seen], r[seen], c[seen]] = value
 
 
-def finished(rng: np.random.Generator, options: Options) -> Canvas:
+def finished(rng: np.random.Generator, options: PathfinderOptions) -> Canvas:
     """Pictures without their discs: the dashes of both paths in turn, then those of the distractors."""
     dashes = max(options.contour // 3, 1)
     number = min(20 // dashes, 10)  # shorter ones are more
@@ -200,7 +200,7 @@ def finished(rng: np.random.Generator, options: Options) -> Canvas:
     return canvas
 
 
-def drawn(options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def drawn(options: PathfinderOptions) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pictures for ever, with the second disc on the second path's end, and on the first's: by class. 32, 32 twice"""
     rng, last = np.random.default_rng(options.seed), 2 * options.contour
     while True:
@@ -209,28 +209,28 @@ def drawn(options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield from zip(*(painted(canvas, np.stack((start, end), 1)) for end in ends), strict=True)
 
 
-def generated(options: Options) -> dict[str, np.ndarray]:
+def generated(options: PathfinderOptions) -> dict[str, np.ndarray]:
     """All pictures of the three splits, one after the other, and their classes."""
-    from leanify import report
+    from leanify.terminal import track
 
     rng = np.random.default_rng((options.seed, 1))
     sizes = (options.train, options.validation, options.test)
     labels = np.concatenate([rng.permutation(np.arange(size) % 2) for size in sizes])
     images = np.empty((len(labels), SIDE, SIDE), dtype=np.uint8)
     source = drawn(options)
-    for place in report.track(range(len(labels)), "drawing Pathfinder"):
+    for place in track(range(len(labels)), "drawing Pathfinder"):
         images[place] = next(source)[labels[place]]
     return {"images": images, "labels": labels}
 
 
-def splits(data: Data, model: nn.Module) -> Splits:
+def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training, validation and test pictures: an image folder where data.path has one, else drawn."""
-    only_sequences(data, model, "pixels", vocabulary=pixels.VOCABULARY)
-    options: Options = read_table(Options, data.options, "data.options")
+    only_sequences(data, model, "pixels", vocabulary=lra_image.VOCABULARY)
+    options: PathfinderOptions = read_table(PathfinderOptions, data.options, "data.options")
     folder = None if data.path is None else folder_of(data)
     if folder is not None and any(entry.is_dir() for entry in folder.iterdir()):
-        return pixels.from_folder(data, model, folder)
-    if pixels.side_of(data, model) != SIDE:
+        return lra_image.from_folder(data, model, folder)
+    if lra_image.side_of(data, model) != SIDE:
         raise DataError(f"Pathfinder is drawn in {SIDE} × {SIDE} pixels: data.length is {SIDE**2}")
     whole, place = cached("pathfinder", asdict(options), lambda: generated(options), folder)
     ends = np.arange(1, len(whole["labels"]) + 1) * SIDE**2

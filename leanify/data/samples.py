@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from leanify.data.order import SAMPLE, Key, seed_everything
+from leanify.data.sampling import SAMPLE, Key, seed_everything
 from leanify.errors import DataError
 
 Inputs = Tensor | dict[str, Tensor]  # images as they are, token ids and their like by the names that models take

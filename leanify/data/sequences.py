@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data.parts import first, held_out, length_of, refuse, vocabulary_of
+from leanify.data.common import first, held_out, length_of, refuse, vocabulary_of
 from leanify.data.samples import Part, Splits
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
 
 PADDING = 0
 
@@ -81,7 +81,7 @@ class Sequences:
         return inputs, torch.from_numpy(self.labels[indices])
 
 
-def only_sequences(data: Data, model: nn.Module, *tokenizers: str, vocabulary: int, pair: bool = False) -> None:
+def only_sequences(data: DataSection, model: nn.Module, *tokenizers: str, vocabulary: int, pair: bool = False) -> None:
     """Raise unless the recipe and the model are of token sequences, single or in pairs, with so many ids."""
     task = "pair-classification" if pair else "classification"
     if data.task != task:
@@ -98,7 +98,7 @@ def only_sequences(data: Data, model: nn.Module, *tokenizers: str, vocabulary: i
 
 
 def sequence_splits(
-    data: Data,
+    data: DataSection,
     model: nn.Module,
     train: Sequences,
     validation: Sequences | None,

@@ -8,7 +8,7 @@ from torch import nn
 
 from leanify.data.samples import Splits
 from leanify.errors import RecipeError
-from leanify.recipe import Data
+from leanify.sources.recipe import DataSection
 
 # A file of this folder by the name of the data set, else by the task: each has splits(data, model) → Splits.
 NAMED = {
@@ -24,7 +24,7 @@ OF_TASK = {"classification": "pictures", "causal-lm": "corpus", "masked-lm": "ma
 DRAWN = ("lra-listops", "lra-pathfinder")  # those that [data.options] means something to
 
 
-def splits_of(data: Data, model: nn.Module) -> Splits:
+def splits_of(data: DataSection, model: nn.Module) -> Splits:
     """The samples that a recipe names, in the shape that the model takes. Raises DataError and RecipeError."""
     if not 0 <= data.holdout < 1:
         raise RecipeError(f"data.holdout is {data.holdout:g}; it is a share of the training samples, 0 … 1")

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leanify import upstream
 from leanify.data import hub
 from leanify.errors import DataError
+from leanify.upstream.libraries import import_transformers
 
 Encode = Callable[[str, bool], list[int]]  # a text, and whether to add what the tokenizer puts around a sample
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
@@ -27,7 +27,7 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
         return (
             lambda text, _: [byte % vocab for byte in text.encode()]
         ), f"bytes modulo {vocab}, for want of a tokenizer"
-    tokenizer = upstream.transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    tokenizer = import_transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
     def encode(text: str, around: bool) -> list[int]:
         return list(tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])

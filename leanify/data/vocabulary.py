@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from leanify import upstream
 from leanify.data import cache
 from leanify.errors import DataError
+from leanify.upstream.libraries import first_line, import_transformers
 
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -44,11 +44,11 @@ def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
 def load(name: str) -> Any:
     """The tokenizer of a directory or of the hub. Raises DataError."""
     try:
-        return upstream.transformers().AutoTokenizer.from_pretrained(name)
+        return import_transformers().AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"the tokenizer {name!r} is no directory here and the hub did not give it: name a directory, "
-            f"--set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one ({upstream.first_line(error)})"
+            f"--set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one ({first_line(error)})"
         ) from error
 
 
@@ -130,7 +130,7 @@ def _dressed(made: Any) -> Any:
         special_tokens=[(word, made.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
     )
     roles = dict(zip(ROLES, SPECIAL, strict=True))
-    return upstream.transformers().PreTrainedTokenizerFast(tokenizer_object=made, **roles)
+    return import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, **roles)
 
 
 def _keep(tokenizer: Any, home: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.models.layers import Attention, Block, GatedMlp, Model, boolean
+from leanify.models.layers import Attention, Block, GatedMlp, OwnModel, boolean
 
 POOLER = 1024  # width of the classifier's hidden layer in fine-tuning
 
@@ -37,7 +37,7 @@ class ScaledSinusoidal(nn.Module):
         return self.scale * table.to(self.scale.dtype)
 
 
-class CrammedBert(Model):
+class CrammedBert(OwnModel):
     """``classes=0``: a masked language model; otherwise its first token is classified, as GLUE asks."""
 
     def __init__(

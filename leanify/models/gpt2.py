@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from leanify.models.layers import Attention, Block, Mlp, Model, boolean
+from leanify.models.layers import Attention, Block, Mlp, OwnModel, boolean
 
 
-class Gpt2(Model):
+class Gpt2(OwnModel):
     def __init__(
         self,
         *,

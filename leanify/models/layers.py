@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Model(nn.Module):
+class OwnModel(nn.Module):
     """A module that remembers the keyword arguments that it was built with, and can draw its weights anew."""
 
     options: dict[str, Any]
     vocab: int
     length: int
 
-    def __new__(cls, **options: Any) -> Model:
+    def __new__(cls, **options: Any) -> OwnModel:
         model = super().__new__(cls)
         model.__dict__["options"] = options
         return model

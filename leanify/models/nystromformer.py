@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.models.layers import Attention, Block, Mlp, Model, boolean
+from leanify.models.layers import Attention, Block, Mlp, OwnModel, boolean
 
 ITERATIONS = 6  # of the pseudo-inverse
 HALF = (torch.float16, torch.bfloat16)
@@ -80,7 +80,7 @@ def nystrom(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, landmarks: int, itera
     return first @ (pseudo_inverse(middle, iterations) @ (last @ v))
 
 
-class Nystromformer(Model):
+class Nystromformer(OwnModel):
     """Classifies a sequence by the mean of its tokens; with ``pair`` two sequences, by [a, b, a·b, a−b]."""
 
     def __init__(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.models.layers import Attention, Mlp, Model
+from leanify.models.layers import Attention, Mlp, OwnModel
 
 
 class UnitNorm(nn.Module):
@@ -44,7 +44,7 @@ class PostNormBlock(nn.Module):
         return normed
 
 
-class PointEncoder(Model):
+class PointEncoder(OwnModel):
     def __init__(
         self, *, width: int = 64, depth: int = 1, heads: int = 1, head_dim: int = 64, mlp: int = 2048, points: int = 16
     ) -> None:

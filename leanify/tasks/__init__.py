@@ -13,18 +13,18 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from leanify import upstream
 from leanify.data.glue import name_of
 from leanify.data.samples import Inputs, Splits
 from leanify.errors import DataError, RecipeError
-from leanify.recipe import Recipe
+from leanify.sources.recipe import Recipe
 from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue
 from leanify.tasks.masked_lm import MaskedLm
 from leanify.tasks.regression import Regression
+from leanify.upstream.origin import is_hf, is_own
 
-Found = Mapping[str, Tensor]
+Tally = Mapping[str, Tensor]
 
 
 class Task(Protocol):
@@ -39,14 +39,14 @@ class Task(Protocol):
     def count(self, targets: Tensor) -> Tensor | int:
         """How many targets these are: what the summed loss is divided by."""
 
-    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Found:
+    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
         """What an evaluation finds in a batch: scalars to add up, vectors (B,) to string together."""
 
-    def metrics(self, found: Found) -> dict[str, float]:
+    def metrics(self, found: Tally) -> dict[str, float]:
         """What an evaluation reports, from all that it found; ``loss`` among it."""
 
 
-def merged(parts: Sequence[Found]) -> dict[str, Tensor]:
+def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
     """What several batches or processes found, on the CPU."""
     names = next((list(part) for part in parts if part), [])
     columns = {name: [part[name] for part in parts if part] for name in names}
@@ -81,11 +81,11 @@ def check_fit(model: nn.Module, recipe: Recipe, splits: Splits) -> None:
     if splits.classes is None:
         return
     config = getattr(model, "config", None)
-    classes = config.num_labels if upstream.is_hf(model) and config is not None else getattr(model, "num_classes", None)
-    if upstream.is_own(model):
+    classes = config.num_labels if is_hf(model) and config is not None else getattr(model, "num_classes", None)
+    if is_own(model):
         classes = getattr(model, "classes", 0)
     if classes is not None and splits.classes > classes:
-        key = "num_labels" if upstream.is_hf(model) else "classes" if upstream.is_own(model) else "num_classes"
+        key = "num_labels" if is_hf(model) else "classes" if is_own(model) else "num_classes"
         raise DataError(
             f"{splits.words} has {splits.classes} classes and the model {classes}: labels are out of its range; "
             f"--set model.override.{key}={splits.classes}"

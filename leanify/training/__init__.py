@@ -3,7 +3,7 @@
 `loop` is the whole of it, from top to bottom; the other modules are what it stands on: `defaults` and `preparation`
 make a model and its data of a recipe, `engine`, `memory` and `heap` see to the device, `schedule` and `distillation` to
 what a step is, `window`, `watcher` and `interrupts` to what is said and heard meanwhile. What a run keeps is
-`leanify.run`.
+`leanify.sources.run_directory`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanify import checkpoint, machine
-from leanify import recipe as recipes
+from leanify import machine
 from leanify.data import vocabulary
 from leanify.errors import RecipeError
-from leanify.recipe import Recipe
-from leanify.run import Run
+from leanify.sources import lean_directory
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import Recipe
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import defaults, heap
 from leanify.training.loop import Trainer, Watcher
 
@@ -40,22 +41,24 @@ def train(
     An interrupt (Ctrl-C) ends the step, writes a checkpoint and raises KeyboardInterrupt. Raises LeanifyError.
     """
     if resume is not None:
-        run = Run.open(resume)
+        run = RunDirectory.open(resume)
         value = run.recipe
         if recipe is not None or settings:
             run.check_recipe(resolve(value if recipe is None else recipe, settings))
         Trainer(with_tokenizer_of(run), watcher).fit(run)
         return run.path
     if recipe is None:
-        raise RecipeError("a recipe is needed: a file, a name (leanify train --list) or a leanify.recipe.Recipe")
+        raise RecipeError(
+            "a recipe is needed: a file, a name (leanify train --list) or a leanify.sources.recipe.Recipe"
+        )
     value = resolve(recipe, settings)
     folder = Path(output) if output is not None else new_folder(recipe)
-    checkpoint.check_new_directory(folder) if folder.parent.is_dir() else None
+    lean_directory.check_new_directory(folder) if folder.parent.is_dir() else None
     trainer = Trainer(value, watcher)
     return trainer.fit(trainer.new_run(folder)).path
 
 
-def with_tokenizer_of(run: Run) -> Recipe:
+def with_tokenizer_of(run: RunDirectory) -> Recipe:
     """The recipe of a run, with the tokenizer that it was begun with and keeps."""
     value = run.recipe
     if value.data is None or not vocabulary.lies_in(run.path):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leanify import recipe as recipes
-from leanify import upstream, zoo
 from leanify.data import vocabulary
 from leanify.errors import RecipeError, SourceError
-from leanify.inputs import example_inputs
-from leanify.recipe import Data, Model, Optim, Recipe, Schedule
-from leanify.run import Run, is_run
+from leanify.sources import find
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import DataSection, ModelSection, OptimSection, Recipe, ScheduleSection
+from leanify.sources.run_directory import RunDirectory, is_run
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import import_transformers, without_type
 
 LAYOUTS = {
     "classification": "a folder of images, DIR/train/CLASS/… and DIR/validation/CLASS/…",
@@ -28,7 +29,7 @@ def recipe_of(source: str | Path) -> Recipe:
     """
     text = str(source)
     if is_run(text):
-        return Run.open(text).recipe
+        return RunDirectory.open(text).recipe
     if recipes.find(text) is not None or Path(text).suffix == ".toml":
         return recipes.load(text)
     return usual(text)
@@ -40,8 +41,8 @@ def usual(source: str) -> Recipe:
     AdamW and a cosine with a short warm-up; the learning rate suits a model that is drawn anew, and a tenth of it one
     that comes with weights.
     """
-    found = zoo.find(source)
-    images = next(iter(example_inputs(zoo.build_on_meta(found), 1, device="meta"))) != "input_ids"
+    found = find.find(source)
+    images = next(iter(example_inputs(find.build_on_meta(found), 1, device="meta"))) != "input_ids"
     cls = None
     if images:
         task = "classification"
@@ -54,10 +55,10 @@ def usual(source: str) -> Recipe:
     tokenizer = str(place) if task != "classification" and place.is_dir() and vocabulary.lies_in(place) else None
     lr = 1e-3 if found.weights is None else 1e-4
     return Recipe(
-        model=Model(source, cls=cls if found.architecture is None else None),
-        data=Data("data", task, tokenizer=tokenizer, mask=0.15 if task == "masked-lm" else 0.0),  # type: ignore[arg-type]
-        optim=Optim(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
-        schedule=Schedule(BATCH[task], epochs=10, warmup=0.5),
+        model=ModelSection(source, cls=cls if found.architecture is None else None),
+        data=DataSection("data", task, tokenizer=tokenizer, mask=0.15 if task == "masked-lm" else 0.0),  # type: ignore[arg-type]
+        optim=OptimSection(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
+        schedule=ScheduleSection(BATCH[task], epochs=10, warmup=0.5),
     )
 
 
@@ -65,11 +66,9 @@ def _class(found: Any, auto: str) -> str | None:
     """An auto class of transformers if it has one for the model; None for what is no transformers model."""
     if found.origin.library != "hf":
         return None
-    config = upstream.transformers().AutoConfig.for_model(
-        found.origin.name, **upstream.without_type(found.origin.options)
-    )
+    config = import_transformers().AutoConfig.for_model(found.origin.name, **without_type(found.origin.options))
     try:
-        zoo.class_name(auto, config)
+        find.class_name(auto, config)
     except SourceError:
         return None
     return auto

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify import zoo
-from leanify.blocks import blocks_of, outputs_of
-from leanify.data.order import MODEL, seed_everything
 from leanify.data.samples import IGNORED, Inputs
+from leanify.data.sampling import MODEL, seed_everything
 from leanify.errors import RecipeError, ShapeError
-from leanify.recipe import Distill
+from leanify.lens.blocks import blocks_of, outputs_of
+from leanify.sources import find
+from leanify.sources.recipe import DistillSection
 from leanify.tasks import Task
 from leanify.tasks.outputs import answer, logits_of
 
@@ -50,7 +50,13 @@ class Distilled:
     """A task with a teacher. Its loss is the sum above over the targets; everything else is the task's own."""
 
     def __init__(
-        self, task: Task, told: Distill, learner: Learner, teacher: nn.Module, blocks: Sequence[nn.Module], place: Any
+        self,
+        task: Task,
+        told: DistillSection,
+        learner: Learner,
+        teacher: nn.Module,
+        blocks: Sequence[nn.Module],
+        place: Any,
     ) -> None:
         self.task, self.told, self.learner, self.place = task, told, learner, place
         self.teacher = teacher.to(place.device).requires_grad_(False).eval()
@@ -95,7 +101,7 @@ def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
 # -- beginning --------------------------------------------------------------------------------------------------------
 
 
-def begin(told: Distill, task: Task, student: nn.Module, inputs: Inputs, seed: int, place: Any) -> Distilled:
+def begin(told: DistillSection, task: Task, student: nn.Module, inputs: Inputs, seed: int, place: Any) -> Distilled:
     """The task with its teacher. ``inputs`` is a sample, ``place`` the accelerator. Raises RecipeError, SourceError."""
     teacher = teacher_of(told)
     pairs = pairs_of(told, len(blocks_of(student)), len(blocks_of(teacher))) if told.hidden_weight else []
@@ -119,21 +125,21 @@ def begin(told: Distill, task: Task, student: nn.Module, inputs: Inputs, seed: i
     return Distilled(task, told, Learner(student, mine, maps), teacher, theirs, place)
 
 
-def teacher_of(told: Distill) -> nn.Module:
+def teacher_of(told: DistillSection) -> nn.Module:
     """The teacher with its weights; one that would be drawn anew teaches nothing."""
     if not 0 <= told.weight <= 1 or told.temperature <= 0 or told.hidden_weight < 0:
         raise RecipeError("[distill] weight is a share, 0 … 1, temperature above 0, hidden_weight not below 0")
     if not told.weight and not told.hidden_weight:
         raise RecipeError("[distill] neither weight nor hidden_weight is above 0: the teacher would teach nothing")
-    if zoo.find(told.teacher).weights is None:
+    if find.find(told.teacher).weights is None:
         raise RecipeError(
             f"distill.teacher {told.teacher!r} names a model without weights; a run, a lean directory, a directory of "
             "transformers', a checkpoint or a hub id has some"
         )
-    return zoo.load(told.teacher)
+    return find.load(told.teacher)
 
 
-def pairs_of(told: Distill, mine: int, theirs: int) -> list[Pair]:
+def pairs_of(told: DistillSection, mine: int, theirs: int) -> list[Pair]:
     """Layers of the student and the teacher's that they learn from: as said, or spread evenly, the last to the last."""
     if told.layers == "even":
         return [(i, math.ceil((i + 1) * theirs / mine) - 1) for i in range(mine)]

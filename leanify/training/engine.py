@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from leanify.errors import RecipeError
-from leanify.recipe import Recipe
+from leanify.sources.recipe import Recipe
 from leanify.training import memory
 
 

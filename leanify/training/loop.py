@@ -24,14 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify import checkpoint, machine, profiling
-from leanify.data.order import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
+from leanify import machine
 from leanify.data.samples import Batch, Inputs, Reader, Samples, read
+from leanify.data.sampling import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
+from leanify.design import profiling
 from leanify.errors import DataError, TrainingError
-from leanify.recipe import Recipe
-from leanify.run import Checkpoint, Run, leaves
-from leanify.tasks import Found, check_fit, merged, task_of
+from leanify.sources import lean_directory
+from leanify.sources.recipe import Recipe
+from leanify.sources.run_directory import Checkpoint, RunDirectory, leaves
+from leanify.tasks import Tally, check_fit, merged, task_of
 from leanify.training import distillation, heap, memory
 from leanify.training.engine import accelerator_of, memory_of, optimizer_of
 from leanify.training.interrupts import Interrupts
@@ -120,14 +122,14 @@ class Trainer:
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
-    def new_run(self, folder: Path) -> Run:
+    def new_run(self, folder: Path) -> RunDirectory:
         """The run's folder; the first process makes it."""
         if self.main:
-            Run.create(folder, self.recipe, self.bare, self.splits.tokenizer)
+            RunDirectory.create(folder, self.recipe, self.bare, self.splits.tokenizer)
         self.accelerator.wait_for_everyone()
-        return Run.open(folder)
+        return RunDirectory.open(folder)
 
-    def fit(self, run: Run) -> Run:
+    def fit(self, run: RunDirectory) -> RunDirectory:
         """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule."""
         with run.held() if self.main else nullcontext(), self.tracked(run), heap.kept():
             start = self.begin(run)
@@ -149,7 +151,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return run
 
-    def test(self, run: Run) -> None:
+    def test(self, run: RunDirectory) -> None:
         """A row of the test split, if there is one, of the best checkpoint's weights."""
         best = run.best()
         if self.splits.test is None or best is None:
@@ -157,7 +159,7 @@ class Trainer:
         put(self.evaluated, best.weights())
         self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
-    def begin(self, run: Run) -> int:
+    def begin(self, run: RunDirectory) -> int:
         """Restore, say where the run goes on, and return the step to do next."""
         found, complaints = run.newest()
         for words in complaints:
@@ -178,7 +180,7 @@ class Trainer:
         return start
 
     @contextmanager
-    def tracked(self, run: Run) -> Iterator[None]:
+    def tracked(self, run: RunDirectory) -> Iterator[None]:
         """Rows go to the recipe's trackers meanwhile, too."""
         names = list(self.recipe.run.trackers)
         if not names:
@@ -259,7 +261,7 @@ class Trainer:
 
     # -- after a step -------------------------------------------------------------------------------------------------
 
-    def after(self, run: Run, step: int) -> None:
+    def after(self, run: RunDirectory, step: int) -> None:
         """Log, evaluate and save where it is time to; ``step`` is the number of updates done."""
         last = step == self.steps
         every = self.recipe.run.eval_every
@@ -274,7 +276,7 @@ class Trainer:
         if due or last:
             self.save(run, step, metrics)
 
-    def log(self, run: Run, step: int) -> None:
+    def log(self, run: RunDirectory, step: int) -> None:
         """A row of the mean training loss since the last one."""
         loss, targets = self.summed(run)
         if not targets:
@@ -284,7 +286,7 @@ class Trainer:
         row = {"loss": loss / targets, "lr": self.lr(step - 1)}
         self.write(run, step, "train", row | {"samples_per_s": round(speed, 1)})
 
-    def summed(self, run: Run) -> tuple[float, float]:
+    def summed(self, run: RunDirectory) -> tuple[float, float]:
         """The loss and the targets of all processes since the last row; raises where a loss was no number."""
         mine = torch.tensor(self.window.read(), dtype=torch.float64, device=self.accelerator.device)
         everyones = self.accelerator.gather(mine[None])
@@ -299,7 +301,7 @@ class Trainer:
         loss, targets = everyones[:, :2].sum(0).tolist()
         return loss, targets
 
-    def write(self, run: Run, step: int, split: str, metrics: Mapping[str, float]) -> None:
+    def write(self, run: RunDirectory, step: int, split: str, metrics: Mapping[str, float]) -> None:
         if self.main:
             row = {"step": step, "epoch": round(self.order.epochs(step), 4), "split": split, **metrics}
             run.append(row)
@@ -336,7 +338,7 @@ class Trainer:
         number = min(len(samples), size * (limit or len(samples)))
         return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
 
-    def everyones(self, mine: Found) -> Found:
+    def everyones(self, mine: Tally) -> Tally:
         """What all processes found; one that had no sample adds nothing."""
         if self.accelerator.num_processes == 1:
             return mine
@@ -346,7 +348,7 @@ class Trainer:
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def save(self, run: Run, step: int, metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, run: RunDirectory, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """A checkpoint, unless the loss is no number any more."""
         loss, targets = self.summed(run)
         if not self.main:
@@ -356,12 +358,12 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
             "window": [loss, targets, self.window.samples],
-            "weights": {} if self.average is None else checkpoint.untied(self.bare)[0],
+            "weights": {} if self.average is None else lean_directory.untied(self.bare)[0],
             "maps": {} if self.learner is None else self.learner.maps.state_dict(),
         }
         score = self.task.sign * metrics[self.task.metric] if metrics else None
         kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
-        run.save(step, checkpoint.untied(self.evaluated)[0], state, score, kept)
+        run.save(step, lean_directory.untied(self.evaluated)[0], state, score, kept)
         run.prune(self.recipe.run.keep)
         self.accelerator.wait_for_everyone()
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify import cost, profiling, upstream
-from leanify.blocks import blocks_of, outputs_of
+from leanify.design import counting, profiling
 from leanify.errors import TrainingError
+from leanify.lens.blocks import blocks_of, outputs_of
+from leanify.upstream.origin import is_hf
 
 MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimiser keeps; sgd's is its momentum
 
@@ -56,12 +57,12 @@ def need(
     dropout is fused too.
     """
     on_meta: Any = _on_meta(model)
-    if upstream.is_hf(on_meta):
+    if is_hf(on_meta):
         on_meta.config.use_cache = True  # without, transformers looks at positions, which have no values on meta
     saved_by = partial(profiling.saved_by, fused=fused)
-    one, two = (cost.observed_on_meta(on_meta, tokens, saved_by, batch) for batch in (1, 2))
+    one, two = (counting.observed_on_meta(on_meta, tokens, saved_by, batch) for batch in (1, 2))
     blocks = blocks_of(on_meta) if recomputed else []
-    made = cost.observed_on_meta(on_meta, tokens, partial(_made_by, blocks))
+    made = counting.observed_on_meta(on_meta, tokens, partial(_made_by, blocks))
     if one is None or two is None or made is None:
         return None
     given, hidden = made
@@ -74,8 +75,8 @@ def need(
 
 def _made_by(blocks: Sequence[nn.Module], model: nn.Module, inputs: dict[str, Tensor]) -> tuple[int, int]:
     """Bytes of a pass's first output, and of its blocks' outputs."""
-    with torch.no_grad(), cost.Countable(), outputs_of(blocks) as hidden:
-        outputs = cost.call(model, inputs)
+    with torch.no_grad(), counting.Countable(), outputs_of(blocks) as hidden:
+        outputs = counting.call(model, inputs)
     return sum(tensor.nbytes for tensor in profiling.tensors_of(outputs)[:1]), sum(tensor.nbytes for tensor in hidden)
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from leanify import heads, planning, surgery, upstream, zoo
 from leanify.data import glue, vocabulary
+from leanify.design import plan
 from leanify.errors import RecipeError
-from leanify.recipe import Data, Recipe
+from leanify.lens import surgery
+from leanify.sources import find, text_classifier
+from leanify.sources.recipe import DataSection, Recipe
+from leanify.upstream.origin import is_hf, origin_of, set_origin
 
 
 def check_supported(recipe: Recipe) -> None:
@@ -36,14 +39,14 @@ def build(recipe: Recipe) -> nn.Module:
     """The model of a recipe in training mode: its shape drawn anew by upstream's initialiser, or with its weights."""
     model, data = recipe.model, recipe.data
     if data is not None and data.task == "glue":
-        built = heads.with_head(model, glue.TASKS[glue.name_of(data)].outputs)
+        built = text_classifier.with_head(model, glue.TASKS[glue.name_of(data)].outputs)
     elif not model.reshapes:
-        built = zoo.load(model.source, overrides=model.override, cls=model.cls)
+        built = find.load(model.source, overrides=model.override, cls=model.cls)
     else:
-        found = zoo.find(model.source, overrides=model.override, cls=model.cls)
-        built = planning.build_fresh(found, model.shape(surgery.read(zoo.build_on_meta(found))))
-    upstream.stamp(built, upstream.origin_of(built))
-    if upstream.is_hf(built) and hasattr(built.config, "use_cache"):
+        found = find.find(model.source, overrides=model.override, cls=model.cls)
+        built = plan.build_fresh(found, model.shape(surgery.read(find.build_on_meta(found))))
+    set_origin(built, origin_of(built))
+    if is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already
     if recipe.run.gradient_checkpointing:
         _checkpoint_gradients(built)
@@ -52,7 +55,7 @@ def build(recipe: Recipe) -> nn.Module:
 
 def _checkpoint_gradients(model: Any) -> None:
     try:
-        if upstream.is_hf(model):
+        if is_hf(model):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
             model.set_grad_checkpointing(True)
@@ -60,7 +63,7 @@ def _checkpoint_gradients(model: Any) -> None:
         raise RecipeError(f"run.gradient_checkpointing: {type(model).__name__} has none") from error
 
 
-def data_of(recipe: Recipe) -> Data:
+def data_of(recipe: Recipe) -> DataSection:
     """[data] of a recipe; GLUE takes the tokenizer that lies beside the model where it names none."""
     data, source = recipe.data, Path(recipe.model.source).expanduser()
     assert data is not None
@@ -68,5 +71,5 @@ def data_of(recipe: Recipe) -> Data:
         return data
     if source.is_dir():
         return replace(data, tokenizer=str(source) if vocabulary.lies_in(source) else None)
-    on_hub = isinstance(zoo.find(recipe.model.source, cls=recipe.model.cls).weights, str)
+    on_hub = isinstance(find.find(recipe.model.source, cls=recipe.model.cls).weights, str)
     return replace(data, tokenizer=recipe.model.source if on_hub else None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leanify.errors import RecipeError
-from leanify.recipe import Optim, Schedule
+from leanify.sources.recipe import OptimSection, ScheduleSection
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rate:
         return max(lowest, self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top))
 
 
-def steps_of(schedule: Schedule, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
+def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
     """How many steps one unit of the schedule is: an epoch of ``samples``, a step, or a token of ``tokens`` a sample.
 
     Tokens are counted by the epoch, whose last batch may be a short one.
@@ -66,7 +66,7 @@ def steps_of(schedule: Schedule, steps_per_epoch: int, samples: int, tokens: int
     return steps_per_epoch / (samples * tokens)
 
 
-def ramp_of(schedule: Schedule, steps: int) -> int:
+def ramp_of(schedule: ScheduleSection, steps: int) -> int:
     """Over how many steps the batch grows; ``steps`` is the length of the run in steps of full batches.
 
     They are the share ``batch_ramp`` of the run in the unit of its length. Where that counts samples there are twice as
@@ -77,7 +77,7 @@ def ramp_of(schedule: Schedule, steps: int) -> int:
     return round(schedule.batch_ramp * steps * (1 if schedule.steps is not None else 2))
 
 
-def rate_of(schedule: Schedule, optim: Optim, unit: float) -> Rate:
+def rate_of(schedule: ScheduleSection, optim: OptimSection, unit: float) -> Rate:
     """The learning rate of a recipe; raises RecipeError where the parts do not fit into the whole."""
     length = next(x for x in (schedule.epochs, schedule.steps, schedule.tokens) if x is not None)
     steps, warmup, cooldown = round(length * unit), schedule.warmup * unit, schedule.cooldown * unit

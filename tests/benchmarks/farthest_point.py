@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanify import training
-from leanify.run import Run
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop
 
 STEPS = 4000
@@ -49,7 +49,7 @@ MORE += [Setting(depth, 64 // d, d, points=points) for points in (4, 64) for dep
 SWEEP = [*HEADS, *MORE]
 
 
-def trained(runs: Path, setting: Setting) -> Run:
+def trained(runs: Path, setting: Setting) -> RunDirectory:
     """The setting's run, begun or gone on with."""
     path = runs / setting.name
     if path.exists():
@@ -59,10 +59,10 @@ def trained(runs: Path, setting: Setting) -> Run:
         settings += [f"schedule.steps={setting.steps}", f"data.length={setting.points}"]
         settings += [f"schedule.batch_size={1024 // setting.points}"]
         training.train("farthest-point", path, settings=settings)
-    return Run.open(path)
+    return RunDirectory.open(path)
 
 
-def draw(found: dict[Setting, Run], picture: str) -> None:
+def draw(found: dict[Setting, RunDirectory], picture: str) -> None:
     """Of 16 points: left the error after training against heads, right the training loss against steps."""
     import matplotlib
     import matplotlib.pyplot as plt

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from leanify.recipe import Recipe
-from leanify.run import Run
+from leanify.sources.recipe import Recipe
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop
 
 
@@ -91,13 +91,13 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
-    rows = trained(Run.open(given.runs[0]).recipe, None)
+    rows = trained(RunDirectory.open(given.runs[0]).recipe, None)
     theirs = {row["step"]: row["loss"] for row in rows if "loss" in row}
     matplotlib.rcParams["svg.hashsalt"] = "leanify"
     _, (above, below) = plt.subplots(2, sharex=True, figsize=(7, 6), height_ratios=(2, 1))
     above.plot(theirs.keys(), theirs.values(), color="black", lw=3, alpha=0.3, label="transformers' Trainer, seed 0")
     for path in given.runs:
-        run = Run.open(path)
+        run = RunDirectory.open(path)
         ours = {row["step"]: row["loss"] for row in run.rows() if row["split"] == "train"}
         [line] = above.plot(ours.keys(), ours.values(), lw=1, label=f"leanify, seed {run.recipe.run.seed}")
         apart = {step: ours[step] - theirs[step] for step in ours}

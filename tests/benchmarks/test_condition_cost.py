@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leanify.conditioning import condition
-from leanify.upstream import Origin, build
+from leanify.spectra.measure import condition
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import Origin
 
 pytestmark = pytest.mark.benchmark
 BATCHES, BATCH = 4, 8  # 32 images
@@ -70,7 +71,7 @@ def reference(model: nn.Module, images: Iterable[Tensor]) -> list[list[float]]:
 def test_vit_base_on_32_images():
     """The probe's own cost is at most a quarter of the reference's, the whole at most 1.2 forward passes."""
     torch.manual_seed(0)
-    model = build(Origin("timm", "vit_base_patch16_224"))
+    model = build_model(Origin("timm", "vit_base_patch16_224"))
     runs = {"forward": forward, "probe": condition, "reference": reference}
     clocks = {name: Clock() for name in runs}
     fixed = float("inf")  # what a probe costs once, outside its batches: finding the layers, looking for NaN
@@ -95,9 +96,8 @@ def test_vit_base_on_32_images():
 
 _MEMORY = """
 import json, resource, sys, torch
-from leanify.conditioning import condition
-from leanify.upstream import Origin, build
-model = build(Origin("timm", "vit_base_patch16_224"))
+from leanify.spectra.measure import condition
+model = build_model(Origin("timm", "vit_base_patch16_224"))
 what, samples = sys.argv[1], int(sys.argv[2])
 images = (torch.randn(16, 3, 224, 224) for _ in range(samples // 16))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,200 @@
+"""Images to learn from, in a folder FOLDER/SPLIT/CLASS/… or on the hub, read by timm's dataset factory and changed by
+its transforms.
+
+Where timm skips an image that it cannot read and takes the next one instead, this stops and names it: a sample would be
+seen twice in an epoch otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.data import hub
+from leanify.data.common import first, folder_of, held_out
+from leanify.data.samples import Splits
+from leanify.errors import DataError, RecipeError
+from leanify.sources.recipe import DataSection
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.origin import is_hf, is_own, origin_of
+
+HUB_KINDS = {"Image": "images", "ClassLabel": "classes"}  # as datasets calls a column's type
+SYNONYMS = (("train", "training"), ("validation", "val", "valid", "eval", "evaluation"))
+
+
+class Scale:
+    """Bytes to what a model takes, a whole batch at a time; what is scaled already stays as it is."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (mean, std))
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(…, C, H, W) → the same"""
+        if pixels.is_floating_point():
+            return pixels
+        mean, std = (values.to(pixels.device, non_blocking=True) for values in (self.mean, self.std))
+        return pixels.float().sub_(mean).div_(std)
+
+
+class Pictures:
+    """The images of one split with their classes."""
+
+    targets = None
+    workers = 4
+
+    def __init__(self, files: Any, transform: Any, mode: str) -> None:
+        self.files = files  # a reader of timm's
+        self.transform, self.mode = transform, mode
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """→ (C, H, W) in bytes, or scaled where a part is erased, and a class"""
+        from PIL import Image, UnidentifiedImageError
+
+        file, label = self.files[index]
+        try:
+            with file, Image.open(file) as image:
+                pixels = image.convert(self.mode)
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:  # Pillow raises all of these
+            name = self.files.filename(index, absolute=True)
+            raise DataError(f"the image {name} cannot be read ({type(error).__name__}): mend or remove it") from error
+        return self.transform(pixels), label
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """Training and validation images of a folder."""
+    if is_own(model):
+        raise DataError(f"classification of images needs a model that takes some; {origin_of(model)} is of text")
+    if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
+        raise RecipeError(f"data.crop is {list(data.crop)}; it is two shares of the area, the smaller one first")
+    readers, classes, where = on_hub(data) if hub.is_meant(data) else in_folder(data, folder_of(data))
+    changed, plain, scale, mode = transforms(data, model)
+    train = Pictures(readers[0], changed, mode)
+    validation, *test = (Pictures(reader, plain, mode) for reader in readers[1:])
+    if data.holdout:
+        train, validation = held_out(train, data.holdout, validation)
+    train = first(train, data.samples)
+    words = f"{len(train):,} images of {classes:,} classes in {where} to train and {len(validation):,} to validate"
+    tested = next(iter(test), None)
+    return Splits(train, validation, words, images=True, classes=classes, test=tested, scale=scale)
+
+
+def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], int, str]:
+    """timm's readers of the splits to train, validate and test; one folder twice where a share of it is held out."""
+    from timm.data import create_dataset
+
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file; classification takes a folder of a folder a class, with images in them")
+    if data.holdout and not any((folder / name).is_dir() for name in names_of(data.train)):
+        train = folder
+    else:
+        train = split_folder(folder, data.train)
+    classes = classes_in(train)
+    places = [train, train if data.holdout else split_folder(folder, data.validation)]
+    places += [split_folder(folder, data.test)] if data.test is not None else []
+    for place in places[1:]:
+        if unknown := sorted(set(classes_in(place)) - set(classes)):
+            raise DataError(f"{place} has classes that {train} has not: {', '.join(unknown[:5])}")
+    labels = {name: index for index, name in enumerate(classes)}
+    readers = [create_dataset("", root=str(place), search_split=False, class_map=labels).reader for place in places]
+    return readers, len(classes), str(folder)
+
+
+def on_hub(data: DataSection) -> tuple[list[Any], int, str]:
+    """timm's readers of a data set of the hub, by its first columns of images and of classes."""
+    splits = [data.train, data.train if data.holdout else data.validation]
+    splits += [data.test] if data.test is not None else []
+    features = hub.rows(data.name, data.train).features
+    kinds = {kind: [key for key, value in features.items() if type(value).__name__ == kind] for kind in HUB_KINDS}
+    missing = [what for kind, what in HUB_KINDS.items() if not kinds[kind]]
+    if missing:
+        raise DataError(f"the data set {data.name!r} has no column of {' or '.join(missing)}; it has {features}")
+    image, label = (kinds[kind][0] for kind in HUB_KINDS)
+    from timm.data import create_dataset
+
+    readers = [
+        create_dataset(
+            f"hfds/{data.name}", root=None, split=hub.split_of(data.name, split), input_key=image, target_key=label
+        ).reader
+        for split in splits
+    ]
+    return readers, features[label].num_classes, f"{data.name} of the hub"
+
+
+def names_of(split: str) -> tuple[str, ...]:
+    return next((names for names in SYNONYMS if split in names), (split,))
+
+
+def split_folder(folder: Path, split: str) -> Path:
+    """The folder of a split, by its name or a usual other name of it."""
+    found = next((folder / name for name in (split, *names_of(split)) if (folder / name).is_dir()), None)
+    if found is None:
+        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+        raise DataError(
+            f"{folder} has no folder {' or '.join(dict.fromkeys((split, *names_of(split))))}; found {here}. "
+            "--set data.holdout=0.1 holds out a share of the training images instead"
+        )
+    return found
+
+
+def classes_in(folder: Path) -> list[str]:
+    """The classes of a split, in the order in which timm numbers them; every one has an image."""
+    from timm.data.readers.img_extensions import get_img_extensions
+    from timm.utils.misc import natural_key
+
+    suffixes = get_img_extensions(as_set=True)
+    found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
+    if not found:
+        raise DataError(f"{folder} has no folder of a class: its images lie in FOLDER/CLASS/")
+    for name, place in found.items():
+        if not any(path.suffix.lower() in suffixes for path in place.rglob("*")):
+            raise DataError(f"the class {name} in {folder} has no image")
+    if len(found) == 1:
+        raise DataError(f"{folder} has one class, {next(iter(found))}: there is nothing to tell apart")
+    return sorted(found, key=natural_key)
+
+
+def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, str]:
+    """timm's transforms to bytes, for training and for evaluation; the scale and the mode of the model's images."""
+    from timm.data import create_transform, resolve_data_config
+    from timm.data.random_erasing import RandomErasing
+    from torchvision.transforms import Compose
+
+    channels, *size = next(iter(example_inputs(model, 1).values())).shape[1:]
+    if data.img_size is not None and [data.img_size] * 2 != size:
+        raise RecipeError(
+            f"data.img_size is {data.img_size} and the model takes {size[0]} × {size[1]}: "
+            f"--set model.override.img_size={data.img_size}, or leave data.img_size out"
+        )
+    known: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
+    if not is_hf(model):
+        known = resolve_data_config({}, model=model)
+    shape = (channels, *size)
+    fixed = {name: _per_channel(known[name], channels) for name in ("mean", "std")}
+    scale = Scale(**fixed)
+    to_bytes = {**fixed, "use_prefetcher": True}  # in timm's words: the scale and what is erased come later
+    changed = create_transform(
+        shape,
+        is_training=True,
+        scale=data.crop,
+        hflip=data.flip,
+        color_jitter=data.color_jitter,
+        auto_augment=data.rand_augment,
+        interpolation="random",
+        **to_bytes,
+    )
+    if data.erase:
+        changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
+    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **to_bytes)
+    return changed, plain, scale, "L" if channels == 1 else "RGB"
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """One number a channel; their mean where there are not as many."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

@@ -1,0 +1,96 @@
+"""Image of the Long-Range Arena (Tay et al. 2020): grey pixels as a sequence, row by row, of an image folder.
+
+CIFAR-10 (Krizhevsky 2009) lies there as FOLDER/SPLIT/CLASS/…; a pixel's id is its brightness, 0 … 255.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from leanify.data.common import folder_of, length_of
+from leanify.data.image_folder import classes_in, names_of
+from leanify.data.samples import Splits
+from leanify.data.sequences import Sequences, only_sequences, sequence_splits
+from leanify.errors import DataError
+from leanify.sources.recipe import DataSection
+
+VOCABULARY = 256  # grey levels; nothing is padded
+
+
+def images(folder: Path, classes: list[str], side: int) -> Sequences:
+    """Every image of side × side as a row of ids, and its class. Raises DataError with the name of one that is none."""
+    from PIL import Image, UnidentifiedImageError
+    from timm.data import create_dataset
+
+    from leanify.terminal import track
+
+    files = create_dataset("", root=str(folder), search_split=False, class_map={c: i for i, c in enumerate(classes)})
+    pixels = np.empty((len(files.reader), side * side), dtype=np.uint8)
+    labels = np.empty(len(pixels), dtype=np.int64)
+    for index in track(range(len(pixels)), f"reading {folder.name}"):
+        file, labels[index] = files.reader[index]
+        name = files.reader.filename(index, absolute=True)
+        try:
+            with file, Image.open(file) as image:
+                grey = image.convert("L")
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:  # Pillow raises all of these
+            raise DataError(f"the image {name} cannot be read ({type(error).__name__}): mend or remove it") from error
+        if grey.size != (side, side):
+            raise DataError(
+                f"the image {name} is {grey.width} × {grey.height} pixels; data.length asks for {side} × {side}"
+            )
+        pixels[index] = np.asarray(grey).ravel()
+    return Sequences(pixels.ravel(), np.arange(1, len(pixels) + 1) * side**2, labels)
+
+
+def side_of(data: DataSection, model: nn.Module) -> int:
+    """Pixels of an edge, by the length of the sequence; 32 where nothing limits it."""
+    length = length_of(data, model) or 1024
+    side = math.isqrt(length)
+    if side**2 != length:
+        raise DataError(f"{length} tokens are no square image; 1024 are 32 × 32")
+    return side
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """Training, validation and test images of a folder."""
+    only_sequences(data, model, "pixels", vocabulary=VOCABULARY)
+    return from_folder(data, model, folder_of(data))
+
+
+def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
+    """Where a share of train validates, the folder that would have validated is the test split if no other is there."""
+    side = side_of(data, model)
+    train = place(folder, names_of(data.train))
+    classes = classes_in(train)
+    own = names_of(data.validation)
+    validation = None if data.holdout else place(folder, own)
+    test = None if data.test is None else place(folder, (data.test, *(own if data.holdout else ())))
+    found = [None if split is None else images(_known(split, classes), classes, side) for split in (validation, test)]
+    words = f"grey images of {len(classes)} classes in {folder}"
+    words += f", tested on {test.name}" if test is not None else ""
+    return sequence_splits(
+        data, model, images(train, classes, side), *found, words=words, classes=len(classes), cut=False
+    )
+
+
+def place(folder: Path, names: tuple[str, ...]) -> Path:
+    """The first of these folders that is there. Raises DataError."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file; name the folder that has a folder for every split")
+    found = next((folder / name for name in names if (folder / name).is_dir()), None)
+    if found is None:
+        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+        raise DataError(f"{folder} has no folder {' or '.join(names)}; found {here}")
+    return found
+
+
+def _known(folder: Path, classes: list[str]) -> Path:
+    """Raises where there is a class that train has not."""
+    if unknown := sorted(set(classes_in(folder)) - set(classes)):
+        raise DataError(f"{folder} has classes that are not in train: {', '.join(unknown[:5])}")
+    return folder

@@ -1,0 +1,113 @@
+"""What a model is shown: files where there are some, else random inputs of its kind; and that in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.data import text
+from leanify.data.image_batches import ImageFolder
+from leanify.errors import DataError
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.origin import is_hf
+
+InputBatch = dict[str, Tensor]
+
+
+@dataclass
+class Feed:
+    """Batches, to be gone through once. ``notes`` may grow as they are read (images that had to be skipped)."""
+
+    words: str
+    batches: Iterator[InputBatch]
+    folder: ImageFolder | None = field(default=None)
+
+    @property
+    def notes(self) -> list[str]:
+        skipped = self.folder.skipped if self.folder else []
+        names = ", ".join(path.name for path in skipped[:3]) + (", …" if len(skipped) > 3 else "")
+        return [f"{len(skipped)} images could not be read and were skipped: {names}"] if skipped else []
+
+
+def feed(
+    model: nn.Module,
+    data: Path | None = None,
+    *,
+    samples: int,
+    batch_size: int = 16,
+    tokens: int | None = None,
+    seed: int = 0,
+    directory: Path | None = None,
+    device: str = "cpu",
+) -> Feed:
+    """Samples of the model's kind: from an image folder, a text file, a table of texts, or drawn at random.
+
+    ``directory`` is where the model came from, if it has one: its tokenizer is used. Raises DataError.
+    """
+    if samples < 1:
+        raise DataError(f"{samples} samples were asked for; at least one is needed")
+    found = _found(model, data, samples, batch_size, tokens, seed, directory)
+    moved = ({name: value.to(device) for name, value in batch.items()} for batch in found.batches)
+    return replace(found, batches=moved)
+
+
+def _found(
+    model: nn.Module,
+    data: Path | None,
+    samples: int,
+    batch_size: int,
+    tokens: int | None,
+    seed: int,
+    directory: Path | None,
+) -> Feed:
+    name, example = next(iter(example_inputs(model, 1, tokens).items()))
+    if data is None:
+        return Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
+    if not data.exists():
+        raise DataError(f"{data} does not exist")
+    if name == "input_ids":
+        return _texts(model, data, samples, batch_size, example.shape[-1], directory)
+    if name == "points":
+        raise DataError("this model takes points, which are drawn: leave the data out")
+    if not data.is_dir():
+        raise DataError(f"{data} is a file, but this model takes images: name a folder of images")
+    folder = ImageFolder(data, seed)
+    mean, std = _scale(model, example.shape[1])
+    batches = folder.batches(samples, batch_size, example.shape[1:], mean, std)
+    return Feed(f"images from {data}", ({name: batch} for batch in batches), folder)
+
+
+def _random(model: nn.Module, samples: int, batch_size: int, tokens: int | None, seed: int) -> Iterator[InputBatch]:
+    torch.manual_seed(seed)
+    for start in range(0, samples, batch_size):
+        yield example_inputs(model, min(batch_size, samples - start), tokens)
+
+
+def _random_words(name: str, example: Tensor) -> str:
+    shape = " × ".join(map(str, example.shape[1:]))
+    if name == "points":
+        return f"random input: {example.shape[1]} points on a sphere in {example.shape[2]} dimensions"
+    if name == "input_ids":
+        return f"random input: {shape} token ids, uniform over the vocabulary"
+    return f"random input: {shape} standard normal pixels, not images"
+
+
+def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: int, directory: Path | None) -> Feed:
+    if data.is_dir():
+        raise DataError(f"{data} is a folder, but this model takes text: name a .txt, .csv, .tsv or .jsonl file")
+    any_model: Any = model
+    vocab = any_model.config.vocab_size if is_hf(model) else any_model.vocab
+    encode, words = text.encoder(directory, vocab)
+    return Feed(f"text from {data} by {words}", text.batches(data, encode, samples, batch_size, tokens))
+
+
+def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation a channel that the model's images are brought to; 0.5 where upstream says none."""
+    known = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = (list(known.get(key) or [0.5]) for key in ("mean", "std"))
+    return (mean, std) if len(mean) == channels else (mean[:1] * channels, std[:1] * channels)

@@ -1,0 +1,1 @@
+"""Designs under a budget: count, price, search, plan, profile."""

@@ -1,0 +1,250 @@
+"""What a model costs: parameters and multiply-adds, counted on ``meta``.
+
+Nothing is modelled: upstream's own forward runs, without weights where it can, and torch counts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from leanify import machine
+from leanify.errors import LeanifyError, UnsupportedModel
+from leanify.lens import sites
+from leanify.upstream.build import build_shell
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.origin import origin_of
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters (all, and of the blocks alone) and multiply-adds of one forward pass of one sample."""
+
+    params: int
+    params_body: int
+    macs: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.params + other.params, self.params_body + other.params_body, self.macs + other.macs)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.params - other.params, self.params_body - other.params_body, self.macs - other.macs)
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.params * times, self.params_body * times, self.macs * times)
+
+
+def parameters(module: nn.Module) -> int:
+    """The number of parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def body(model: nn.Module) -> int:
+    """The parameters of the blocks: everything but embeddings, final norms and classifier."""
+    shared: dict[int, int] = {}
+    for stage in sites.locate(model):
+        modules = stage.container.children() if stage.container is not None else [stage.blocks[0][0].attention.module]
+        shared.update((id(p), p.numel()) for module in modules for p in module.parameters())
+    return sum(shared.values())
+
+
+def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
+    """One forward pass; timm takes its image by position."""
+    return model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
+
+
+def macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
+    """Multiply-adds of one forward pass (FLOPs are twice as many), by torch's counter; exact where nothing is fused."""
+    return macs_by_module(model, inputs)[""]
+
+
+def macs_by_module(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
+    """Multiply-adds of one forward pass in each module that takes any, by its path; the whole is at ``""``."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with plain(model), Countable(), FlopCounterMode(display=False) as counter:
+        call(model, inputs)
+    root = type(model).__name__
+    counts = {name: sum(by_operator.values()) // 2 for name, by_operator in counter.get_flop_counts().items()}
+    paths = {name.removeprefix(f"{root}."): count for name, count in counts.items() if name.startswith(f"{root}.")}
+    return {**paths, "": int(counter.get_total_flops()) // 2}
+
+
+@contextmanager
+def plain(model: nn.Module) -> Iterator[None]:
+    """Without gradients: torch's counter trips over views of parameters that want one."""
+    wanting = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in wanting:
+            parameter.requires_grad_(False)
+        with torch.no_grad():
+            yield
+    finally:
+        for parameter in wanting:
+            parameter.requires_grad_(True)
+
+
+class Countable(TorchFunctionMode):
+    """Upstream's forward in words that counters and ``meta`` know.
+
+    A product of rows with their experts' matrices is one with the first's: every row meets one matrix, and all have
+    one size. A question about values is answered as for a sample without padding: all of a mask holds, and nothing
+    that is looked for occurs.
+    """
+
+    answers: Mapping[Any, Callable[[Tensor], Any]] = {
+        Tensor.all: lambda mask: torch.tensor(True),
+        Tensor.any: lambda found: torch.tensor(False),
+        torch.any: lambda found: torch.tensor(False),
+        Tensor.sum: lambda mask: torch.tensor(mask.numel()) if mask.dtype is torch.bool else mask.sum(),
+    }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "_grouped_mm":
+            return torch.mm(args[0], args[1][0])
+        if func in self.answers and len(args) == 1 and not kwargs and args[0].is_meta:
+            return self.answers[func](args[0])
+        if func is torch.Tensor.__contains__ and args[0].is_meta:
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+def unmasked_inputs(
+    model: nn.Module, tokens: int | None = None, device: str = "meta", batch: int = 1
+) -> dict[str, Tensor]:
+    """A batch without a mask: upstream would look into it, and on ``meta`` there is nothing to see."""
+    inputs = example_inputs(model, batch, tokens, device)
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+
+def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
+    """The meta model in memory: its parameters zero, its buffers as upstream makes them where they keep their shape.
+
+    No expert turns a token away, though all choose the first.
+    """
+    real: nn.Module = copy.deepcopy(model).to_empty(device=device)
+    origin = origin_of(model)
+    made: dict[str, Tensor] = {}
+    if origin is not None and any(True for _ in real.buffers()):
+        made = dict(build_shell(origin).named_buffers())
+    with torch.no_grad():
+        for parameter in real.parameters():
+            parameter.zero_()
+        for path, buffer in real.named_buffers():
+            known = made.get(path)
+            if known is None or known.shape != buffer.shape:
+                known = torch.zeros_like(buffer)
+            buffer.copy_(known)
+    for module in real.modules():
+        if isinstance(getattr(module, "expert_capacity", None), int):
+            module.expert_capacity = 1 << 30  # type: ignore[assignment]
+    return real.eval()
+
+
+def observed(model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result]) -> Result:
+    """What ``observe`` finds in a forward pass of a model on ``meta``: there, or where upstream's code must see values
+    (it branches on them, or makes tensors of its own on the CPU) in one of zeros on the CPU.
+
+    Raises UnsupportedModel where neither runs.
+    """
+    found = observed_on_meta(model, tokens, observe)
+    return observed_on_cpu(model, tokens, observe) if found is None else found
+
+
+def observed_on_meta(
+    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
+) -> Result | None:
+    """What ``observe`` finds in a forward pass without memory; None where it does not run."""
+    try:
+        return observe(model, unmasked_inputs(model, tokens, batch=batch))
+    except LeanifyError:
+        raise
+    except Exception:  # whatever upstream's code raises where it was never tried
+        return None
+
+
+def observed_on_cpu(
+    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
+) -> Result:
+    """What ``observe`` finds in a forward pass of zeros in memory. Raises UnsupportedModel where it does not run."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    free = machine.available(torch.device("cpu"))
+    try:
+        if free is not None and size > free:
+            raise MemoryError(f"it takes {size / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are available")
+        with _unfused():
+            return observe(zeros(model), unmasked_inputs(model, tokens, "cpu", batch))
+    except LeanifyError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}. leanify.read, write and grow may still do for it"
+        ) from error
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Attention as plain products: torch's counter does not see into the CPU's fused kernels."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def count(model: nn.Module, tokens: int | None = None) -> Cost:
+    """The cost of a model on ``meta``. Raises UnsupportedModel where upstream's forward does not run."""
+    return Cost(parameters(model), body(model), observed(model, tokens, macs))
+
+
+def token_counts(model: nn.Module, tokens: int | None = None) -> list[int]:
+    """The number of tokens N of A in each stage: the rows of the input of its main output projection."""
+    return observed(model, tokens, _rows_of_stages)
+
+
+def _rows_of_stages(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
+    seen: dict[str, int] = {}
+    hooks = []
+    located = sites.locate(model)
+    for stage in located:
+        places = next(block for block in stage.blocks if block)
+        main = max(places, key=lambda place: place.read().width)
+
+        def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage.name) -> None:
+            seen[name] = _rows(args[0])
+
+        def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage.name) -> None:
+            given = result if isinstance(result, (tuple, list)) else (result,)
+            for tensor in [each for each in given if isinstance(each, Tensor) and each.dim() > 1][:1]:
+                seen.setdefault(name, _rows(tensor))  # torch's own attention takes the projection's weights alone
+
+        hooks.append(main.output.register_forward_pre_hook(note))
+        hooks.append(main.attention.module.register_forward_hook(note_behind))
+    try:
+        with plain(model), Countable():
+            call(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [seen.get(stage.name, 1) for stage in located]
+
+
+def _rows(tensor: Tensor) -> int:
+    """The tokens of one sample: (…, N, C), (…, H, W, C), or (N, 1, C)."""
+    shape = tensor.shape
+    tokens_first = len(shape) == 3 and shape[-2] == 1
+    return shape[-2] * shape[-3] if len(shape) > 3 or tokens_first else shape[-2]

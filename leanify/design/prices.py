@@ -1,0 +1,190 @@
+"""What a design costs, by arithmetic: a price list of every block of a model, from a handful of counts.
+
+A block's parameters and MACs are affine in its heads at a fixed head_dim and affine in its MLP's hidden units, whatever
+the family, because projections, attention maps and per-head parameters all are; so three counts of a shortened model
+price every head count and every MLP of a block, and the search is integer arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from leanify.architecture import Architecture, Stage
+from leanify.design.counting import (
+    Cost,
+    count,
+    macs_by_module,
+    observed_on_cpu,
+    observed_on_meta,
+    parameters,
+    token_counts,
+)
+from leanify.lens import sites, surgery
+from leanify.spectra.theory import gaussian_kappa
+
+COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
+
+
+class StageDesign(NamedTuple):
+    """What a search turns in one stage. ``mlp`` may be an array: a design for each of its entries."""
+
+    depth: int
+    heads: int
+    head_dim: int
+    mlp: Any
+
+    def applied_to(self, stage: Stage) -> Stage:
+        """The stage in this shape."""
+        return stage.reshape(self.depth, self.heads, self.head_dim, self.mlp)
+
+
+@dataclass(frozen=True)
+class Line:
+    """How a price changes with heads and MLP, at one head_dim; affine in both.
+
+    ``group`` is how many heads come at a time, ``units`` how many hidden units.
+    """
+
+    heads: int
+    group: int
+    mlp: int
+    units: int
+    at: Cost
+    per_group: Cost
+    per_units: Cost
+
+    def __call__(self, heads: int, mlp: Any) -> Cost:
+        more_heads, more_units = (heads - self.heads) // self.group, (mlp - self.mlp) // self.units
+        cost: Cost = self.at + self.per_group * more_heads + self.per_units * more_units
+        return cost
+
+    def __sub__(self, other: Line) -> Line:
+        """The line of a difference; both start at the same heads and MLP."""
+        return replace(
+            self,
+            at=self.at - other.at,
+            per_group=self.per_group - other.per_group,
+            per_units=self.per_units - other.per_units,
+        )
+
+
+class PriceList:
+    """Prices of every block of a model, counted when they are first asked for.
+
+    turned  the stages whose designs vary, by index
+    base    the model with the shortest that each of them can be
+    tokens  N of A in each stage
+    whole   MACs of every module of the model as it stands, by path; None where that was not counted
+
+    A block's price is that of a model that ends with it, less that of a model that ends before it, all blocks of the
+    stage in the same shape: some share tables of positions. Blocks that look alike (same layers, same modules, same
+    parameters, same switches) and take as many MACs where they stand share a price.
+    """
+
+    def __init__(self, model: nn.Module, tokens: int | None = None, turned: Sequence[int] | None = None) -> None:
+        self._asked = tokens
+        self.architecture = surgery.read(model)
+        self.turned = tuple(self.architecture.varied if turned is None else turned)
+        self.model = model
+        self.whole = self._count_whole()
+        self._kinds = [_kinds(stage, self.whole or {}) for stage in sites.locate(model)]
+        self.count = cache(lambda shape: count(surgery.write(model, shape), tokens))
+        self.base = self.count(self._shortened())
+        self.tokens = token_counts(surgery.write(model, self._shortened()), tokens)
+        self._line = cache(self._count_line)
+        self._blocks = cache(self._count_blocks)
+
+    def total(self, designs: Sequence[StageDesign | None]) -> Cost:
+        """The cost of a design in each stage; None leaves a stage as it is. Arrays of mlp give arrays of costs."""
+        cost = self.base
+        for index, design in enumerate(designs):
+            if design is None:
+                continue
+            anchor = self._anchor(index, design)
+            shortest = self.architecture.stages[index].shortest
+            cost = cost + self._line(index, shortest, design.head_dim, anchor)(design.heads, design.mlp) - self.base
+            for block, times in self._blocks(index, design.depth).items():
+                with_it = self._line(index, block + 1, design.head_dim, anchor)
+                without = self._line(index, block, design.head_dim, anchor)
+                cost = cost + (with_it - without)(design.heads, design.mlp) * times
+        return cost
+
+    def _count_whole(self) -> dict[str, int] | None:
+        """The MACs of every module of the model as it stands; None where only a large one in memory would tell."""
+        on_meta = observed_on_meta(self.model, self._asked, macs_by_module)
+        if on_meta is None and parameters(self.model) < COUNTED_IN_MEMORY:
+            return observed_on_cpu(self.model, self._asked, macs_by_module)
+        return on_meta
+
+    def kappa(self, designs: Sequence[StageDesign | None]) -> float:
+        """The predicted κ of the worst stage that a design turns (Theorem 3.2); the others are the same in all."""
+        return max(
+            gaussian_kappa(design.heads * design.head_dim, tokens)
+            for design, tokens in zip(designs, self.tokens, strict=True)
+            if design is not None
+        )
+
+    def _alike(self, index: int, block: int) -> int:
+        """The first block behind the shortest stage that looks like this one; blocks beyond the last repeat it."""
+        kinds = self._kinds[index]
+        shortest = self.architecture.stages[index].shortest
+        kind = kinds[min(block, len(kinds) - 1)]
+        return next(i for i in range(shortest, block + 1) if kinds[min(i, len(kinds) - 1)] == kind)
+
+    def _count_blocks(self, index: int, depth: int) -> Counter[int]:
+        """How often each block behind the shortest stage stands in one of this depth, like ones as the first."""
+        return Counter(self._alike(index, i) for i in range(self.architecture.stages[index].shortest, depth))
+
+    def _anchor(self, index: int, design: StageDesign) -> int:
+        """Where a line is counted: at the stage's own heads, or at each split's."""
+        main = self.architecture.stages[index].main
+        assert main is not None
+        return main.heads if design.head_dim == main.head_dim else design.heads
+
+    def _shortened(self) -> Architecture:
+        """Every turned stage as short as it can be."""
+        stages = enumerate(self.architecture.stages)
+        return replace(
+            self.architecture,
+            stages=tuple(stage.reshape(depth=stage.shortest) if i in self.turned else stage for i, stage in stages),
+        )
+
+    def _count_line(self, index: int, depth: int, head_dim: int, heads: int) -> Line:
+        """The price of the model with so many blocks in one stage, by their heads and MLP."""
+        stage = self.architecture.stages[index]
+        main = stage.main
+        assert main is not None
+
+        def at(heads: int, mlp: int) -> Cost:
+            short = self._shortened()
+            stages = list(short.stages)
+            stages[index] = StageDesign(depth, heads, head_dim, mlp).applied_to(stage)
+            return self.count(replace(short, stages=tuple(stages)))
+
+        here = at(heads, main.mlp)
+        per_group = at(heads + stage.group, main.mlp) - here
+        per_units = at(heads, main.mlp + stage.units) - here if main.mlp else Cost(0, 0, 0)
+        return Line(heads, stage.group, main.mlp, stage.units, here, per_group, per_units)
+
+
+def _kinds(stage: sites.Located, macs: Mapping[str, int]) -> list[int]:
+    """For each block the index of the first one that looks like it and takes as many of the ``macs``, by path."""
+    if stage.container is None:
+        return [0]
+    looks = [
+        (
+            tuple(place.read() for place in places),
+            tuple(type(module).__qualname__ for module in block.modules()),
+            tuple(parameter.shape for parameter in block.parameters()),
+            tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),
+            macs.get(f"{stage.name}.{name}"),
+        )
+        for places, (name, block) in zip(stage.blocks, stage.container.named_children(), strict=True)
+    ]
+    return [looks.index(look) for look in looks]

@@ -1,0 +1,360 @@
+"""What a model costs: counted on ``meta``, cross-checked, and measured on the device.
+
+MACs come from torch's FLOP counter on ``meta``, where it is exact (on a CPU it misses fused kernels). fvcore, given a
+handle for every fused attention, counts the same model from its traced graph; matrix products must agree, and what
+neither counts (activations, softmax, additions) is named.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from leanify import machine
+from leanify.design import counting
+from leanify.errors import LeanifyError
+from leanify.lens import surgery
+from leanify.sources import find
+from leanify.upstream.inputs import example_inputs
+
+FUSED = (
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+)
+NOT_PRODUCTS = ("layer_norm", "batch_norm", "group_norm", "upsample_bilinear2d", "adaptive_avg_pool2d", "grid_sampler")
+TRACEABLE_BYTES = 8 << 30  # a model whose graph needs real tensors is traced up to this size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. Predicted: weights, gradients, AdamW's two moments and saved activations of one training step.
+
+    On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide figure; on
+    a CPU they are the process's resident set over what it held before, None where the system does not tell.
+    """
+
+    train_predicted_bytes: int
+    forward_peak_bytes: int | None = None
+    train_peak_bytes: int | None = None
+    forward_reserved_bytes: int | None = None
+    train_reserved_bytes: int | None = None
+    nvml_used_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One model's costs. ``macs`` counts multiply-adds of one sample, ``flops`` twice as many."""
+
+    source: str
+    architecture: str
+    params: int
+    params_body: int
+    macs: int
+    flops: int
+    fvcore_macs: int | None
+    cross_check: str
+    uncounted: list[str]
+    weights_bytes: int
+    batch_size: int
+    dtype: str
+    device: str
+    latency_s: float | None
+    throughput_per_s: float | None
+    memory: Memory
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def profile(
+    source: str | Path,
+    *,
+    batch_size: int = 8,
+    device: str | None = None,
+    dtype: str = "float32",
+    tokens: int | None = None,
+    repeats: int = 10,
+    measure: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+    cls: str | None = None,
+) -> Profile:
+    """The costs of the model that SOURCE names.
+
+    ``tokens`` is the length of a text input; an image's size is an override of the source (``img_size``). Latency is
+    the median of ``repeats`` forward passes at batch 1, throughput that of ``batch_size``, in seconds and per second.
+    """
+    found = find.find(source, overrides=overrides, cls=cls)
+    model = find.build_on_meta(found)
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise LeanifyError(f"--dtype {dtype!r} is no floating-point type of torch; try float32, bfloat16 or float16")
+    model = model.to(kind)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    counted = counting.count(model, tokens)
+    products, others, note = fvcore_macs(model, tokens)
+    predicted = predicted_training_bytes(model, batch_size, tokens, fused=place.type == "cuda")
+    latency = throughput = None
+    memory = Memory(predicted)
+    if measure:
+        before = machine.settled_resident_set()
+        real = fresh(model, place)
+        latency = seconds(real, example_inputs(real, 1, tokens, place), repeats)
+        throughput = batch_size / seconds(real, example_inputs(real, batch_size, tokens, place), max(3, repeats // 3))
+        memory = measured_memory(real, example_inputs(real, batch_size, tokens, place), predicted, before)
+    return Profile(
+        source=str(source),
+        architecture=str(surgery.read(model)),
+        params=counted.params,
+        params_body=counted.params_body,
+        macs=counted.macs,
+        flops=2 * counted.macs,
+        fvcore_macs=products,
+        cross_check=note or _agreement(counted.macs, products),
+        uncounted=others,
+        weights_bytes=weights_bytes(model),
+        batch_size=batch_size,
+        dtype=dtype,
+        device=machine.device_name(place) if measure else "not measured",
+        latency_s=latency,
+        throughput_per_s=throughput,
+        memory=memory,
+    )
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """The size of the parameters and saved buffers, shared ones once."""
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+# -- counting by a second opinion -----------------------------------------------------------------------------------
+
+
+class _Positional(nn.Module):
+    """A model that takes its inputs by position and gives all its tensors, as a tracer wants it."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return tensors_of(counting.call(self.model, dict(zip(self.names, inputs, strict=True))))
+
+
+def tensors_of(outputs: Any) -> tuple[Tensor, ...]:
+    """The tensors that a forward gives, by itself, in a sequence or under names."""
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    parts = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return tuple(part for part in parts if isinstance(part, Tensor))
+
+
+def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None, list[str], str | None]:
+    """fvcore's count of matrix products, with handles for fused attention; what it left out; why it failed, if so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its import calls what torch now deprecates
+        from fvcore.nn import FlopCountAnalysis
+    for device in ("meta", "cpu"):
+        if device == "cpu" and weights_bytes(model) > TRACEABLE_BYTES:
+            return None, [], "fvcore did not run: tracing this model needs its weights in memory"
+        here = model if device == "meta" else fresh(model, torch.device("cpu"), drawn=False)
+        inputs = example_inputs(here, 1, tokens, device)
+        inputs.pop("attention_mask", None)
+        wrapped = _Positional(here, list(inputs))
+        analysis = FlopCountAnalysis(wrapped, tuple(inputs.values()))
+        analysis.set_op_handle(**dict.fromkeys(FUSED, attention_macs))
+        analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+        try:
+            with counting.plain(here), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                by_operator = analysis.by_operator()
+                left = sorted(name.removeprefix("aten::") for name in analysis.unsupported_ops())
+            return int(sum(n for op, n in by_operator.items() if op not in NOT_PRODUCTS)), left, None
+        except (RuntimeError, TypeError, AssertionError, ValueError, NotImplementedError, IndexError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return None, [], f"fvcore could not trace the model: {reason}"
+
+
+def attention_macs(inputs: list[Any], outputs: list[Any]) -> int:
+    """MACs of softmax(q kᵀ) v: every query meets every key (q·k, d each) and every value (d_v each)."""
+    query, key, value = (x.type().sizes() for x in inputs[:3])
+    batch = 1
+    for size in query[:-2]:
+        batch *= size
+    return int(batch * query[-2] * key[-2] * (query[-1] + value[-1]))
+
+
+def _agreement(counted: int, products: int | None) -> str:
+    if products is None:
+        return "no second count"
+    if products == counted:
+        return "torch's counter and fvcore agree"
+    return f"torch's counter says {counted:,} MACs, fvcore {products:,} ({products / max(counted, 1) - 1:+.2%})"
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+
+
+def fresh(model: nn.Module, device: torch.device, drawn: bool = True) -> nn.Module:
+    """The meta model with real tensors on ``device``: small random weights, or zeros.
+
+    Time and memory do not depend on the values, as long as they are finite.
+    """
+    real = counting.zeros(model, device)
+    with torch.no_grad():
+        for parameter in real.parameters() if drawn else ():
+            parameter.uniform_(-0.02, 0.02)
+    return real
+
+
+@torch.no_grad()
+def seconds(model: nn.Module, inputs: dict[str, Tensor], repeats: int) -> float:
+    """The median time of one forward pass, after two passes to warm up."""
+    device = next(iter(inputs.values())).device
+    times = []
+    for i in range(repeats + 2):
+        start = time.perf_counter()
+        counting.call(model, inputs)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if i >= 2:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """Two AdamW steps on the mean of the outputs' squares: in the second the moments lie beside the activations."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    for _ in range(2):
+        loss = sum((output.float() ** 2).mean() for output in tensors_of(counting.call(model, inputs)))
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[union-attr]
+        optimiser.step()
+
+
+def measured_memory(model: nn.Module, inputs: dict[str, Tensor], predicted: int, before: int = 0) -> Memory:
+    """Peaks of a forward pass and of a training step; on a CPU those of the process, less ``before``."""
+    device = next(iter(inputs.values())).device
+    with torch.no_grad(), _peak(device, before) as forward:
+        counting.call(model, inputs)
+    model.train()
+    with _peak(device, before) as train:
+        training_steps(model, inputs)
+    model.eval()
+    return Memory(
+        train_predicted_bytes=predicted,
+        forward_peak_bytes=forward.get("peak"),
+        train_peak_bytes=train.get("peak"),
+        forward_reserved_bytes=forward.get("reserved"),
+        train_reserved_bytes=train.get("reserved"),
+        nvml_used_bytes=machine.nvml_used(device),
+    )
+
+
+@contextmanager
+def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
+    """The highest memory within the block: torch's on CUDA, the process's resident set on a CPU."""
+    peak: dict[str, int] = {}
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        torch.cuda.synchronize(device)
+        peak["peak"] = torch.cuda.max_memory_allocated(device)
+        peak["reserved"] = torch.cuda.max_memory_reserved(device)
+        return
+    resets = machine.reset_resident_peak()
+    yield peak
+    if resets and (highest := machine.status("VmHWM")):
+        peak["peak"] = highest - before
+
+
+# -- training memory, predicted -------------------------------------------------------------------------------------
+
+
+def predicted_training_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: bool = True) -> int:
+    """Weights, gradients, two AdamW moments and what autograd saves of one batch, from a forward pass on ``meta``."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return 4 * weights + saved_bytes(model, batch, tokens, fused)
+
+
+def saved_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: bool = True) -> int:
+    """Bytes that autograd keeps for the backward pass of one batch; ``fused``: attention with dropout is fused too.
+
+    They grow by the same for every sample: where the model does not run on ``meta``, two passes on the CPU tell.
+    """
+    observe = partial(saved_by, fused=fused)
+    found = counting.observed_on_meta(model, tokens, observe, batch)
+    if found is not None:
+        return found
+    one, two = (counting.observed_on_cpu(model, tokens, observe, size) for size in (1, 2))
+    return one + (batch - 1) * (two - one)
+
+
+def saved_by(model: nn.Module, inputs: dict[str, Tensor], fused: bool) -> int:
+    """Bytes that autograd keeps in one forward pass in training mode, weights left out."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()._cdata
+        if storage not in own:
+            kept[storage] = tensor
+        return tensor
+
+    training = model.training
+    model.train()
+    try:
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with hooks, counting.Countable(), _FusedOnMeta(fused):
+            outputs = counting.call(model, inputs)
+    finally:
+        model.train(training)
+    del outputs
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+class _Fused(torch.autograd.Function):
+    """A fused attention's memory: inputs, output and one log-sum-exp a query are saved, the N × N map is not."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError("this attention exists on meta, to count what it saves")
+
+
+class _FusedOnMeta(TorchFunctionMode):
+    """Counts attention as the device's fused kernel saves it; a CPU's kernel takes no dropout."""
+
+    def __init__(self, dropout: bool) -> None:
+        self.dropout = dropout
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.scaled_dot_product_attention:
+            names = ("query", "key", "value")
+            query, key, value = (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))[:3]
+            dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+            if self.dropout or not dropout:
+                return _Fused.apply(query, key, value)  # type: ignore[no-untyped-call]
+        return func(*args, **kwargs)

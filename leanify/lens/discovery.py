@@ -1,0 +1,221 @@
+"""What an attention without a row looks like: readings that its names and lengths allow, tried by the law.
+
+The names of its maps say which may be the output projection, the lengths of the others how heads may lie in them.
+Each reading is tried on one such module alone, on the very arguments that the model gives it, in float64 on random
+parameters: with twice its heads and zero output columns it must give the same, and with other output columns something
+else. What a module gives for the same arguments is all that the rest of the model sees of it. The first reading that
+passes is learned for this process; heads can be added under it, their size stays, and the MLP keeps its units.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.errors import LeanifyError
+from leanify.lens import families
+from leanify.lens.families import Reading
+from leanify.lens.resize import features_of, resize, sizes_of
+from leanify.upstream.inputs import example_inputs
+
+TOLERANCE = 1e-10
+MOST = 24  # readings tried of one module
+TOKENS = 16
+_OUTPUT = re.compile(
+    r"(^|\.)(\w*out(put)?(_?(proj|lin|layer|projection|linear))?|[cop]_?proj|proj|projection|wo|o)$|dense$"
+)
+_COUNTS = re.compile(r"n_?heads?$|nhead$|num(_attention)?_heads$|^heads$")
+_INNER = re.compile(r"all_head|inner|split|attn_dim|attention_dim|qkv?_dim")
+_WIDTH = re.compile(r"embed_dim|hidden_size|hidden_dim|d_model|n_embd|^dim$")
+
+
+def learn(model: nn.Module, path: str) -> str:
+    """Find how the attention at ``path`` is laid out, and remember it. Returns why not, or nothing."""
+    tried = 0
+    for owner in _around(path):
+        module = model.get_submodule(owner)
+        readings = list(itertools.islice(_readings(module), MOST))
+        if not readings or families.reading_of(module):
+            continue
+        try:
+            args, kwargs = _arguments(model, module)
+        except (LeanifyError, RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            return f", and it could not be run: {' '.join(str(error).split())[:120] or 'no input reached it'}"
+        alone = _alone(module)
+        for reading in readings:
+            tried += 1
+            if _holds(alone, reading, args, kwargs):
+                families.learn(reading)
+                return ""
+    return f": {tried} readings of its parts were tried, and under none did more heads keep its outputs"
+
+
+def _around(path: str) -> list[str]:
+    """The module and what it stands in: its output projection may lie outside it."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), max(len(parts) - 2, 0), -1)]
+
+
+# -- readings that are worth trying -----------------------------------------------------------------------------------
+
+
+def _readings(module: nn.Module) -> Iterator[Reading]:
+    """Readings that the names and lengths of a module's parts allow, the likeliest first."""
+    heads = {value for name, value in _numbers(module) if _COUNTS.search(name.rpartition(".")[2])}
+    groups = {value for name, value in _numbers(module) if re.search(r"(kv|key_value)_heads", name)}
+    maps = {
+        path: part
+        for path, part in module.named_modules()
+        if path and isinstance(getattr(part, "weight", None), Tensor) and not isinstance(part, nn.Embedding)
+    }
+    outputs = [p for p, part in maps.items() if part.weight.dim() > 1 and _OUTPUT.search(p)]
+    for out, h in itertools.product(outputs, sorted(heads, reverse=True)):
+        inner = features_of(maps[out]).inputs
+        if h > 1 and inner % h == 0:
+            for g in sorted({h, *(g for g in groups if g > 1 and h % g == 0)}):
+                yield from _of(module, maps, out, {"h": h, "g": g, "d": inner // h})
+
+
+def _of(module: nn.Module, maps: dict[str, nn.Module], out: str, sizes: dict[str, int]) -> Iterator[Reading]:
+    """Readings with one output projection and one head count: fused maps and doubtful numbers both ways."""
+    h, g, d = sizes["h"], sizes["g"], sizes["d"]
+    kinds = {h * d: ["h d"], g * d: ["g d" if g != h else "h d"], 3 * h * d: ["3 h d", "h 3 d"], h: ["h"]}
+    kinds |= {2 * h * d: ["2 h d", "h 2 d"], (h + 2 * g) * d: ["h d | g d | g d"] if g != h else ["3 h d", "h 3 d"]}
+    ways = {p: kinds.get(features_of(part).outputs, []) for p, part in maps.items() if p != out}
+    matrices = {p: how for p, how in ways.items() if maps[p].weight.dim() > 1 and how}  # type: ignore[operator]
+    norms = {p: "d" for p, part in maps.items() if part.weight.dim() == 1 and features_of(part).outputs == d}  # type: ignore[operator]
+    bare = {
+        name: tuple({h: "h", d: "d"}.get(length, "1") for length in tensor.shape)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if name.rpartition(".")[0] not in maps and h in tensor.shape
+    }
+    sure, doubtful = _attributes(module, sizes)
+    fused = [how for how in matrices.values() if len(how) > 1]
+    for choice, extra in itertools.product(range(2 if fused else 1), ({}, doubtful) if doubtful else ({},)):
+        yield Reading(
+            f"{type(module).__module__}.{type(module).__qualname__}",
+            rows={**{p: how[min(choice, len(how) - 1)] for p, how in matrices.items()}, **norms},
+            columns={out: "h d"},
+            tensors=bare,
+            attributes={**sure, **extra},
+            constant=("d",),
+        )
+
+
+def _attributes(module: nn.Module, sizes: dict[str, int]) -> tuple[dict[str, str], dict[str, str]]:
+    """Numbers that follow the heads: those whose name leaves no doubt, and those that may mean the width instead."""
+    h, g, d = sizes["h"], sizes["g"], sizes["d"]
+    sure: dict[str, str] = {}
+    doubtful: dict[str, str] = {}
+    for name, value in _numbers(module):
+        leaf = name.rpartition(".")[2]
+        into = doubtful if "config" in name else sure
+        if value == g != h and re.search(r"kv|key_value", leaf) and "group" not in leaf:
+            into[name] = "g"
+        elif value == h and (leaf == "embedding_dim" or ("head" in leaf and not re.search(r"dim|size", leaf))):
+            into[name] = "h"
+        elif value == h // g and "group" in leaf and g != h:
+            into[name] = "h /g"
+        elif value == d and re.search(r"head_(dim|size)|d_head|d_k", leaf) and "config" not in name:
+            into[name] = "d"
+        elif value == h * d and _INNER.search(leaf):
+            into[name] = "h d"
+        elif value == h * d and _WIDTH.search(leaf) and "config" not in name:
+            doubtful[name] = "h d"
+    return sure, doubtful
+
+
+def _numbers(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Every whole number that a module, a part of it, or its configuration holds, with its path."""
+    for path, part in module.named_modules():
+        own = vars(part).items()
+        config = getattr(getattr(part, "config", None), "__dict__", {}).items()
+        for name, value in (*own, *((f"config.{key}", value) for key, value in config)):
+            if type(value) is int:
+                yield f"{path}.{name}".lstrip("."), value
+
+
+# -- the law, on one module ---------------------------------------------------------------------------------------
+
+
+class _Reached(Exception):
+    """Carries the arguments of a module's first call."""
+
+
+@torch.no_grad()
+def _arguments(model: nn.Module, module: nn.Module) -> tuple[Any, Any]:
+    """What the model gives a module, with real tensors on the CPU in float64 in the place of any others."""
+
+    def reached(_: nn.Module, args: Any, kwargs: Any) -> None:
+        raise _Reached(args, kwargs)
+
+    hook = module.register_forward_pre_hook(reached, with_kwargs=True)
+    try:
+        inputs = example_inputs(model, 1, TOKENS, next(model.parameters()).device)
+        model(**{name: value for name, value in inputs.items() if name != "attention_mask" or not value.is_meta})
+    except _Reached as call:
+        args, kwargs = _real(call.args)
+        return args, kwargs
+    finally:
+        hook.remove()
+    raise LeanifyError("no input reached it")
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        floating = value.is_floating_point()
+        if not value.is_meta:
+            return value.to("cpu", torch.float64) if floating else value.cpu()
+        return torch.randn(value.shape, dtype=torch.float64) if floating else value.new_ones(value.shape, device="cpu")
+    if isinstance(value, dict):
+        return {key: _real(item) for key, item in value.items()}
+    return type(value)(_real(item) for item in value) if type(value) in (tuple, list) else value
+
+
+@torch.no_grad()
+def _alone(module: nn.Module) -> nn.Module:
+    """A copy of the module with random parameters, so that zeros and constants hide nothing."""
+    copied = copy.deepcopy(module)
+    alone = (copied.to_empty(device="cpu") if any(p.is_meta for p in copied.parameters()) else copied.cpu()).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in alone.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.copy_(noise * max(parameter[0].numel(), 1) ** -0.5 if parameter.dim() > 1 else 1 + 0.3 * noise)
+    return alone.eval()
+
+
+@torch.no_grad()
+def _holds(alone: nn.Module, reading: Reading, args: Any, kwargs: Any) -> bool:
+    """Whether more heads keep the module's outputs, and matter once their output columns are not zero."""
+    try:
+        sizes = sizes_of("", alone, reading)
+        more = {**sizes, "h": 2 * sizes["h"], **({"g": 2 * sizes["g"]} if "g" in sizes else {})}
+        big = copy.deepcopy(alone)
+        resize(big, "", big, reading, sizes, more)
+        before, same = (_outputs(module, args, kwargs) for module in (alone, big))
+        weight = big.get_submodule(next(iter(reading.columns))).weight
+        assert isinstance(weight, Tensor)
+        weight.copy_(torch.randn_like(weight))
+        other = _outputs(big, args, kwargs)
+    except Exception:  # a wrong reading fails in any way: in a reshape, an index, a kernel
+        return False
+    return _differ(same, before) < TOLERANCE < _differ(other, before)
+
+
+def _outputs(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
+    """The first tensor that a run gives: what upstream adds to the residual stream."""
+    torch.manual_seed(0)
+    result = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    while not isinstance(result, Tensor):
+        result = next(iter(result.values() if isinstance(result, dict) else result))
+    return result
+
+
+def _differ(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max()) if one.shape == other.shape else float("inf")

@@ -1,0 +1,118 @@
+"""Where upstream keeps heads and hidden units: one row a class, nothing but data.
+
+The rows stand in `timm.toml`, `transformers.toml` and `leanify.toml` beside this file. A row (`Reading`) names the
+upstream classes that it describes and says how symbols lie in their tensors, in the notation of `notation`:
+
+    classes     dotted paths: ``models.xcit.XCA`` in timm, ``bert.BertAttention`` in transformers' modeling files
+    when        attributes that a module must have for this row to be its own, where one class is laid out in two ways
+    rows        linear maps whose *outputs* are heads or units (q, k, v, fc1, a norm over them)
+    columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2
+    tensors     bare parameters and buffers, one layout an axis ("1" for an axis that stays)
+    attributes  numbers that a forward reads; under ``config.`` they are changed in a copy of the configuration
+    clear       caches (dicts) that go stale with another number of heads
+    edits       what to replace in upstream's forward where it takes inner for width; ``methods`` names other methods
+    forward     the function in `forwards` that takes the place of upstream's forward, where no edit would do
+    mixing      parts that mix all heads (a norm over inner): with one present, growth cannot keep the outputs
+    constant    symbols that no layer of the model may change, because this class holds tables made for them
+    refused     why models with this class cannot be redesigned
+    kept        why this class keeps its shape although it has heads or looks like an attention
+
+A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block. One with
+neither is a table (of heads, or of blocks) that stands outside its attentions and follows them, or just edits a part.
+Which list the blocks stand in is not written down: `surgery` finds it. To add a family, add the rows of its attention
+and its MLP; the tests hold every row against the laws.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+Strings = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How heads and hidden units lie in one upstream class, ``name`` being its full dotted path."""
+
+    name: str
+    when: Mapping[str, object] = field(default_factory=dict)
+    rows: Strings = field(default_factory=dict)
+    columns: Strings = field(default_factory=dict)
+    tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    attributes: Strings = field(default_factory=dict)
+    clear: tuple[str, ...] = ()
+    edits: Strings = field(default_factory=dict)
+    forward: str = ""
+    methods: tuple[str, ...] = ("forward",)
+    mixing: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
+    refused: str = ""
+    kept: str = ""
+
+    @property
+    def is_attention(self) -> bool:
+        return any("h" in layout.split() for layout in self.columns.values())
+
+    @property
+    def is_mlp(self) -> bool:
+        return any("m" in layout.split() for layout in self.columns.values())
+
+    @property
+    def is_table(self) -> bool:
+        """Heads outside any attention: relative positions shared by all layers, slopes, a model's own head count."""
+        return not (self.is_attention or self.is_mlp or self.refused or self.kept)
+
+
+def readings(library: str) -> list[Reading]:
+    """The rows of one library, ``timm``, ``transformers`` or ``leanify``, one a class."""
+    text = resources.files(__name__).joinpath(f"{library}.toml").read_text(encoding="utf-8")
+    return [reading for row in tomllib.loads(text)["reading"] for reading in _of_row(row, library)]
+
+
+def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
+    fields: dict[str, Any] = {key: value for key, value in row.items() if key != "classes"}
+    for key, value in fields.items():
+        if isinstance(value, list):
+            fields[key] = tuple(value)
+    if "tensors" in fields:
+        fields["tensors"] = {name: tuple(axes) for name, axes in fields["tensors"].items()}
+    return [Reading(_full(name, library), **fields) for name in row["classes"]]
+
+
+def _full(name: str, library: str) -> str:
+    """``bert.BertAttention`` → the module that transformers keeps it in; timm's rows lack only ``timm.``"""
+    if name.startswith(("torch.", "timm.", "transformers.", "leanify.")):
+        return name
+    if library == "timm":
+        return f"timm.{name}"
+    package, _, rest = name.partition(".")
+    return f"transformers.models.{package}.modeling_{package}.{rest}"
+
+
+@cache
+def known() -> dict[str, list[Reading]]:
+    """Every row, by the full path of its class."""
+    rows: dict[str, list[Reading]] = {}
+    for library in ("timm", "transformers", "leanify"):
+        for reading in readings(library):
+            rows.setdefault(reading.name, []).append(reading)
+    return rows
+
+
+def learn(reading: Reading) -> None:
+    """Add a row for this process alone."""
+    known()[reading.name] = [reading]
+
+
+def reading_of(module: object) -> Reading | None:
+    """The row of a module's very class: a subclass of upstream's own may well compute something else; ours inherit."""
+    own = next(c for c in type(module).__mro__ if "freed" not in vars(c))
+    for reading in known().get(f"{own.__module__}.{own.__qualname__}", ()):
+        if all(getattr(module, name, None) == value for name, value in reading.when.items()):
+            return reading
+    return None

@@ -1,0 +1,249 @@
+"""Heads and hidden units in tensors: where a linear map keeps them, and how to bring it to another number of them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.errors import UnsupportedModel
+from leanify.lens import notation
+from leanify.lens.families import Reading
+from leanify.upstream.initialise import initialise_module
+
+
+@dataclass(frozen=True)
+class Features:
+    """Where a linear map (or a norm) keeps its outputs and inputs."""
+
+    outputs: int
+    inputs: int
+    output_axis: int
+    input_axis: int
+    output_name: str
+    input_name: str
+
+
+def features_of(module: nn.Module) -> Features:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if weight.dim() == 1:
+        name = "normalized_shape" if hasattr(module, "normalized_shape") else "num_features"
+        return Features(weight.shape[0], weight.shape[0], 0, 0, name, name)
+    if type(module).__name__ == "Conv1D":  # transformers' transposed linear map
+        return Features(weight.shape[1], weight.shape[0], 1, 0, "nf", "nx")
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return Features(weight.shape[1] * module.groups, weight.shape[0], 1, 0, "out_channels", "in_channels")
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return Features(weight.shape[0], weight.shape[1] * module.groups, 0, 1, "out_channels", "in_channels")
+    return Features(weight.shape[0], weight.shape[1], 0, 1, "out_features", "in_features")
+
+
+def part_of(module: nn.Module, path: str) -> nn.Module | None:
+    """A submodule with weights, or None where upstream left it out or put an identity there."""
+    found = attribute_of(module, path)
+    return found if isinstance(found, nn.Module) and isinstance(getattr(found, "weight", None), Tensor) else None
+
+
+def attribute_of(thing: Any, path: str) -> Any:
+    """What stands at a dotted path, or None."""
+    for name in path.split("."):
+        if (thing := getattr(thing, name, None)) is None:
+            return None
+    return thing
+
+
+def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
+    """Solve the symbols of a reading from the shapes of its parts and the numbers that its forward reads."""
+    try:
+        sizes = notation.solve(_facts(module, reading), {})
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} ({type(module).__name__}) is not laid out as known: {error}") from error
+    missing = ({"h", "d"} if reading.is_attention else set()) - sizes.keys()
+    if missing:
+        raise UnsupportedModel(f"{path} ({type(module).__name__}) does not say its {', '.join(sorted(missing))}")
+    return sizes
+
+
+def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
+    """(layout, length) of every axis and number that is there."""
+    facts: list[tuple[str, int]] = []
+    for part, how in reading.rows.items():
+        if (found := part_of(module, part)) is not None:
+            facts.append((how, features_of(found).outputs))
+    for part, how in reading.columns.items():
+        if (found := part_of(module, part)) is not None:
+            facts.append((how, features_of(found).inputs))
+    for part, how in reading.attributes.items():
+        value = attribute_of(module, part)
+        if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
+            facts.append((how, value))
+    for part, axes in reading.tensors.items():
+        if isinstance(value := attribute_of(module, part), Tensor):
+            facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if notation.symbols(how)]
+    return facts
+
+
+# -- resizing -----------------------------------------------------------------------------------------------------
+
+
+def resize(
+    model: nn.Module, path: str, site: nn.Module, reading: Reading, old: notation.Sizes, sizes: notation.Sizes
+) -> None:
+    """Bring the tensors and attributes of the module at ``path`` from old sizes to new ones, in place.
+
+    What fits is carried over; new rows are drawn by upstream's initialiser, new columns are zero.
+    """
+    if sizes == old:
+        return
+    for part in {**reading.rows, **reading.columns}:
+        module = part_of(site, part)
+        if module is not None:
+            _resize_linear(
+                model, f"{path}.{part}", module, reading.rows.get(part), reading.columns.get(part), old, sizes
+            )
+    for part, layouts in reading.tensors.items():
+        _resize_tensor(site, part, layouts, old, sizes)
+    for part, how in reading.attributes.items():
+        if notation.symbols(how) <= sizes.keys():  # what reads another layer's keys has no groups of its own
+            _update_attribute(site, part, how, old, sizes)
+    for part in reading.clear:
+        if cache := attribute_of(site, part):
+            cache.clear()
+
+
+def _resize_linear(
+    model: nn.Module,
+    path: str,
+    module: nn.Module,
+    rows: str | None,
+    columns: str | None,
+    old: notation.Sizes,
+    new: notation.Sizes,
+) -> None:
+    features = features_of(module)
+    depthwise = _is_depthwise(module)
+    one_axis = (
+        depthwise or features.output_axis == features.input_axis
+    )  # a norm's or a depthwise map's inputs are its outputs
+    outputs = int(notation.evaluate(rows, new)) if rows else features.outputs
+    inputs = int(notation.evaluate(columns, new)) if columns else outputs if one_axis else features.inputs
+    same = (outputs, inputs) == (features.outputs, features.inputs)
+    if same and all(_in_place(how, old, new) for how in (rows, columns) if how):
+        return
+    axes = {features.output_axis: rows} if depthwise else {features.output_axis: rows, features.input_axis: columns}
+    sizes = (
+        {features.output_axis: outputs} if depthwise else {features.output_axis: outputs, features.input_axis: inputs}
+    )
+    kept = {
+        name: tensor.detach()
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        if tensor.dim()
+    }
+    for name, tensor in kept.items():
+        shape = [sizes.get(axis, length) for axis, length in enumerate(tensor.shape)] if tensor.dim() > 1 else [outputs]
+        _replace(module, name, _like(tensor, shape))
+    for name, size in ((features.output_name, outputs), (features.input_name, inputs)):
+        if hasattr(module, name):
+            setattr(module, name, (size,) if name == "normalized_shape" else size)
+    if depthwise:
+        module.__dict__["groups"] = outputs
+    if next(iter(kept.values())).is_meta:
+        return
+    initialise_module(model, path, module)
+    for name, tensor in kept.items():
+        matrix = tensor.dim() > 1
+        zeroed = features.input_axis if matrix and columns else -1
+        _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
+
+
+def _like(tensor: Tensor, shape: list[int]) -> Tensor:
+    """Noise with a tensor's mean and spread: what stands where upstream's initialiser knows nothing of a module."""
+    new = tensor.new_empty(shape)
+    if tensor.is_meta or not tensor.is_floating_point():
+        return new
+    return new.normal_(float(tensor.mean()), float(tensor.std(correction=0)))
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups == module.in_channels
+
+
+def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of a parameter or a buffer."""
+    value = getattr(module, name)
+    parameter = isinstance(value, nn.Parameter)
+    setattr(module, name, nn.Parameter(tensor, requires_grad=value.requires_grad) if parameter else tensor)
+
+
+def _in_place(how: str, old: notation.Sizes, new: notation.Sizes) -> bool:
+    """Whether the same length also means the same order (it need not: a split of heads that interleave q, k and v)."""
+    source, target = notation.positions(how, old, new)
+    return bool(torch.equal(source, target))
+
+
+def _carry(
+    source: Tensor, target: Tensor, axes: dict[int, str | None], zeroed: int, old: notation.Sizes, new: notation.Sizes
+) -> None:
+    """Copy what fits from ``source`` into ``target``; new positions along the axis ``zeroed`` become zero."""
+    taken = source
+    slots: list[Tensor] = []
+    for axis in range(target.dim()):
+        how = axes.get(axis)
+        if how is None:
+            slots.append(torch.arange(target.shape[axis]))
+            continue
+        origin, slot = notation.positions(how, old, new)
+        taken = taken.index_select(axis, origin.to(source.device))
+        slots.append(slot)
+        if axis == zeroed:
+            added = torch.ones(target.shape[axis], dtype=torch.bool)
+            added[slot] = False
+            target.index_fill_(axis, added.nonzero().flatten().to(target.device), 0.0)
+    target[torch.meshgrid(*(slot.to(target.device) for slot in slots), indexing="ij")] = taken
+
+
+def _resize_tensor(
+    module: nn.Module, path: str, layouts: tuple[str, ...], old: notation.Sizes, new: notation.Sizes
+) -> None:
+    """A bare parameter or buffer a head: new heads repeat the values of the old ones, which upstream draws alike.
+
+    A tuple or list of lengths counts as a tensor's shape.
+    """
+    owner_path, _, name = path.rpartition(".")
+    owner = attribute_of(module, owner_path) if owner_path else module
+    value = getattr(owner, name, None)
+    if isinstance(value, (tuple, list)):
+        lengths = zip(layouts, value, strict=True)
+        setattr(owner, name, type(value)(_length(how, length, new) for how, length in lengths))
+    if not isinstance(value, Tensor):
+        return
+    tensor = value.detach()
+    for axis, how in enumerate(layouts):
+        if notation.symbols(how):
+            tensor = tensor.index_select(axis, notation.cycle(how, old, new).to(tensor.device))
+    _replace(owner, name, tensor.clone())
+
+
+def _length(how: str, length: int, sizes: notation.Sizes) -> int:
+    return int(notation.evaluate(how, sizes)) if notation.symbols(how) else length
+
+
+def _update_attribute(module: nn.Module, path: str, how: str, old: notation.Sizes, new: notation.Sizes) -> None:
+    """Bring a number in line with new sizes; a configuration is copied first, for its owner alone."""
+    owner_path, _, name = path.rpartition(".")
+    owner = attribute_of(module, owner_path) if owner_path else module
+    value = getattr(owner, name, None)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    before, after = notation.evaluate(how, old), notation.evaluate(how, new)
+    if before == after:
+        return
+    if not isinstance(owner, nn.Module):
+        holder_path, _, held = owner_path.rpartition(".")
+        owner = copy.deepcopy(owner)
+        setattr(attribute_of(module, holder_path) if holder_path else module, held, owner)
+    setattr(owner, name, after if value == before else value * (after / before))

@@ -1,0 +1,1 @@
+"""Anything that names a model: names, recipes, lean directories, run directories, checkpoints."""

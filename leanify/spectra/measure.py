@@ -1,0 +1,232 @@
+"""The spectrum that the theory is about: singular values of the concatenated heads A = [A_1 … A_h], layer by layer.
+
+A is the input of the output projection, so one hook a layer reads it in every family, fused kernels included, and no
+model code is touched. Spectra are computed inside the hook and A is let go: memory grows neither with layers nor with
+samples, and a probe costs one forward pass and the spectra.
+
+    probe = leanify.condition(model, inputs)
+    probe.layers[0].name, .kappas (one per sample), .kappa (their mean), .spectrum (mean singular values, descending)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.errors import SourceError, UnsupportedModel
+from leanify.lens.sites import Place, locate
+from leanify.spectra.projections import head_kappas, output_columns
+from leanify.spectra.results import LayerProbe, Probe, Sample
+from leanify.spectra.spectrum import Spectra, spectra
+
+ModelInputs = Tensor | Mapping[str, Tensor]
+
+CHANNELS = "A_i = V_i·M_i: the attention maps M_i are head_dim × head_dim, over channels, not tokens"
+OBJECTS = {
+    "timm.models.xcit.XCA": CHANNELS,
+    "timm.models.edgenext.CrossCovarianceAttn": CHANNELS,
+    "timm.models.davit.ChannelAttention": CHANNELS,
+    "timm.models.davit.ChannelAttentionV2": CHANNELS,
+    "timm.models.coat.FactorAttnConvRelPosEnc": "A_i = Q_i·softmax(K_i)ᵀ·V_i plus a convolution, no softmax(q kᵀ)",
+    "timm.models.volo.OutlookAttention": "A_i sums windows of V_i under weights of a linear map, no softmax(q kᵀ)",
+    "leanify.models.nystromformer.NystromAttention": "A_i approximates softmax(q kᵀ) v by landmarks",
+}
+"""What A_i is where it is not softmax(q kᵀ) v over tokens; theory is not held against these."""
+
+
+def condition(
+    model: nn.Module,
+    inputs: ModelInputs | Iterable[ModelInputs],
+    *,
+    batch_size: int = 16,
+    per_head: bool = False,
+    weights: bool = False,
+    on_batch: Callable[[int], None] | None = None,
+) -> Probe:
+    """Probe every layer's A on ``inputs``: one batch of any length (it is cut up), or an iterable of batches.
+
+    Tokens masked out by an ``attention_mask`` of shape (batch, tokens) are no rows of A. ``on_batch`` is called with
+    the number of samples done. The model is left as it was, its training mode included.
+
+    Raises UnsupportedModel where there is no attention, and SourceError where weights or heads are not finite.
+    """
+    recorders = [_Recorder(place, per_head) for stage in locate(model) for block in stage.blocks for place in block]
+    check_finite(model)
+    done = 0
+    with _hooked(recorders), _evaluating(model), torch.inference_mode():
+        for batch in _cut(inputs, batch_size):
+            for recorder in recorders:
+                recorder.begin(batch)
+            model(**batch) if isinstance(batch, Mapping) else model(batch)
+            done += _length(batch)
+            if on_batch is not None:
+                on_batch(done)
+    if not done:
+        raise SourceError("condition was given no samples; it needs at least one")
+    unseen = tuple(recorder.place.attention.path for recorder in recorders if not recorder.calls)
+    layers = tuple(layer for recorder in recorders for layer in recorder.layers(weights))
+    if not layers:
+        raise UnsupportedModel(f"a forward pass calls none of the output projections: {', '.join(unseen[:3])}, …")
+    return Probe(layers, unseen)
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse NaN or infinite weights, naming the first few."""
+    broken = [name for name, weight in model.named_parameters() if not _is_finite(weight.detach())]
+    if broken:
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        raise SourceError(f"weights are NaN or infinite in {', '.join(broken[:3])}{more}: no spectrum is defined")
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """By the sum, which no NaN or infinity survives; a sum may overflow too, so a bad one is looked into."""
+    return math.isfinite(weight.sum()) or bool(weight.isfinite().all())
+
+
+def _length(batch: ModelInputs) -> int:
+    return len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
+
+
+def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[ModelInputs]:
+    """Batches of at most ``size`` samples."""
+    for batch in [inputs] if isinstance(inputs, (Tensor, Mapping)) else inputs:
+        for start in range(0, _length(batch), size):
+            piece = slice(start, start + size)
+            yield {k: v[piece] for k, v in batch.items()} if isinstance(batch, Mapping) else batch[piece]
+
+
+@contextmanager
+def _hooked(recorders: list[_Recorder]) -> Iterator[None]:
+    handles = [recorder.place.output.register_forward_pre_hook(recorder) for recorder in recorders]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while: dropout would be probed too."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+# -- the hook -------------------------------------------------------------------------------------------------------
+
+
+class _Recorder:
+    """Reads A of one layer, batch after batch. A module called several times in a forward gives several layers."""
+
+    def __init__(self, place: Place, per_head: bool) -> None:
+        self.place, self.per_head = place, per_head
+        self.columns = output_columns(place.attention)  # (heads, head_dim) in A
+        self.calls: list[_Record] = []
+
+    def begin(self, batch: ModelInputs) -> None:
+        """Get ready for one forward pass."""
+        self.size, self.call = _length(batch), 0
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        self.mask = mask.bool() if mask is not None and mask.dim() == 2 and not mask.all() else None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self.call == len(self.calls):
+            self.calls.append(_Record())
+        record = self.calls[self.call]
+        self.call += 1
+        a = self._windows(args[0].detach())
+        for matrices in self._rows_that_count(a):
+            found = spectra(matrices)
+            if found.values.isnan().any():
+                raise SourceError(
+                    f"{self.place.attention.path}: its concatenated heads hold NaN or infinite values, so they have no "
+                    "spectrum; all weights are finite: look at the input, or at the precision"
+                )
+            record.add(found, matrices.shape[1], windows=a.shape[1])
+            if self.per_head:
+                record.heads.append(self._kappas_per_head(matrices))
+
+    def _windows(self, a: Tensor) -> Tensor:
+        """batch, windows, tokens, inner; from (batch · windows, tokens, inner), from images, or from tokens in line."""
+        if isinstance(self.place.output, nn.modules.conv._ConvNd):
+            a = a.movedim(1, -1)
+        if a.shape[-1] > self.columns.numel():  # a parallel block: its output projection reads hidden units too
+            a = a[..., self.columns.flatten().to(a.device)]
+        if len(a) % self.size or a.shape[-1] != self.columns.numel():
+            raise UnsupportedModel(
+                f"{self.place.output_path} takes a tensor of shape {tuple(a.shape)} for {self.size} samples of inner "
+                f"width {self.columns.numel()}: which of its axes are tokens is not known"
+            )
+        a = a.reshape(self.size, -1, a.shape[-1]) if a.dim() == 2 else a.flatten(1, -2)
+        return a.reshape(self.size, -1, *a.shape[1:])
+
+    def _kappas_per_head(self, matrices: Tensor) -> Tensor:
+        """(matrices, heads): κ of each A_i, tokens × head_dim."""
+        split = matrices[..., (self.columns - self.columns.min()).to(matrices.device)].movedim(-2, 1)
+        return spectra(split.flatten(0, 1)).kappa.view(len(matrices), len(self.columns))
+
+    def _rows_that_count(self, a: Tensor) -> list[Tensor]:
+        """(matrices, tokens, inner): all at once, or one sample after another where padding is to be left out."""
+        if self.mask is None or a.shape[1:3] != (1, self.mask.shape[1]):
+            return [a.flatten(0, 1)]
+        return [sample[:, keep] for sample, keep in zip(a, self.mask, strict=True) if keep.any()]
+
+    def layers(self, weights: bool) -> Iterator[LayerProbe]:
+        """What was found, one value a call."""
+        site = self.place.attention
+        heads, head_dim = self.columns.shape
+        other = OBJECTS.get(site.reading.name, "")
+        for index, record in enumerate(self.calls):
+            yield LayerProbe(
+                name=site.path + (f" (call {index + 1})" if index else ""),
+                inner=self.columns.numel(),
+                heads=heads,
+                head_dim=head_dim,
+                object=record.words(other),
+                mixes_tokens=not other,
+                samples=tuple(record.samples),
+                spectrum=tuple((record.total / record.count).tolist()),
+                per_head=tuple(torch.cat(record.heads).mean(0).tolist()) if record.heads else (),
+                weights=head_kappas(site) if weights else {},
+            )
+
+
+class _Record:
+    """One layer so far: a few numbers a sample, and the sum of the spectra."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.total = torch.zeros(0, dtype=torch.float64)
+        self.count = torch.zeros(0, dtype=torch.float64)
+        self.heads: list[Tensor] = []
+        self.windows = 1
+
+    def add(self, found: Spectra, tokens: int, windows: int) -> None:
+        """Take in (samples · windows) spectra."""
+        values = found.values
+        ranks = (found.rank.double(), found.stable_rank, found.effective_rank)
+        table = torch.stack([found.kappa, *ranks, values[:, 0], values[:, -1], found.error], dim=1)
+        self.samples += [Sample(tokens, *row) for row in table.view(-1, windows, 7).mean(1).tolist()]
+        self.windows = windows
+        k = values.shape[1]
+        longer = (0, max(0, k - len(self.total)))
+        self.total, self.count = nn.functional.pad(self.total, longer), nn.functional.pad(self.count, longer)
+        self.total[:k] += values.sum(0)
+        self.count[:k] += len(values)
+
+    def words(self, other: str) -> str:
+        """What kind of matrix A is."""
+        if max(sample.tokens for sample in self.samples) == 1:
+            return "one token × inner: a vector, so there is no κ"
+        where = f"tokens × inner, in each of {self.windows} windows" if self.windows > 1 else "tokens × inner"
+        return f"{where}, {other}" if other else where

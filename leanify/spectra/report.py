@@ -1,0 +1,244 @@
+"""A probe as JSON, as tables of 100 columns, and what a reader of it has to be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from leanify.spectra.results import LayerProbe, Point, Probe
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _number(value: float | None) -> float | str | None:
+    """JSON has no infinity: "inf" says it; null where nothing is defined."""
+    if value is None or math.isnan(value):
+        return None
+    return value if math.isfinite(value) else "inf"
+
+
+def _numbers_json(values: Sequence[float]) -> list[float | str | None]:
+    return [_number(value) for value in values]
+
+
+def model_json(source: str, probe: Probe, data: str) -> dict[str, Any]:
+    return {
+        "source": source,
+        "layers": [_layer_json(layer) for layer in probe.layers],
+        "kappa_mean": _number(probe.kappa),
+        "samples": probe.samples,
+        "data": data,
+    }
+
+
+def _layer_json(layer: LayerProbe) -> dict[str, Any]:
+    defined = not layer.is_vector
+    return {
+        "name": layer.name,
+        "object": layer.object,
+        "tokens": layer.tokens,
+        "inner": layer.inner,
+        "heads": layer.heads,
+        "head_dim": layer.head_dim,
+        "kappa": _number(layer.kappa) if defined else None,
+        "kappa_quartiles": _numbers_json(layer.quartiles) if defined else None,
+        "kappas": _numbers_json(layer.kappas) if defined else None,
+        "kappa_error": _number(max(sample.error for sample in layer.samples)),
+        "kappa_theory": _number(layer.kappa_theory),
+        "rank": layer.rank,
+        "full_rank": layer.full_rank,
+        "stable_rank": _number(layer.mean("stable_rank")),
+        "effective_rank": _number(layer.mean("effective_rank")),
+        "sigma_max": layer.mean("largest"),
+        "sigma_min": layer.mean("smallest"),
+        "spectrum": list(layer.spectrum),
+        "per_head": _numbers_json(layer.per_head),
+        "weights": {name: _weight_json(kappas) for name, kappas in layer.weights.items()},
+    }
+
+
+def _weight_json(kappas: Sequence[float]) -> dict[str, Any]:
+    return {"kappa": _number(sum(kappas) / len(kappas)), "kappas": _numbers_json(kappas)}
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    return {
+        "mode": point.mode,
+        "heads": point.heads,
+        "head_dim": point.head_dim,
+        "inner": point.inner,
+        "tokens": point.tokens,
+        "kappa": _number(point.kappa),
+        "kappa_median": _number(point.quartiles[1]),
+        "kappa_quartiles": _numbers_json(point.quartiles),
+        "kappa_theory": _number(point.theory),
+        "layers": _numbers_json(point.layers),
+    }
+
+
+def layer_row(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer for the HTML page: its scalars, rounded."""
+    keys = ("name", "tokens", "inner", "heads", "kappa", "kappa_theory", "rank", "stable_rank", "effective_rank")
+    return {key: figures(layer[key]) for key in (*keys, "sigma_max", "sigma_min")}
+
+
+def point_row(point: Point) -> dict[str, Any]:
+    """A point for the HTML page: its scalars, rounded."""
+    return {key: figures(value) for key, value in point_json(point).items() if not isinstance(value, list)}
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def figures(value: Any) -> str:
+    """Three figures, or what stands for no number."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if value == "inf" or (isinstance(value, float) and math.isinf(value)):
+        return "∞"
+    if not isinstance(value, float):
+        return str(value)
+    if 100 <= value < 1e5:
+        return f"{value:,.0f}"
+    mantissa, e, exponent = f"{value:.3g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
+    return table
+
+
+def _short_names(layers: Sequence[LayerProbe]) -> tuple[list[str], str]:
+    """Layers' names without what they share, and the pattern that they share: (["0", "1"], "blocks.*.attn")."""
+    parts = [layer.name.split(".") for layer in layers]
+    if len(parts) < 2:
+        return [layer.name for layer in layers], ""
+    before = _shared(parts)
+    after = _shared([part[before:][::-1] for part in parts])
+    short = [".".join(part[before : len(part) - after]) for part in parts]
+    return short, ".".join([*parts[0][:before], "*", *parts[0][len(parts[0]) - after :]])
+
+
+def layer_tables(source: str, probe: Probe, data: str, per_head: bool, weights: bool) -> list[Any]:
+    """The table of layers, and those of single heads and of their weights where asked for."""
+    tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe)]
+    if per_head:
+        tables.append(_per_head_table(probe))
+    if weights:
+        tables.append(_weights_table(probe))
+    return tables
+
+
+def _shared(parts: Sequence[Sequence[str]]) -> int:
+    """How many first words all of them have in common."""
+    columns = zip(*parts, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def _layers_table(title: str, probe: Probe) -> Any:
+    names, pattern = _short_names(probe.layers)
+    columns = ("tokens", "heads", "κ mean", "25–75 %", "theory", "rank", "stable", "eff.", "σ max", "σ min")
+    table = _table(f"{title}\nlayers {pattern}" if pattern else title, "layer", *columns)
+    for name, layer in zip(names, probe.layers, strict=True):
+        low, _, high = layer.quartiles
+        table.add_row(
+            name,
+            str(layer.tokens),
+            f"{layer.heads}×{layer.head_dim}",
+            figures(None if layer.is_vector else layer.kappa),
+            "–" if layer.is_vector else f"{figures(low)}–{figures(high)}",
+            figures(layer.kappa_theory),
+            str(layer.rank) if layer.rank == layer.full_rank else f"{layer.rank}/{layer.full_rank}",
+            *(figures(layer.mean(what)) for what in ("stable_rank", "effective_rank", "largest", "smallest")),
+        )
+    if len(probe.layers) > 1:
+        table.add_section()
+        table.add_row("mean", "", "", figures(probe.kappa))
+    return table
+
+
+def _per_head_table(probe: Probe) -> Any:
+    columns = ("lowest", "median", "highest", "heads, in order")
+    table = _table("κ of single heads A_i, tokens × head_dim", "layer", *columns)
+    for name, layer in zip(_short_names(probe.layers)[0], probe.layers, strict=True):
+        ordered = sorted(layer.per_head)
+        ends = (ordered[0], ordered[len(ordered) // 2], ordered[-1])
+        shown = " ".join(figures(kappa) for kappa in layer.per_head[:8]) + (" …" if layer.heads > 8 else "")
+        table.add_row(name, *map(figures, ends), shown)
+    return table
+
+
+def _weights_table(probe: Probe) -> Any:
+    table = _table("κ of single heads' weights: mean (lowest–highest)", "layer", "W_q", "W_k", "W_v", "W_o")
+    for name, layer in zip(_short_names(probe.layers)[0], probe.layers, strict=True):
+        cells = [layer.weights.get(role, ()) for role in "qkvo"]
+        table.add_row(
+            name, *(f"{figures(sum(k) / len(k))} ({figures(min(k))}–{figures(max(k))})" if k else "–" for k in cells)
+        )
+    return table
+
+
+def heads_table(source: str, points: Sequence[Point], data: str) -> Any:
+    title = f"{source} drawn anew · {points[0].seeds} seeds · {data}"
+    table = _table(title, "heads", "mode", "head_dim", "inner", "κ median", "quartiles", "mean", "theory")
+    for point in points:
+        low, median, high = point.quartiles
+        table.add_row(
+            str(point.heads),
+            point.mode,
+            str(point.head_dim),
+            str(point.inner),
+            figures(median),
+            f"{figures(low)}–{figures(high)}",
+            figures(point.kappa),
+            figures(point.theory),
+        )
+    return table
+
+
+def training_table(source: str, steps: Sequence[tuple[int, Probe]], data: str) -> Any:
+    first = steps[0][1].layers
+    shown = [0, len(first) // 2, len(first) - 1] if len(first) > 3 else list(range(len(first)))
+    title = f"{source} over training · {steps[0][1].samples} samples · {data}"
+    table = _table(title, "step", "κ mean over layers", *(first[index].name for index in shown))
+    for step, probe in steps:
+        table.add_row(f"{step:,}", figures(probe.kappa), *(figures(probe.layers[index].kappa) for index in shown))
+    return table
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def cautions(probe: Probe, asked: int) -> list[str]:
+    """What a reader of the numbers has to know."""
+    said = [f"only {probe.samples} of {asked} samples were found"] if probe.samples < asked else []
+    if probe.unseen:
+        said.append(f"not seen, for no forward pass calls their output projection: {', '.join(probe.unseen[:3])}")
+    broken = [layer for layer in probe.layers if math.isinf(layer.kappa) and not layer.is_vector]
+    if broken:
+        said.append(
+            f"{len(broken)} layers are rank-deficient in at least one sample, so their mean κ is infinite: "
+            + ", ".join(f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in broken[:3])
+            + (", …" if len(broken) > 3 else "")
+        )
+    doubtful = [
+        layer.name for layer in probe.layers if max(s.error for s in layer.samples) > 1e-6 and layer not in broken
+    ]
+    if doubtful:
+        said.append(f"κ is beyond what float64 resolves to 1e-6 in {', '.join(doubtful[:3])}")
+    objects = {layer.object for layer in probe.layers if layer.object != "tokens × inner"}
+    said += [f"{text}: {', '.join(_names(probe, text))}" for text in sorted(objects)]
+    return said
+
+
+def _names(probe: Probe, kind: str) -> list[str]:
+    names = [layer.name for layer in probe.layers if layer.object == kind]
+    return names if len(names) <= 3 else [names[0], "…", names[-1]]

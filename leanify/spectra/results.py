@@ -1,0 +1,154 @@
+"""What a probe finds: values, without torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from leanify.spectra.theory import gaussian_kappa
+
+Mode = Literal["grow", "split"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one sample gives in one layer; means over its windows, where the layer attends within windows.
+
+    rank            singular values above the rounding noise of A's own dtype
+    stable_rank     ‖A‖_F²/‖A‖₂²
+    effective_rank  exp of the entropy of σ/Σσ
+    largest         σ_max, and ``smallest`` σ_min
+    error           bound on the relative error of κ
+    """
+
+    tokens: int
+    kappa: float
+    rank: float
+    stable_rank: float
+    effective_rank: float
+    largest: float
+    smallest: float
+    error: float
+
+
+@dataclass(frozen=True)
+class LayerProbe:
+    """One layer's A = [A_1 … A_h], tokens × inner, over all samples.
+
+    object     what kind of matrix this is, in words
+    spectrum   singular values, descending: means over the samples (and windows) long enough to have them
+    per_head   κ of each A_i (tokens × head_dim), means over samples; empty unless asked for
+    weights    κ of each head's own rows of W_q, W_k, W_v and columns of W_o, by "q", "k", "v", "o"; if asked for
+    """
+
+    name: str
+    inner: int
+    heads: int
+    head_dim: int
+    object: str
+    mixes_tokens: bool
+    samples: tuple[Sample, ...]
+    spectrum: tuple[float, ...]
+    per_head: tuple[float, ...] = ()
+    weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Rows of A; of the longest sample where lengths differ."""
+        return max(sample.tokens for sample in self.samples)
+
+    @property
+    def kappas(self) -> tuple[float, ...]:
+        """κ = σ_max/σ_min over min(tokens, inner) singular values, one per sample; infinite where rank-deficient."""
+        return tuple(sample.kappa for sample in self.samples)
+
+    @property
+    def kappa(self) -> float:
+        """The mean over samples."""
+        return self.mean("kappa")
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        """κ at 25, 50 and 75 % of the samples: each that of a sample, so that an infinite one spoils no other."""
+        low, median, high = (round(share * (len(self.samples) - 1)) for share in (0.25, 0.5, 0.75))
+        ordered = sorted(self.kappas)
+        return ordered[low], ordered[median], ordered[high]
+
+    @property
+    def rank(self) -> int:
+        """``full_rank`` less the largest deficiency of a sample: what the worst sample has, at full length."""
+        missing = max(min(sample.tokens, self.inner) - sample.rank for sample in self.samples)
+        return self.full_rank - math.ceil(missing)
+
+    @property
+    def full_rank(self) -> int:
+        """min(tokens, inner)"""
+        return min(self.tokens, self.inner)
+
+    @property
+    def is_vector(self) -> bool:
+        """One token, as in class attention: a single singular value, so that κ = 1 says nothing."""
+        return self.tokens == 1
+
+    @property
+    def kappa_theory(self) -> float | None:
+        """The Gaussian prediction for this shape; None where A is a vector, or its heads are no softmax over tokens."""
+        if self.is_vector or not self.mixes_tokens:
+            return None
+        return statistics.fmean(gaussian_kappa(self.inner, sample.tokens) for sample in self.samples)
+
+    def mean(self, what: str) -> float:
+        """The mean over samples of a field of `Sample`."""
+        return statistics.fmean(getattr(sample, what) for sample in self.samples)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The layers of a model in the order in which they stand, each over the same samples.
+
+    unseen   layers whose output projection no forward pass called (a head that is not used), by name
+    """
+
+    layers: tuple[LayerProbe, ...]
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        return len(self.layers[0].samples)
+
+    @property
+    def kappa(self) -> float:
+        """The mean over layers, as in the paper's Figure 2; vectors left out, NaN where nothing is left."""
+        kappas = [layer.kappa for layer in self.layers if not layer.is_vector]
+        return statistics.fmean(kappas) if kappas else math.nan
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model drawn anew with so many heads: κ over layers, samples and seeds.
+
+    kappa      mean, as in the paper's Figure 2; its expectation is infinite where A is square
+    quartiles  at 25, 50 and 75 %
+    layers     mean over samples and seeds, one a layer
+    theory     the Gaussian prediction for this shape
+    """
+
+    mode: Mode
+    heads: int
+    head_dim: int
+    tokens: int
+    kappa: float
+    quartiles: tuple[float, float, float]
+    layers: tuple[float, ...]
+    seeds: int
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def theory(self) -> float:
+        return gaussian_kappa(self.inner, self.tokens)

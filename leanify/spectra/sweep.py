@@ -1,0 +1,209 @@
+"""One model, probed many times: with other numbers of heads at initialisation (Figure 2), or along a training run."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from leanify.errors import LeanifyError, ShapeError, SourceError
+from leanify.lens import surgery
+from leanify.spectra.measure import ModelInputs, condition
+from leanify.spectra.report import figures
+from leanify.spectra.results import Mode, Point, Probe
+
+FEW = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h = 4 and falling slowly
+
+
+def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int, int]], list[str]]:
+    """(mode, heads, head_dim) of every model to draw, and what is left out in words.
+
+    grow keeps head_dim; split keeps inner = heads · head_dim, so heads must divide it. Raises ShapeError for heads
+    that no mode allows.
+    """
+    arch = surgery.read(model)
+    main = arch.stages[arch.varied[0]].main
+    assert main is not None
+    found: list[tuple[Mode, int, int]] = []
+    left_out = []
+    for count in sorted(set(heads)):
+        if count < 1:
+            raise ShapeError(f"{count} heads were asked for; a layer has at least one")
+        main.with_heads(count)  # refuses broken key/value groups
+        found.append(("grow", count, main.head_dim))
+        if main.inner % count:
+            left_out.append(f"split into {count} heads: they do not divide the inner width of {main.inner}")
+        elif _rotary_breaks(model, main.inner // count):
+            left_out.append(f"split into {count} heads: rotary positions need an even head_dim")
+        else:
+            found.append(("split", count, main.inner // count))
+    return found, left_out
+
+
+def _rotary_breaks(model: nn.Module, head_dim: int) -> bool:
+    return head_dim % 2 == 1 and any("Rotary" in type(module).__name__ for module in model.modules())
+
+
+def over_heads(
+    model: nn.Module,
+    inputs: Sequence[ModelInputs],
+    shapes: Sequence[tuple[Mode, int, int]],
+    *,
+    seed: int = 0,
+    seeds: int = 3,
+    on_model: Callable[[int], None] | None = None,
+) -> list[Point]:
+    """κ against heads at initialisation: each shape drawn anew by upstream's initialiser, ``seeds`` times."""
+    points: list[Point] = []
+    for mode, heads, head_dim in shapes:
+        probes = []
+        for again in range(seeds):
+            torch.manual_seed(seed + again)
+            probes.append(condition(_redrawn(model, heads, head_dim), inputs))
+            if on_model is not None:
+                on_model(len(points) * seeds + again + 1)
+        points.append(_point(mode, heads, head_dim, probes))
+    return points
+
+
+def _redrawn(model: nn.Module, heads: int, head_dim: int) -> nn.Module:
+    arch = surgery.read(model)
+    stages = tuple(
+        stage.reshape(heads=heads, head_dim=head_dim) if index in arch.varied else stage
+        for index, stage in enumerate(arch.stages)
+    )
+    return surgery.write(model, type(arch)(arch.source, stages), weights="fresh")
+
+
+def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
+    layers = [[layer for layer in probe.layers if layer.heads == heads and not layer.is_vector] for probe in probes]
+    every = sorted(kappa for probe in layers for layer in probe for kappa in layer.kappas)
+    low, middle, high = (every[round(share * (len(every) - 1))] for share in (0.25, 0.5, 0.75))
+    return Point(
+        mode,
+        heads,
+        head_dim,
+        layers[0][0].tokens,
+        statistics.fmean(every),
+        (low, middle, high),
+        tuple(statistics.fmean(layer.kappa for layer in same) for same in zip(*layers, strict=True)),
+        len(probes),
+    )
+
+
+def verdict(points: Sequence[Point]) -> list[str]:
+    """What the measured points do to the claim that more heads lower κ (Theorem 3.2 and Figure 2), in sentences."""
+    grown, split = ([point for point in points if point.mode == mode] for mode in ("grow", "split"))
+    said = [_of_growth(grown)] if len(grown) > 1 else []
+    return said + ([_of_splits(split)] if len(split) > 1 else [])
+
+
+def _of_growth(grown: list[Point]) -> str:
+    first, last, peak = grown[0], grown[-1], max(grown, key=_median)
+    start, end, top = (figures(_median(point)) for point in (first, last, peak))
+    span = f"Grow (head_dim {peak.head_dim}, {peak.tokens} tokens): median κ "
+    if peak in (first, last):
+        return (
+            f"{span}is {start} at {first.heads} heads and {end} at {last.heads}; theory has its peak where "
+            f"inner = tokens, at {peak.tokens / peak.head_dim:.1f} heads."
+        )
+    return (
+        f"{span}is not monotone in heads. It rises from {start} at {first.heads} to {top} at {peak.heads} (inner "
+        f"{peak.inner}, {peak.tokens} tokens: A is nearly square) and falls to {end} at {last.heads}. Theorem 3.2 "
+        "assumes inner far above the number of tokens: only past the peak do more heads lower κ, and they do so by "
+        "widening A, which adds parameters."
+    )
+
+
+def _of_splits(split: list[Point]) -> str:
+    low, high = min(split, key=_median), max(split, key=_median)
+    said = (
+        f"Split (inner {low.inner} throughout): A has the same shape whatever the number of heads, so the theorem "
+        f"predicts a flat line. Measured, median κ lies between {figures(_median(low))} at {low.heads} heads and "
+        f"{figures(_median(high))} at {high.heads}"
+    )
+    tail = [point for point in split if point.heads >= FEW]
+    if len(tail) in (0, 1, len(split)):
+        return said + "."
+    factor = max(map(_median, tail)) / min(map(_median, tail))
+    return (
+        f"{said}, and within a factor of {factor:.2g} from {tail[0].heads} heads on. Below that the attention maps "
+        "decide, not the width of A: h maps of tokens × tokens side by side are square at h = 1 and well-conditioned "
+        "from a few on."
+    )
+
+
+def _median(point: Point) -> float:
+    return point.quartiles[1]
+
+
+# -- a run ----------------------------------------------------------------------------------------------------------
+
+
+def checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """(step, file) of every checkpoint of a run, in order: any .safetensors with a number in its own or folder's name.
+
+    A run's own layout is ``RUN/checkpoints/STEP/model.safetensors``. Raises SourceError where there is none.
+    """
+    if not run.is_dir():
+        raise SourceError(f"{run} is no directory: --checkpoints takes the directory of a run")
+    named = ((path, _step(path.relative_to(run))) for path in run.rglob("*.safetensors"))
+    found = sorted((step, path) for path, step in named if step is not None)
+    if not found:
+        raise SourceError(f"{run} holds no checkpoint: looked for .safetensors files with a step in their path")
+    return found
+
+
+def _step(path: Path) -> int | None:
+    """The last number in the file's name, else in a folder's name, innermost first."""
+    for part in (path.stem, *reversed(path.parts[:-1])):
+        if numbers := re.findall(r"\d+", part):
+            return int(numbers[-1])
+    return None
+
+
+def over_training(
+    model: nn.Module, inputs: Sequence[ModelInputs], found: Sequence[tuple[int, Path]], *, weights: bool = False
+) -> Iterator[tuple[int, Probe]]:
+    """The probe at every checkpoint, read one tensor at a time into ``model``, in place."""
+    for step, path in found:
+        read_into(model, path)
+        try:
+            yield step, condition(model, inputs, weights=weights)
+        except LeanifyError as error:
+            raise type(error)(f"step {step} ({path}): {error}") from error
+
+
+@torch.no_grad()
+def read_into(model: nn.Module, path: Path) -> None:
+    """Copy a safetensors file into a model, tensor by tensor; SourceError names the first few that do not fit."""
+    wanted = model.state_dict()
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _check_fit(path, wanted, shapes)
+            for name in shapes:
+                wanted[name].copy_(file.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise SourceError(f"the checkpoint {path} is truncated or no safetensors file: {error}") from error
+
+
+def _check_fit(path: Path, wanted: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    held = {wanted[name].data_ptr() for name in shapes if name in wanted}  # tied tensors are stored once
+    problems = {
+        "missing": [name for name, t in wanted.items() if name not in shapes and t.data_ptr() not in held],
+        "unknown": [name for name in shapes if name not in wanted],
+        "of another shape": [n for n, shape in shapes.items() if n in wanted and tuple(wanted[n].shape) != shape],
+    }
+    said = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for what, names in problems.items()
+        if names
+    ]
+    if said:
+        raise SourceError(f"the checkpoint {path} does not fit the model: {'; '.join(said)}")

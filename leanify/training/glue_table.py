@@ -1,0 +1,175 @@
+"""The table of GLUE: every task fine-tuned with several seeds from one encoder, each an ordinary run.
+
+    DIR/TASK-SEED/     a run, as `training.train` writes it, with its last checkpoint alone
+    DIR/results.json   what the finished ones measured; what is in there is not trained again
+
+The number of a run is that of its last evaluation, not of its best one: the set that would choose is the one that is
+reported. A task's number is the median over seeds, MNLI's the mean of its two sets, and the average that of the tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from leanify import training
+from leanify.data import glue as data
+from leanify.errors import DataError, DirectoryError, RecipeError
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import Recipe
+from leanify.sources.run_directory import RunDirectory, write_small
+from leanify.tasks.glue import METRICS
+from leanify.training.loop import Watcher
+
+RESULTS = "results.json"
+HIDDEN = ("step", "epoch", "split", "samples_per_s")  # of a row: what is no metric
+
+
+@dataclass(frozen=True)
+class Score:
+    """A task's runs. ``values`` are a metric's, times 100, one a seed; the first metric is the one that counts."""
+
+    task: str
+    values: dict[str, list[float]]
+    runs: list[str]
+
+    @property
+    def title(self) -> str:
+        return data.TASKS[self.task].title
+
+    @property
+    def metric(self) -> str:
+        return next(iter(METRICS[self.task]))
+
+    @property
+    def median(self) -> float:
+        return median(self.values[self.metric])
+
+    def to_json(self) -> dict[str, Any]:
+        metrics = {name: {"median": median(values), "values": values} for name, values in self.values.items()}
+        facts = {"task": self.task, "metric": self.metric, "median": self.median, "seeds": len(self.runs)}
+        return facts | {"metrics": metrics, "runs": self.runs}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of it; ``missing`` are the tasks of GLUE that were not asked for or whose files are not there."""
+
+    source: str
+    directory: str
+    scores: list[Score]
+    missing: list[str]
+
+    @property
+    def average(self) -> float:
+        return sum(score.median for score in self.scores) / len(self.scores)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "directory": self.directory,
+            "tasks": [score.to_json() for score in self.scores],
+            "average": self.average,
+            "missing": self.missing,
+        }
+
+
+def glue(
+    source: str | Path,
+    files: str | Path | None = None,
+    *,
+    tasks: Sequence[str] | None = None,
+    seeds: int = 5,
+    output: str | Path | None = None,
+    settings: Sequence[str] = (),
+    watch: Callable[[str], Watcher | None] = lambda _: None,
+) -> Report:
+    """Fine-tune ``source`` on the tasks of GLUE under ``files``, else from the hub, by the recipe ``glue``, and report.
+
+    ``tasks`` are those whose files are there unless named; ``settings`` change the recipe. Runs lie in ``output``, else
+    in runs/glue-NAME; finished ones are kept, and unfinished ones resumed. All files are read and all recipes compared
+    before the first run begins. Raises LeanifyError.
+    """
+    folder = Path(output) if output is not None else Path("runs") / f"glue-{Path(source).name}"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RecipeError("the table is made by one process; several train one task: torchrun … leanify train glue")
+    if seeds < 1:
+        raise RecipeError(f"{seeds} seeds were asked for; at least one is needed")
+    given = {"model.source": source} | ({"data.path": files} if files is not None else {})
+    words = [f"{key}={json.dumps(str(value))}" for key, value in given.items()]
+    base = recipes.with_settings(recipes.load("glue"), [*words, *settings])
+    named = list(_checked(base, tasks))
+    plan = {
+        f"{task}-{seed}": recipes.with_settings(base, [f"data.name={task}", f"run.seed={seed}"])
+        for task in named
+        for seed in range(seeds)
+    }
+    for name, value in plan.items():
+        if (folder / name).exists():
+            RunDirectory.open(folder / name).check_recipe(value)
+    results = _results(folder)
+    for name, value in plan.items():
+        if name in results and (folder / name).is_dir():
+            continue
+        results[name] = _measured(folder / name, value, watch(name))
+        write_small(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+    scores = [_score(task, [f"{task}-{seed}" for seed in range(seeds)], folder, results) for task in named]
+    return Report(str(source), str(folder), scores, [name for name in data.TASKS if name not in named])
+
+
+def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
+    """The tasks to train, each with its files read once, so that a bad line is found before hours are lost."""
+    assert base.data is not None
+    asked = [data.name_of(recipes.with_settings(base, [f"data.name={name}"]).data) for name in tasks or data.TASKS]  # type: ignore[arg-type]
+    found = 0
+    for task in dict.fromkeys(asked):
+        value = recipes.with_settings(base, [f"data.name={task}"]).data
+        assert value is not None
+        if not tasks and not data.is_there(value, task):
+            continue
+        data.read(value, task)
+        found += 1
+        yield task
+    if not found:
+        raise DataError(f"{base.data.path} has none of the folders {', '.join(data.TASKS)}, each with a train.tsv")
+
+
+def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:
+    """One fine-tuning, begun or gone on with, and the metrics of its last evaluation.
+
+    Its last checkpoint alone is kept: there are forty runs in a table of all tasks.
+    """
+    if folder.exists():
+        training.train(value, resume=folder, watcher=watcher)
+    else:
+        training.train(value, folder, watcher=watcher)
+    run = RunDirectory.open(folder)
+    for old in run.checkpoints()[:-1]:
+        shutil.rmtree(old.path)
+    last = next(row for row in reversed(run.rows()) if row["split"] == "validation")
+    return {name: number for name, number in last.items() if name not in HIDDEN}
+
+
+def _score(task: str, names: list[str], folder: Path, results: dict[str, dict[str, float]]) -> Score:
+    kinds = [name for name in results[names[0]] if name != "loss"]
+    values = {kind: [results[name][kind] for name in names] for kind in kinds}
+    return Score(task, values, [str(folder / name) for name in names])
+
+
+def _results(folder: Path) -> dict[str, dict[str, float]]:
+    path = folder / RESULTS
+    if not path.exists():
+        return {}
+    try:
+        found: dict[str, dict[str, float]] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DirectoryError(
+            f"{path} is damaged ({error}); remove it, and the runs are looked at one by one"
+        ) from error
+    return found

@@ -1,0 +1,1 @@
+"""timm and transformers: everything that knows how they build, spell, initialise and feed their models."""

@@ -1,0 +1,40 @@
+"""Initialise weights with upstream's own initialisers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from leanify.upstream.origin import is_hf
+
+
+@torch.no_grad()
+def initialise_module(model: Any, name: str, module: Any) -> None:
+    """Draw one module's weights as upstream's initialiser does; torch's own where upstream has none."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+    initialiser = getattr(model, "_init_weights", None)
+    if initialiser is not None:
+        arguments = len(inspect.signature(initialiser).parameters)
+        initialiser(module, name) if arguments > 1 else initialiser(module)
+    elif hasattr(model, "weight_init_mode"):
+        from timm.models.vision_transformer import get_init_weights_vit
+
+        get_init_weights_vit(model.weight_init_mode)(module, name)
+
+
+@torch.no_grad()
+def initialise_model(model: Any) -> None:
+    """Draw the whole model anew by upstream's own initialiser, where it has one that can run after construction."""
+    if is_hf(model):
+        for thing in (*model.modules(), *model.parameters(), *model.buffers()):
+            if hasattr(thing, "_is_hf_initialized"):
+                del thing._is_hf_initialized
+        model.initialize_weights()
+        model.tie_weights()
+    elif hasattr(model, "init_weights"):
+        model.init_weights()
+    elif hasattr(model, "_init_weights"):
+        model.apply(model._init_weights)

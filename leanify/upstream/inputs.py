@@ -1,0 +1,213 @@
+"""A random batch of the kind that a model takes, made without its processor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.upstream.inputs_of_type import OF_TYPE
+from leanify.upstream.origin import is_hf, is_own, origin_of
+
+
+def example_inputs(
+    model: nn.Module, batch: int = 1, tokens: int | None = None, device: str | torch.device = "cpu"
+) -> dict[str, Tensor]:
+    """A random batch of the model's kind of input, by argument name: images, sound, token ids (512 or as many as fit).
+
+    transformers' models get their main input, what their forward requires, and the decoder's tokens.
+    """
+    if is_own(model):
+        own: Any = model
+        return {name: value.to(device) for name, value in own.example_inputs(batch, tokens).items()}
+    if not is_hf(model):
+        channels, *size = _timm_input_size(model)
+        return {"x": torch.randn(batch, channels, *size, device=device)}
+    length = _length(model, tokens)
+    made = {
+        name: make(model.config, batch, length) for name in _arguments(model) if (make := _MAKERS.get(name)) is not None
+    }
+    if "pixel_values" in made and ("grid_thw" in made or "image_grid_thw" in made):
+        made["pixel_values"] = _patches(model.config, batch, 0)
+    if "spatial_shapes" in made:
+        patches = _patches(model.config, batch, 0)
+        made["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
+    if "input_features" in made and _begins_with_convolution(model, made["input_features"].shape[-1]):
+        made["input_features"] = made["input_features"].transpose(1, 2)
+    config: Any = model.config
+    if config.model_type in OF_TYPE:
+        made |= OF_TYPE[config.model_type](config, batch, length)
+    return {name: value.to(device) for name, value in made.items()}
+
+
+def _begins_with_convolution(model: nn.Module, channels: int) -> bool:
+    """Whether a spectrogram's channels come before its time: the model's first map is a convolution over them."""
+    maps = (module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)))
+    first = next(maps, None)
+    return isinstance(first, nn.Conv1d) and first.in_channels == channels
+
+
+def _timm_input_size(model: nn.Module) -> tuple[int, ...]:
+    default: Any = model.pretrained_cfg
+    origin = origin_of(model)
+    channels = getattr(model, "in_chans", None) or default["input_size"][0]
+    asked = origin.options.get("img_size") if origin else None
+    size = asked or getattr(getattr(model, "patch_embed", None), "img_size", None) or default["input_size"][1:]
+    return (channels, size, size) if isinstance(size, int) else (channels, *size)
+
+
+def _arguments(model: nn.Module) -> list[str]:
+    """The main input, what the forward requires, the mask of token ids and the decoder's tokens."""
+    parameters = inspect.signature(model.forward).parameters
+    main: Any = model.main_input_name
+    config: Any = model.config
+    names = list(main) if isinstance(main, (list, tuple)) else [main]
+    names += [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if "input_ids" in parameters and not any(name in _MAKERS for name in names):
+        names.append("input_ids")
+    if "input_ids" in names:
+        names += ["attention_mask", "bbox"]
+    if "states" in parameters:  # trajectories
+        names += ["states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask"]
+    names += [
+        name for name in ("visual_feats", "visual_pos", "input_features_mask", "target_sizes") if name in parameters
+    ]
+    if hasattr(config, "vision_config") and "input_ids" in names:
+        names.append("pixel_values")
+    if "query_embeds" in names:
+        names.append("encoder_hidden_states")
+    if config.is_encoder_decoder or "decoder_input_ids" in names:
+        names.append("decoder_input_ids")
+    return [name for name in dict.fromkeys(names) if name in parameters]
+
+
+def _length(model: Any, tokens: int | None) -> int:
+    """So many tokens, or 512, or as many as there are positions; some count theirs behind the padding's."""
+    config = model.config.get_text_config()
+    names = ("max_position_embeddings", "max_target_positions")
+    longest = min((n for name in names if (n := getattr(config, name, None))), default=512)
+    tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
+    padded = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    return tokens or min(512, longest - (padded[0] + 1 if padded else 0))
+
+
+def _get(config: Any, *names: str, default: Any = None) -> Any:
+    """The first of several spellings in a configuration or in the configurations inside it."""
+    inner = [value for value in vars(config).values() if hasattr(value, "model_type")]
+    for one in (config, *inner):
+        for name in names:
+            if (value := getattr(one, name, None)) is not None:
+                return value
+    return default
+
+
+def _ids(config: Any, batch: int, length: int) -> Tensor:
+    """Token ids, all of them words: the first few, and those that a configuration names, stand for something else
+    (padding, separators, an image).
+    """
+    vocabulary = _get(config, "vocab_size", default=100)
+    inner = [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
+    fields = [field for one in inner for field in vars(one).items()]
+    named = {v for k, v in fields if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    words = [word for word in range(min(5, vocabulary - 1), vocabulary) if word not in named]
+    return torch.tensor(words)[torch.randint(len(words), (batch, length))]
+
+
+def _pixels(config: Any, batch: int, length: int) -> Tensor:
+    """Images, or their flattened patches where the model takes a grid with them."""
+    if getattr(config, "temporal_patch_size", None) and getattr(config, "spatial_merge_size", None):
+        return _patches(config, batch, length)
+    if hasattr(config, "num_frames"):
+        return _frames(config, batch, length)
+    return _images(config, batch)
+
+
+def _images(config: Any, batch: int) -> Tensor:
+    size = _get(config, "image_size", "input_size", default=64)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return torch.randn(batch, _get(config, "num_channels", "in_channels", "in_chans", default=3), height, width)
+
+
+def _frames(config: Any, batch: int, length: int) -> Tensor:
+    """Video: batch, frames, channels, height, width."""
+    frames = _get(config, "num_frames", "frames_per_clip", default=4)
+    return torch.stack([_images(config, batch) for _ in range(frames)], 1)
+
+
+def _features(config: Any, batch: int, length: int) -> Tensor:
+    """A mel spectrogram: batch, time, channels; as long as Whisper's positions want it."""
+    channels = _get(
+        config, "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "input_channels", default=80
+    )
+    positions = getattr(config, "max_source_positions", None) if hasattr(config, "num_mel_bins") else None
+    return torch.randn(batch, 2 * positions if positions else 8 * length, channels)
+
+
+def _sound(config: Any, batch: int, length: int) -> Tensor:
+    """A waveform; a spectrogram of the spectrogram transformer."""
+    if (bins := getattr(config, "num_mel_bins", None)) and hasattr(config, "max_length"):
+        return torch.randn(batch, config.max_length, bins)
+    channels = [_get(config, "audio_channels")] if _get(config, "audio_channels") else []
+    return torch.randn(batch, *channels, 4000)
+
+
+def _grid(config: Any, batch: int, length: int) -> Tensor:
+    """Images of 4 × 4 patches, in patches: time, height, width."""
+    return torch.tensor([[1, 4, 4]] * batch)
+
+
+def _patches(config: Any, batch: int, length: int) -> Tensor:
+    """The patches of `_grid`'s images, flattened, one after the other."""
+    channels = _get(config, "in_channels", "num_channels", default=3)
+    area = config.patch_size**2 * (getattr(config, "temporal_patch_size", None) or 1)
+    return torch.randn(16 * batch, channels * area)
+
+
+def _past(config: Any) -> int:
+    """Time steps behind a forecast: the context and the longest lag."""
+    return int(config.context_length + max(getattr(config, "lags_sequence", None) or [0]))
+
+
+def _channels(config: Any) -> tuple[int, ...]:
+    channels = getattr(config, "num_input_channels", None) or getattr(config, "input_size", None)
+    channels = None if channels == 1 else channels
+    return (channels,) if channels else ()
+
+
+_MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {
+    "input_ids": _ids,
+    "decoder_input_ids": _ids,
+    "attention_mask": lambda config, batch, length: torch.ones(batch, length, dtype=torch.long),
+    "bbox": lambda config, batch, length: torch.tensor([1, 2, 5, 7]).expand(batch, length, 4).clone(),
+    "pixel_values": _pixels,
+    "pixel_values_videos": _frames,
+    "input_features": _features,
+    "input_values": _sound,
+    "input_features_mask": lambda config, batch, length: torch.ones(batch, 8 * length, dtype=torch.long),
+    "pixel_attention_mask": lambda config, batch, length: torch.ones(batch, 16, dtype=torch.long),
+    "spatial_shapes": lambda config, batch, length: torch.tensor([[4, 4]] * batch),
+    "prompt_pixel_values": _pixels,
+    "prompt_masks": _pixels,
+    "encoder_hidden_states": lambda config, batch, length: torch.randn(
+        batch, length, getattr(config, "encoder_hidden_size", None) or config.hidden_size
+    ),
+    "query_embeds": lambda config, batch, length: torch.randn(batch, length, config.hidden_size),
+    "inputs_embeds": lambda config, batch, length: torch.randn(batch, length, config.hidden_size),
+    "hidden_states": _patches,
+    "grid_thw": _grid,
+    "image_grid_thw": _grid,
+    "past_values": lambda config, batch, length: torch.randn(batch, _past(config), *_channels(config)),
+    "past_time_features": lambda config, batch, length: torch.randn(batch, _past(config), config.num_time_features),
+    "past_observed_mask": lambda config, batch, length: torch.ones(batch, _past(config), *_channels(config)),
+    "visual_feats": lambda config, batch, length: torch.randn(batch, 5, config.visual_feat_dim),
+    "visual_pos": lambda config, batch, length: torch.rand(batch, 5, config.visual_pos_dim),
+    "states": lambda config, batch, length: torch.randn(batch, length, config.state_dim),
+    "actions": lambda config, batch, length: torch.randn(batch, length, config.act_dim),
+    "rewards": lambda config, batch, length: torch.randn(batch, length, 1),
+    "returns_to_go": lambda config, batch, length: torch.randn(batch, length, 1),
+    "timesteps": lambda config, batch, length: torch.arange(length).expand(batch, length),
+    "target_sizes": lambda config, batch, length: torch.tensor([[4, 4]] * batch),
+}

@@ -1,0 +1,99 @@
+"""After surgery: update what upstream derived from the old shape at construction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from leanify.architecture import Architecture, Stage
+from leanify.upstream.origin import is_hf
+from leanify.upstream.spelling import _hf_words
+
+
+def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str, list[float]]) -> None:
+    """Bring what upstream fixed at construction in line with the new shape, in place.
+
+    transformers: the configuration, cache indices and rotary tables; timm: feature info and the drop-path ``rates``
+    that the old blocks of each stage had.
+    """
+    if is_hf(model):
+        for key, value in _hf_words(model.config, old, new).items():
+            with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
+                setattr(model.config, key, value)
+        if {layer.head_dim for layer in old.layers()} != {layer.head_dim for layer in new.layers()}:
+            _rebuild_rotary_tables(model)
+    for before, after in zip(old.stages, new.stages, strict=True):
+        if before.depth != after.depth:
+            _say_depth(model, after.name, before.depth, after.depth)
+            blocks: list[Any] = list(model.get_submodule(after.name).children())
+            for index, block in enumerate(blocks):
+                for module in block.modules():
+                    if hasattr(module, "layer_idx"):
+                        module.layer_idx = index
+            _spread_drop_path(blocks, rates[after.name])
+            _trim_feature_info(model, before, after)
+    if is_hf(model) and old != new:
+        _say_lists(model.config, new)
+
+
+def _say_depth(model: Any, name: str, old: int, new: int) -> None:
+    """Bring in line what the module around a list of blocks, and its configuration, count for loops of their own."""
+    around = model.get_submodule(name.rpartition(".")[0])
+    for holder in (around, getattr(around, "config", None)) if is_hf(model) else ():
+        if holder is None or getattr(holder, "is_encoder_decoder", False):
+            continue
+        shared = getattr(holder, "num_kv_shared_layers", None)
+        kinds = getattr(holder, "layer_types", None)
+        says: dict[str, Any] = {
+            key: new for key in ("num_hidden_layers", "num_layers") if getattr(holder, key, None) in (old, new)
+        }
+        if says and isinstance(shared, int):
+            says["num_kv_shared_layers"] = max(0, shared + new - old)
+        if says and isinstance(kinds, list) and len(kinds) == old:
+            says["layer_types"] = kinds[:new] + kinds[-1:] * (new - old)
+        for key, value in says.items():
+            with suppress(AttributeError, NotImplementedError):
+                setattr(holder, key, value)
+
+
+def _say_lists(config: Any, new: Architecture) -> None:
+    """Bring in line what a configuration says of several lists at once: Funnel's blocks, HRM's equal stacks."""
+    if isinstance(sizes := getattr(config, "block_sizes", None), list):
+        depths = {int(found[1]): s.depth for s in new.stages if (found := re.search(r"blocks\.(\d+)$", s.name))}
+        config.block_sizes = [depths.get(index, size) for index, size in enumerate(sizes)]
+    if hasattr(config, "num_layers_per_stack"):
+        config.num_layers_per_stack = max(stage.depth for stage in new.stages)
+        config.num_hidden_layers = config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
+
+
+def _rebuild_rotary_tables(model: Any) -> None:
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if "RotaryEmbedding" in type(child).__name__ and hasattr(child, "config"):
+                device = next(child.buffers()).device
+                setattr(parent, name, type(child)(config=model.config).to(device))
+
+
+def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
+    """The stochastic-depth rate of each block, 0 where it has none."""
+    return [next((float(m.drop_prob) for m in block.modules() if hasattr(m, "drop_prob")), 0.0) for block in blocks]
+
+
+def _spread_drop_path(blocks: Sequence[Any], rates: list[float]) -> None:
+    """Stochastic depth rises from the first block to the last: the old rise, spread over the new number of blocks."""
+    for index, block in enumerate(blocks):
+        place = index * (len(rates) - 1) / max(len(blocks) - 1, 1)
+        low = int(place)
+        high = min(low + 1, len(rates) - 1)
+        rate = rates[low] + (rates[high] - rates[low]) * (place - low)
+        for module in block.modules():
+            if hasattr(module, "drop_prob"):
+                module.drop_prob = rate
+
+
+def _trim_feature_info(model: Any, old: Stage, new: Stage) -> None:
+    info = getattr(model, "feature_info", None)
+    if isinstance(info, list) and len(info) == old.depth and all(isinstance(entry, dict) for entry in info):
+        model.feature_info = [{**info[min(i, old.depth - 1)], "module": f"{new.name}.{i}"} for i in range(new.depth)]

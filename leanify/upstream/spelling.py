@@ -1,0 +1,110 @@
+"""Write a shape as upstream's constructor arguments or configuration keys."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from leanify.architecture import Architecture, Layer, Stage
+from leanify.upstream.origin import Origin
+from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
+
+_MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
+
+
+def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin]:
+    """Origins that might build ``new``, best first: upstream's own words. Whether one does, only a build shows."""
+    if origin.library == "hf":
+        config = copy.deepcopy(origin.options)
+        for key, value in _hf_words(config, old, new).items():
+            config[key] = value
+        return [Origin("hf", origin.name, config, origin.cls)]
+    words_of = _timm_words if origin.library == "timm" else _leanify_words
+    return [Origin(origin.library, origin.name, {**origin.options, **words}) for words in words_of(old, new)]
+
+
+def _timm_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
+    words: dict[str, Any] = {}
+    before, after = _one_of(old), _one_of(new)
+    if before is None or after is None:
+        return
+    if before.depth != after.depth:
+        words["depth"] = after.depth
+    layer_before, layer = before.main, after.main
+    assert layer_before is not None
+    assert layer is not None
+    if layer_before.heads != layer.heads:
+        words["num_heads"] = layer.heads
+    if layer.inner != layer.width:
+        words["attn_layer"] = HEAD_DIM_LAYER.format(layer.head_dim)
+    if layer_before.mlp == layer.mlp:
+        yield words
+        return
+    for hidden in (layer.mlp, 2 * layer.mlp):  # a packed gate counts both halves
+        exact = hidden / layer.width
+        yield {**words, "mlp_ratio": exact if int(layer.width * exact) == hidden else (hidden + 0.5) / layer.width}
+
+
+def _leanify_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
+    stage = _one_of(new)
+    if stage is not None and stage.main is not None:
+        layer = stage.main
+        yield {"depth": stage.depth, "heads": layer.heads, "head_dim": layer.head_dim, "mlp": layer.mlp}
+
+
+def _one_of(architecture: Architecture) -> Stage | None:
+    """The first varied stage, where upstream has one word for all of them."""
+    stages = [architecture.stages[i] for i in architecture.varied]
+    return stages[0] if stages and all(_uniform(stage) for stage in stages) else None
+
+
+def _uniform(stage: Stage) -> bool:
+    return len(set(stage.blocks)) == 1
+
+
+def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, Any]:
+    """The configuration's keys that a new shape changes, with their new values; a key speaks for all stages that had
+    its old value, and changes where they change alike. Uniform stages only.
+    """
+    pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].main]
+    if not pairs or not all(_uniform(stage) for pair in pairs for stage in pair):
+        return {}
+    get: Callable[[str], Any] = config.get if isinstance(config, dict) else partial(_attribute, config)
+    keys = config.keys() if isinstance(config, dict) else set(dir(config))
+    words: dict[str, Any] = {}
+
+    def say(names: tuple[str, ...], measure: Callable[[Stage], int], pairs: list[tuple[Stage, Stage]] = pairs) -> None:
+        key = next((name for name in names if name in keys), None)
+        said = get(key) if key else 0
+        news = {measure(after) for before, after in pairs if said is None or measure(before) == said}
+        if key and len(news) == 1 and news != {said} and any(measure(a) != measure(b) for a, b in pairs):
+            words[key] = news.pop()
+
+    say(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
+    say(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_layer(stage).heads)
+    say(("num_key_value_heads",), lambda stage: primary_layer(stage).kv_heads)
+    say(_MLP_KEYS, lambda stage: primary_layer(stage).mlp)
+    for side in ("encoder", "decoder"):
+        own = [pair for pair in pairs if side in pair[0].name.split(".")]
+        say((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
+        say((f"{side}_ffn_dim",), lambda stage: primary_layer(stage).mlp, own)
+    before, after = pairs[0]
+    layer_before, layer = primary_layer(before), primary_layer(after)
+    if layer.inner != layer.width or layer.head_dim != layer_before.head_dim:
+        words["head_dim"] = layer.head_dim
+    kinds = get("layer_types")
+    if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
+        words["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
+    return words
+
+
+def _attribute(config: Any, key: str) -> Any:
+    return getattr(config, key, None)
+
+
+def primary_layer(stage: Stage) -> Layer:
+    """The main layer of a stage that has one."""
+    assert stage.main is not None
+    return stage.main

@@ -1,0 +1,36 @@
+"""Attention layers of any head_dim, registered with timm under a string that its saved configurations keep."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from torch import nn
+
+HEAD_DIM_LAYER = "leanify_head_dim_{}"  # the string under which timm finds an attention with this head_dim
+
+
+HEAD_DIMS = range(1, 257)
+
+
+def register_head_dims() -> None:
+    """Teach timm's vision_transformer attentions of any head_dim, by name; called once its module is imported.
+
+    timm's Attention takes ``attn_head_dim`` but VisionTransformer does not forward it; a string in ``attn_layer`` is
+    saved in ``model_args``, and found again here by ``create_model("local-dir:…")``.
+    """
+    vision_transformer = sys.modules["timm.models.vision_transformer"]
+    attention = vision_transformer.Attention
+    layers = getattr(vision_transformer, "ATTN_LAYERS", None)
+    if layers is None or "attn_head_dim" not in inspect.signature(attention.__init__).parameters:
+        return  # a timm that cannot express it: leanify.load still can
+    for head_dim in HEAD_DIMS:
+        layers.setdefault(HEAD_DIM_LAYER.format(head_dim), _with_head_dim(attention, head_dim))
+
+
+def _with_head_dim(attention: type[nn.Module], head_dim: int) -> type[nn.Module]:
+    def __init__(self: nn.Module, dim: int, num_heads: int = 8, **options: Any) -> None:
+        attention.__init__(self, dim, num_heads=num_heads, attn_head_dim=head_dim, **options)
+
+    return type(attention.__name__, (attention,), {"__init__": __init__, "freed": True})
