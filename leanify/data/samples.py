@@ -26,7 +26,7 @@ IGNORED = -100  # a target that does not count, torch's own default
 class Samples(Protocol):
     """``targets`` is how many targets each sample has, None for one each; ``workers`` how many processes read well.
 
-    One that pads its batches has ``lengths`` too: those of like length then come together (`order.Order`).
+    One that pads its batches has ``lengths`` too: those of like length then come together (`sampling.Order`).
     """
 
     @property

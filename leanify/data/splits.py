@@ -14,13 +14,13 @@ from leanify.sources.recipe import DataSection
 NAMED = {
     "digits": "digits",
     "farthest-point": "farthest_point",
-    "lra-image": "pixels",
+    "lra-image": "lra_image",
     "lra-listops": "listops",
     "lra-pathfinder": "pathfinder",
     "lra-retrieval": "aan",
     "lra-text": "imdb",
 }
-OF_TASK = {"classification": "pictures", "causal-lm": "corpus", "masked-lm": "masked", "glue": "glue"}
+OF_TASK = {"classification": "image_folder", "causal-lm": "corpus", "masked-lm": "masked", "glue": "glue"}
 DRAWN = ("lra-listops", "lra-pathfinder")  # those that [data.options] means something to
 
 

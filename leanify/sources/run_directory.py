@@ -6,7 +6,7 @@
     metrics.jsonl      one row a line: step, epoch, split, loss, metrics
     tokenizer.json     and what belongs to it, in Hugging Face layout, where the run has a tokenizer of its own
     checkpoints/STEP/  model.safetensors (what is evaluated and loaded), state.pt (what training needs beside it),
-                       lean_directory.json (metrics, and the checksums that make it complete)
+                       checkpoint.json (metrics, and the checksums that make it complete)
 
 A checkpoint is written beside its place and renamed when it is whole. Its card holds the length that metrics.jsonl had,
 so that a run that is resumed from it forgets the rows that came after.

@@ -1,7 +1,7 @@
 """The training loop: one step after another, on one CPU, one GPU, or as many processes as a launcher starts.
 
 Hugging Face Accelerate places, casts and synchronises; optimisers, mixing of images and averaged weights are timm's.
-Everything random is a function of (seed, step) and the learning rate of the step (see `data.order`, `schedule`), so a
+Everything random is a function of (seed, step) and the learning rate of the step (see `data.sampling`, `schedule`), so a
 checkpoint holds weights, moments and the step, and a resumed run draws what the unbroken one would have drawn. On one
 CPU with the same number of threads its weights and metrics are the same bit for bit; rows differ in samples_per_s
 alone, which is read from a clock.
