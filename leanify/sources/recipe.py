@@ -189,6 +189,22 @@ class Recipe:
         """The recipe as a file; `parse` reads it back."""
         return "\n".join([*toml_lines(self.to_dict()), ""])
 
+    def to_train(self) -> TrainingRecipe:
+        """The same recipe, with all sections that training needs. Raises RecipeError where one is missing."""
+        if self.data is None or self.optim is None or self.schedule is None:
+            missing = next(name for name in ("data", "optim", "schedule") if getattr(self, name) is None)
+            raise RecipeError(f"this recipe has no [{missing}] section, which training needs")
+        return TrainingRecipe(self.model, self.data, self.optim, self.schedule, self.run, self.distill, self.paper)
+
+
+@dataclass(frozen=True)
+class TrainingRecipe(Recipe):
+    """A recipe that has every section that training needs; made by `Recipe.to_train`."""
+
+    data: DataSection
+    optim: OptimSection
+    schedule: ScheduleSection
+
 
 # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""What is learnt: a loss to descend, and the metrics that an evaluation reports. A task a file.
+"""Tasks: a training loss, and the metrics that an evaluation reports. One file each.
 
-A task is asked for the summed loss of a training step, and for what an evaluation finds in a batch: scalars, which are
-added up over batches and processes, and vectors of one entry a sample, which are strung together. Metrics are taken
-once, at the end, of the exact set.
+A task gives the summed loss of a training step, and the tally of an evaluation batch: scalars, which are summed over
+batches and processes, and vectors with one entry per sample, which are concatenated. Metrics are computed once at the
+end, over exactly the evaluated samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from leanify.data.glue import name_of
 from leanify.data.samples import Inputs, Splits
 from leanify.errors import DataError, RecipeError
-from leanify.sources.recipe import Recipe
+from leanify.sources.recipe import TrainingRecipe
 from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue
@@ -47,7 +47,7 @@ class Task(Protocol):
 
 
 def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
-    """What several batches or processes found, on the CPU."""
+    """The tallies of several batches or processes as one, on the CPU."""
     names = next((list(part) for part in parts if part), [])
     columns = {name: [part[name] for part in parts if part] for name in names}
     return {
@@ -56,11 +56,9 @@ def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
     }
 
 
-def task_of(recipe: Recipe, splits: Splits) -> Task:
+def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     """The task of a recipe. Raises RecipeError for what does not go together."""
     data, optim = recipe.data, recipe.optim
-    assert data is not None
-    assert optim is not None
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
             raise RecipeError(f"{key} mixes images, and {splits.words} are none")
@@ -76,7 +74,7 @@ def task_of(recipe: Recipe, splits: Splits) -> Task:
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)
 
 
-def check_fit(model: nn.Module, recipe: Recipe, splits: Splits) -> None:
+def check_fit(model: nn.Module, splits: Splits) -> None:
     """Raise where the data does not suit the model, before anything is written."""
     if splits.classes is None:
         return

@@ -1,4 +1,4 @@
-"""What turns a model and a recipe into a training: the device, the precision, the optimiser, the memory they take."""
+"""What training runs on: the device and its precision, the optimiser, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from leanify.errors import RecipeError
-from leanify.sources.recipe import Recipe
+from leanify.sources.recipe import Recipe, TrainingRecipe
 from leanify.training import memory
 
 
@@ -37,22 +37,19 @@ def accelerator_of(recipe: Recipe) -> Any:
     return engine
 
 
-def optimizer_of(recipe: Recipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def optimizer_of(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """timm's optimiser by the recipe's name; AdamW fused where the device has that."""
     from timm.optim import create_optimizer_v2
 
     optim = recipe.optim
-    assert optim is not None
     fused = {"fused": True} if device.type in ("cpu", "cuda") else {}
     words = {"betas": optim.betas, "eps": optim.eps, **fused} if optim.name == "adamw" else {}
     optimizer: torch.optim.Optimizer = create_optimizer_v2(model, optim.name, optim.lr, optim.weight_decay, **words)
     return optimizer
 
 
-def memory_of(recipe: Recipe, model: nn.Module, engine: Any, teacher: nn.Module | None) -> memory.Need | None:
-    """What training by the recipe takes in this process."""
-    assert recipe.data is not None
-    assert recipe.optim is not None
+def memory_of(recipe: TrainingRecipe, model: nn.Module, engine: Any, teacher: nn.Module | None) -> memory.Need | None:
+    """Memory that training by the recipe needs in this process."""
     return memory.need(
         model,
         recipe.data.length,

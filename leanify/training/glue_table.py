@@ -1,10 +1,10 @@
-"""The table of GLUE: every task fine-tuned with several seeds from one encoder, each an ordinary run.
+"""The GLUE table: an encoder fine-tuned on every task with several seeds, each an ordinary run.
 
-    DIR/TASK-SEED/     a run, as `training.train` writes it, with its last checkpoint alone
-    DIR/results.json   what the finished ones measured; what is in there is not trained again
+    DIR/TASK-SEED/     a run, as `training.train` writes it, with its last checkpoint only
+    DIR/results.json   metrics of the finished runs, which are not trained again
 
-The number of a run is that of its last evaluation, not of its best one: the set that would choose is the one that is
-reported. A task's number is the median over seeds, MNLI's the mean of its two sets, and the average that of the tasks.
+A run's number comes from its last evaluation, not its best: selecting on the validation set that is reported would
+flatter it. A task's number is the median over seeds, MNLI's the mean of its two sets; the average is over tasks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -124,20 +124,19 @@ def glue(
 
 
 def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
-    """The tasks to train, each with its files read once, so that a bad line is found before hours are lost."""
-    assert base.data is not None
-    asked = [data.name_of(recipes.with_settings(base, [f"data.name={name}"]).data) for name in tasks or data.TASKS]  # type: ignore[arg-type]
+    """The tasks to train. Reads their files once, so that a bad line is found before hours of training are lost."""
+    section = base.to_train().data
+    asked = [data.name_of(replace(section, name=name)) for name in tasks or data.TASKS]
     found = 0
     for task in dict.fromkeys(asked):
-        value = recipes.with_settings(base, [f"data.name={task}"]).data
-        assert value is not None
+        value = replace(section, name=task)
         if not tasks and not data.is_there(value, task):
             continue
         data.read(value, task)
         found += 1
         yield task
     if not found:
-        raise DataError(f"{base.data.path} has none of the folders {', '.join(data.TASKS)}, each with a train.tsv")
+        raise DataError(f"{section.path} has none of the folders {', '.join(data.TASKS)}, each with a train.tsv")
 
 
 def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:

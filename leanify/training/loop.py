@@ -1,10 +1,10 @@
 """The training loop: one step after another, on one CPU, one GPU, or as many processes as a launcher starts.
 
 Hugging Face Accelerate places, casts and synchronises; optimisers, mixing of images and averaged weights are timm's.
-Everything random is a function of (seed, step) and the learning rate of the step (see `data.sampling`, `schedule`), so a
-checkpoint holds weights, moments and the step, and a resumed run draws what the unbroken one would have drawn. On one
-CPU with the same number of threads its weights and metrics are the same bit for bit; rows differ in samples_per_s
-alone, which is read from a clock.
+Everything random is a function of (seed, step), and so is the learning rate (see `data.sampling` and `schedule`). A
+checkpoint therefore holds weights, moments and the step, and a resumed run draws what an unbroken one would have drawn.
+On one CPU with the same number of threads, weights and metrics are equal bit for bit; rows differ in samples_per_s
+alone, which comes from a clock.
 
 A step's gradient is that of the mean loss over all its targets, whatever the number of processes and passes they are
 spread over: each pass is weighted by its share.
@@ -37,7 +37,7 @@ from leanify.tasks import Tally, check_fit, merged, task_of
 from leanify.training import distillation, heap, memory
 from leanify.training.engine import accelerator_of, memory_of, optimizer_of
 from leanify.training.interrupts import Interrupts
-from leanify.training.preparation import build, check_supported, data_of
+from leanify.training.preparation import build, data_of, trainable
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 from leanify.training.watcher import Silent as Silent
 from leanify.training.watcher import Watcher as Watcher
@@ -52,11 +52,8 @@ class Trainer:
     def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
         from timm.utils import ModelEmaV3
 
-        check_supported(recipe)
-        self.recipe, data, optim, schedule = recipe, recipe.data, recipe.optim, recipe.schedule
-        assert data is not None
-        assert optim is not None
-        assert schedule is not None
+        recipe = self.recipe = trainable(recipe)
+        data, optim, schedule = recipe.data, recipe.optim, recipe.schedule
         self.accelerator = accelerator_of(recipe)
         self.main: bool = self.accelerator.is_main_process
         self.watcher: Watcher = watcher if watcher is not None and self.main else Silent()
@@ -65,7 +62,7 @@ class Trainer:
         seed_everything(MODEL, self.seed)
         self.bare = build(recipe)  # as the checkpoint knows it; self.model may be wrapped around it
         self.splits = splits_of(data_of(recipe), self.bare)
-        check_fit(self.bare, recipe, self.splits)
+        check_fit(self.bare, self.splits)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
@@ -117,7 +114,6 @@ class Trainer:
 
     def lr(self, step: int) -> float:
         """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
-        assert self.recipe.schedule is not None
         return self.rate(step if self.recipe.schedule.steps is not None else self.order.position(step))
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -206,7 +202,6 @@ class Trainer:
 
     def batches(self, start: int) -> Iterator[Batch]:
         """The batches of this process from a step on, in the order of its passes."""
-        assert self.recipe.data is not None
         passes = Passes(self.order, start, self.steps)
         pin = self.accelerator.device.type == "cuda"
         return read(self.splits.train, passes, self.seed, self.recipe.data.workers, pin)
@@ -224,7 +219,6 @@ class Trainer:
 
     def step(self, step: int, batches: Iterator[Batch]) -> None:
         """One update of the weights, by all processes together."""
-        assert self.recipe.optim is not None
         everyones = self.order.batch(step)
         targets = self.splits.train.targets
         share = (len(everyones) if targets is None else int(targets[everyones].sum())) ** -1
@@ -317,17 +311,16 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, split: Samples | None = None) -> Metrics:
         """The task's metrics over a split, else the first ``eval_batches`` to validate; of averaged weights if any."""
-        assert self.recipe.data is not None
         samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
         model = self.evaluated
         world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
         keys = in_turn(len(samples), size, rank, world, limit)
         began, parts = time.perf_counter(), []
         model.eval()
-        if split is None and self.validation is None:
-            self.validation = Reader(samples, keys, self.seed, self.recipe.data.workers, again=True)
-        reader = self.validation if split is None else Reader(samples, keys, self.seed, self.recipe.data.workers)
-        assert reader is not None
+        known = self.validation if split is None else None
+        reader = known or Reader(samples, keys, self.seed, self.recipe.data.workers, again=split is None)
+        if split is None:
+            self.validation = reader
         for batch in reader:
             with self.accelerator.autocast():
                 parts.append(

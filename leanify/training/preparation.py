@@ -1,4 +1,4 @@
-"""Before a run: whether a recipe can be trained by at all, and the model that it begins with."""
+"""Before a run: check that a recipe can be trained, and build the model that it starts from."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from leanify.design import plan
 from leanify.errors import RecipeError
 from leanify.lens import surgery
 from leanify.sources import find, text_classifier
-from leanify.sources.recipe import DataSection, Recipe
+from leanify.sources.recipe import DataSection, Recipe, TrainingRecipe
 from leanify.upstream.origin import is_hf, origin_of, set_origin
 
 
-def check_supported(recipe: Recipe) -> None:
-    """Refuse what a recipe can say and this loop cannot do, and what contradicts itself."""
-    for name in ("data", "optim", "schedule"):
-        if getattr(recipe, name) is None:
-            raise RecipeError(f"this recipe has no [{name}], so there is nothing to train by")
-    data, schedule, run = recipe.data, recipe.schedule, recipe.run
-    assert data is not None
-    assert schedule is not None
+def trainable(recipe: Recipe) -> TrainingRecipe:
+    """The recipe with all its sections. Raises RecipeError for settings that contradict each other."""
+    checked = recipe.to_train()
+    data, schedule, run = checked.data, checked.schedule, checked.run
     if data.mask and data.task != "masked-lm":
         raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}; leave it out")
     if run.compile and recipe.distill is not None:
@@ -33,10 +29,11 @@ def check_supported(recipe: Recipe) -> None:
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
     for key in (key for key, value in low.items() if value is not None and value < 1):
         raise RecipeError(f"{key} is below 1")
+    return checked
 
 
 def build(recipe: Recipe) -> nn.Module:
-    """The model of a recipe in training mode: its shape drawn anew by upstream's initialiser, or with its weights."""
+    """The model of a recipe in training mode: with its weights, or re-initialised by upstream in the recipe's shape."""
     model, data = recipe.model, recipe.data
     if data is not None and data.task == "glue":
         built = text_classifier.with_head(model, glue.TASKS[glue.name_of(data)].outputs)
@@ -63,10 +60,9 @@ def _checkpoint_gradients(model: Any) -> None:
         raise RecipeError(f"run.gradient_checkpointing: {type(model).__name__} has none") from error
 
 
-def data_of(recipe: Recipe) -> DataSection:
-    """[data] of a recipe; GLUE takes the tokenizer that lies beside the model where it names none."""
+def data_of(recipe: TrainingRecipe) -> DataSection:
+    """[data] of a recipe; GLUE takes the tokenizer beside the model where the recipe names none."""
     data, source = recipe.data, Path(recipe.model.source).expanduser()
-    assert data is not None
     if data.task != "glue" or data.tokenizer is not None:
         return data
     if source.is_dir():
