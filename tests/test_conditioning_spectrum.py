@@ -94,7 +94,7 @@ def test_scale_changes_nothing():
 def test_many_matrices_equal_one_at_a_time(monkeypatch):
     a = torch.randn(37, 20, 30)
     alone = [spectra(one[None]).kappa.item() for one in a]
-    monkeypatch.setattr("leanify.spectrum.CHUNK", 5 * 600)
+    monkeypatch.setattr("leanify.spectra.spectrum.CHUNK", 5 * 600)
     assert spectra(a).kappa.tolist() == pytest.approx(alone, rel=1e-12)
 
 

@@ -13,11 +13,11 @@ from scipy.stats import chi2_contingency, ks_2samp
 
 from leanify.data import listops
 from leanify.data.cache import cached
-from leanify.data.listops import CLOSE, OPERATORS, WORDS, Options, drawn, forest, generated, lengths, published
+from leanify.data.listops import CLOSE, OPERATORS, WORDS, ListOpsOptions, drawn, forest, generated, lengths, published
 from leanify.errors import DataError, RecipeError
 from leanify.sources import recipe as recipes
 
-PUBLISHED = Options(train=996, validation=2, test=2)
+PUBLISHED = ListOpsOptions(train=996, validation=2, test=2)
 
 
 # -- the published generator, a node at a time, as its description says -----------------------------------------------
@@ -84,7 +84,7 @@ def test_every_value_is_what_another_evaluator_says(ours: tuple[list[list[str]],
 
 def test_small_trees_have_the_same_values() -> None:
     """Medians of two, digits alone, and levels without an operator."""
-    source = drawn(Options(shortest=0, longest=12, depth=3, arguments=4))
+    source = drawn(ListOpsOptions(shortest=0, longest=12, depth=3, arguments=4))
     for _ in range(2000):
         symbols, label = next(source)
         assert value([WORDS[symbol] for symbol in symbols]) == label
@@ -126,7 +126,7 @@ def test_a_constant_answer_scores_about_16_percent(ours: tuple[list[list[str]], 
 
 def test_the_seed_alone_decides_and_nothing_comes_twice() -> None:
     small = {"shortest": 5, "longest": 30, "depth": 3, "train": 500, "validation": 50, "test": 50}
-    one, two, other = (generated(Options(**small, seed=seed)) for seed in (3, 3, 4))
+    one, two, other = (generated(ListOpsOptions(**small, seed=seed)) for seed in (3, 3, 4))
     assert all(np.array_equal(one[name], two[name]) for name in one)
     assert not np.array_equal(one["labels"], other["labels"])
     parts = np.split(one["symbols"], one["ends"][:-1])
@@ -187,11 +187,11 @@ def test_options_are_strict(options: dict[str, object], words: str) -> None:
     from leanify.sources.strict_toml import read_table
 
     with pytest.raises(RecipeError, match=words):
-        read_table(Options, options, "data.options")
+        read_table(ListOpsOptions, options, "data.options")
 
 
 def test_more_expressions_than_there_are() -> None:
-    few = Options(shortest=0, longest=2, depth=1, train=20, validation=1, test=1)  # ten digits
+    few = ListOpsOptions(shortest=0, longest=2, depth=1, train=20, validation=1, test=1)  # ten digits
     with pytest.raises(DataError, match="there are only 10 expressions"):
         generated(few)
 

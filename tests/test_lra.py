@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score
 
 from leanify import training
 from leanify.data import aan, pathfinder
-from leanify.data.pathfinder import Options, generated
+from leanify.data.pathfinder import PathfinderOptions, generated
 from leanify.data.sequences import Sequences
 from leanify.errors import DataError, LeanifyError, RecipeError
 from leanify.sources import recipe as recipes
@@ -162,7 +162,7 @@ def test_parts_are_consecutive() -> None:
 
 # -- Pathfinder -------------------------------------------------------------------------------------------------------
 
-PATHS = Options(train=40, validation=8, test=8)
+PATHS = PathfinderOptions(train=40, validation=8, test=8)
 
 
 @pytest.fixture(scope="module")

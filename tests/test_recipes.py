@@ -387,7 +387,7 @@ def test_the_audit_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
         Row("leaner-transformers/volo-d4", paper, 192_962_000),
         Row("x/small", replace(paper, place="Table 1"), 1234),
     ]
-    monkeypatch.setattr("leanify.audit.rows", lambda: iter(found))
+    monkeypatch.setattr("leanify.design.audit.rows", lambda: iter(found))
     text = command("--audit")
     assert max(map(len, text.splitlines())) <= 100
     assert "193.000 M" in text

@@ -169,7 +169,7 @@ def test_predicted_kappa_has_its_peak_where_inner_meets_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["leanify", "leanify.architecture", "leanify.report", "leanify.errors", "leanify.cli"]
+    "module", ["leanify", "leanify.architecture", "leanify.terminal", "leanify.errors", "leanify.cli"]
 )
 def test_values_and_help_import_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(*(m for m in ('torch', 'timm', 'transformers', 'numpy') if m in sys.modules))"

@@ -14,8 +14,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from leanify.upstream.timm_head_dims import register_head_dims
-
 Run = Callable[[ModuleType], None]
 
 
@@ -40,6 +38,7 @@ def _teach_vision_transformer(run: Run, module: ModuleType) -> None:
 
 
 def _register() -> None:
+    from leanify.upstream.timm_head_dims import register_head_dims  # imports torch
 
     register_head_dims()
 
