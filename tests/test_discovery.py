@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import laws
 import pytest
-import small
 import torch
 from torch import nn
 
@@ -16,13 +14,14 @@ from leanify.lens import families
 from leanify.lens.families import Reading
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
+from leanify.zoo import laws, tiny, tiny_shapes
 
 
 @pytest.fixture(autouse=True)
 def learned() -> Iterator[None]:
     """What a test learns or forgets is put back."""
     torch.set_num_threads(1)
-    small.warm()
+    tiny.warm()
     table = families.known()
     before = dict(table)
     yield
@@ -56,7 +55,7 @@ def forget(model: nn.Module) -> list[str]:
     ],
 )
 def test_what_no_row_describes_is_found_and_obeys_every_law(library: str, name: str) -> None:
-    model, call = small.build(library, name)
+    model, call = tiny.build(library, name)
     written = leanify.read(model)
     forget(model)
     assert leanify.read(model) == written
@@ -64,17 +63,17 @@ def test_what_no_row_describes_is_found_and_obeys_every_law(library: str, name: 
 
 
 def test_it_is_found_without_memory() -> None:
-    origin = origin_of(small.build("hf", "llama")[0])
+    origin = origin_of(tiny.build("hf", "llama")[0])
     assert origin is not None
     model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
     forget(model)
-    assert leanify.read(model).stages[0].depth == small.LAYERS
+    assert leanify.read(model).stages[0].depth == tiny_shapes.LAYERS
 
 
 @pytest.mark.parametrize(("library", "name"), [("timm", "beit_base_patch16_224"), ("hf", "olmo2")])
 @pytest.mark.filterwarnings("ignore")
 def test_what_no_reading_explains_is_refused_with_what_was_tried(library: str, name: str) -> None:
-    model, _ = small.build(library, name)
+    model, _ = tiny.build(library, name)
     gone = forget(model)
     with pytest.raises(leanify.UnsupportedModel, match=r"\d+ readings of its parts were tried, and under none"):
         leanify.read(model)
@@ -93,7 +92,7 @@ def test_what_cannot_be_run_is_refused() -> None:
 
 
 def test_a_learned_row_is_a_row_like_any_other() -> None:
-    model, _ = small.build("hf", "bert")
+    model, _ = tiny.build("hf", "bert")
     (name,) = (one for one in forget(model) if one.endswith("BertAttention"))
     leanify.read(model)
     assert isinstance(families.known()[name][0], Reading)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from core import CASES, TEXT, Case, equal, outputs
+from cases import CASES, TEXT, Case, equal, outputs
 from safetensors.torch import load_file, save_file
 
 import leanify

@@ -21,7 +21,7 @@ FLOORS = (
     ("sources",),
     ("spectra", "data"),
     ("design",),
-    ("tasks",),
+    ("tasks", "zoo"),
     ("training",),
     ("cli",),
 )

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import resources
 from typing import Any
 
-import laws
 import pytest
-import small
 import torch
 from torch import Tensor, nn
 
 import leanify
+from leanify.zoo import running, table, tiny
 
 SAMPLE = [
     ("timm", "vit_base_patch16_224"),
@@ -38,8 +35,7 @@ SAMPLE = [
 
 def everything() -> list[tuple[str, str]]:
     """Every model that the zoo's table calls supported."""
-    table = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
-    return [(m["library"], m["name"]) for m in table["models"] if m["status"] == "supported"]
+    return [(library, name) for library in tiny.LIBRARIES for name in table.supported(library)]
 
 
 CASES = [pytest.param(*case, id="/".join(case)) for case in SAMPLE]
@@ -49,7 +45,7 @@ LONG = [pytest.param(*case, id="/".join(case), marks=pytest.mark.long) for case 
 def redesigned(library: str, name: str) -> tuple[nn.Module, nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A small model in float32, the same grown, and the arguments that they are run with."""
     torch.manual_seed(0)
-    model, call = small.build(library, name)
+    model, call = tiny.build(library, name)
     taken: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     class Recorder(nn.Module):
@@ -72,7 +68,7 @@ def single(inputs: Any) -> Any:
 
 
 def given(outputs: Any) -> list[Tensor]:
-    return [x for x in laws._tensors(outputs) if x.is_floating_point()]
+    return [x for x in running.result_tensors(outputs) if x.is_floating_point()]
 
 
 @pytest.mark.parametrize(("library", "name"), CASES + LONG)

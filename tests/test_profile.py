@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from core import CASES, Case
+from cases import CASES, Case
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify

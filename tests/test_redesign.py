@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core import CASES, IMAGE
+from cases import CASES, IMAGE
 
 import leanify
 from leanify.design import counting, plan, profiling, search

@@ -6,10 +6,9 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import laws
 import pytest
 import torch
-from core import CASES, Case, batch, equal, outputs
+from cases import CASES, Case, batch, equal, outputs
 from torch import nn
 
 import leanify
@@ -22,6 +21,7 @@ from leanify.sources.find import find
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.upstream.settle import drop_path_rates
+from leanify.zoo import laws, running
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -186,7 +186,7 @@ def test_every_redesigned_family_trains_a_step() -> None:
         model = CASES[name].load()
         lean = leanify.write(model, lean_shapes(leanify.read(model))["lean"]).train()
         sum(
-            x.float().square().mean() for x in laws._tensors(call(lean, batch(lean))) if x.is_floating_point()
+            x.float().square().mean() for x in running.result_tensors(call(lean, batch(lean))) if x.is_floating_point()
         ).backward()
         for path, parameter in lean.named_parameters():
             assert parameter.grad is not None, (name, path)

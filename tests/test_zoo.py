@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
+from pathlib import Path
 
 import pytest
-import small
-import zoo
+
+from leanify.errors import DirectoryError, SourceError
+from leanify.zoo import laws, table, tiny
+from leanify.zoo.verdict import Verdict, verdict, verdicts
 
 TIMM = [
     "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "xcit_nano_12_p16_224",
@@ -30,53 +32,93 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-    small.warm()
+    tiny.warm()
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TIMM)
-def test_timm(name: str) -> None:
-    result = zoo.check("timm", name)
-    assert result["status"] == "supported", result["reason"]
+def test_the_laws_hold_for_timm(name: str) -> None:
+    assert laws.hold_all(*tiny.build("timm", name))["grown"]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HF)
-def test_transformers(name: str) -> None:
-    result = zoo.check("hf", name)
-    assert result["status"] == "supported", result["reason"]
+def test_the_laws_hold_for_transformers(name: str) -> None:
+    assert laws.hold_all(*tiny.build("hf", name))["grown"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_law_with_nothing_to_test_does_not_apply() -> None:
+    assert [
+        law for law, applied in laws.hold_all(*tiny.build("timm", "vit_tiny_patch16_224")).items() if not applied
+    ] == ["cached"]
+    assert [law for law, applied in laws.hold_all(*tiny.build("hf", "gpt2")).items() if not applied] == []
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("library", "name", "reason"),
+    ("library", "name", "answers", "reason"),
     [
-        ("timm", "coat_tiny", "groups of heads"),
-        ("timm", "halonet26t", "without an output projection"),
-        ("hf", "olmo2", "a norm over all heads"),
-        ("hf", "bloom", "ALiBi"),
-        ("hf", "informer", "tokens are merged on the way"),
+        ("timm", "vit_tiny_patch16_224", (True, True, True, True), ""),
+        ("timm", "coat_tiny", (False, False, False, None), "groups of heads"),
+        ("timm", "halonet26t", (False, False, False, None), "without an output projection"),
+        ("hf", "olmo2", (True, False, True, True), "a norm over all heads"),
+        ("hf", "bloom", (False, False, False, None), "ALiBi"),
+        ("hf", "xlm", (True, True, False, None), "no depth to trade"),
     ],
 )
-def test_what_cannot_be_redesigned_is_refused_with_its_reason(library: str, name: str, reason: str) -> None:
-    result = zoo.check(library, name)
-    assert result["status"] == "refused"
-    assert reason in result["reason"]
+def test_four_answers_at_the_default_configuration(
+    library: str, name: str, answers: tuple[bool | None, ...], reason: str
+) -> None:
+    found = verdict(library, name)
+    assert (found.read, found.grow, found.redesign, found.control) == answers
+    assert found.status == ("supported" if all(answers) else "refused")
+    assert reason in found.reason
+    assert bool(reason) == bool(found.reason)
 
 
-def test_the_shipped_table_says_a_reason_wherever_a_model_is_not_supported() -> None:
-    table = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
-    assert {model["status"] for model in table["models"]} <= {"supported", "refused", "failing"}
-    assert all(bool(model["reason"]) == (model["status"] != "supported") for model in table["models"])
+def test_the_shipped_table_holds_what_it_says() -> None:
+    models = table.shipped()["models"]
+    assert {model["status"] for model in models} <= {"supported", "refused", "failing"}
+    for model in models:
+        assert bool(model["reason"]) == (model["status"] != "supported"), model
+        if "read" in model:
+            assert (model["status"] == "supported") == all(
+                model[answer] for answer in ("read", "grow", "redesign", "control")
+            ), model
 
 
-def _shipped(library: str) -> list[str]:
-    table = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
-    return [m["name"] for m in table["models"] if m["library"] == library and m["status"] == "supported"]
+def test_names_are_patterns_and_an_unknown_one_is_refused() -> None:
+    assert table.named(["phi"]) == [("hf", "phi")]
+    assert ("timm", "davit_tiny") in table.named(["timm/davit_*"])
+    assert len(table.named(["*"])) > 1500
+    with pytest.raises(SourceError, match="davit_tiny"):
+        table.named(["davit_tinny"])
+
+
+def test_a_log_is_gone_on_with_and_one_of_other_code_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    first = Verdict("hf", "phi", "refused", reason="as the log has it")
+    log.write_text("\n".join((json.dumps(table.made_with()), json.dumps(first.to_json()), '{"library": "hf", "na')))
+    assert list(table.checked([("hf", "phi")], log)) == [first]
+    log.write_text('{"timm": "0.1"}\n')
+    with pytest.raises(DirectoryError, match="other code"):
+        list(table.checked([("hf", "phi")], log))
+
+
+def test_a_verdict_replaces_its_own_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "zoo").mkdir()
+    monkeypatch.setattr(table, "PACKAGE", tmp_path)
+    before = table.shipped()["models"]
+    one = Verdict("hf", before[-1]["name"], "failing", reason="tried")
+    written = json.loads(table.update([one], whole=False).read_text("utf-8"))
+    assert [row["name"] for row in written["models"]] == [row["name"] for row in before]
+    assert [row for row in written["models"] if row not in before] == [written["models"][-1]]
+    assert written["models"][-1]["reason"] == "tried"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("library", ["timm", "hf"])
 def test_every_model_that_the_table_calls_supported(library: str) -> None:
-    results = dict(zoo.check_all(library, _shipped(library)))
-    assert {name: result["reason"] for name, result in results.items() if result["status"] != "supported"} == {}
+    made = verdicts([(library, name) for name in table.supported(library)])
+    assert {one.name: one.reason for one in made if one.status != "supported"} == {}

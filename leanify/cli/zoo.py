@@ -1,43 +1,68 @@
-"""``leanify zoo``: what can be redesigned in timm and transformers, and how that was checked."""
+"""``leanify zoo``: what can be done with each model of timm and transformers, and how that was checked."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
+    from leanify.zoo.verdict import Verdict
+
 _HOW = (
-    "supported: every law held on a small version of the model, in float64 on random weights. Heads doubled with zero "
-    "output columns gave the same outputs to 1e-10, the new heads mattered, no attention was missed, one block fewer "
-    "ran, the halves of split heads ran or were refused, what was saved loaded the same, and a design cost what "
-    "redesign had said. refused: leanify says why not. failing: neither."
+    "read, grow, redesign and control were tried on each model at its default configuration, without weights. The laws "
+    "were held on a small version of it, in float64 on random weights: heads doubled with zero output columns gave "
+    "the same outputs to 1e-10, the new heads mattered, no attention was missed, one block fewer ran, what was saved "
+    "loaded the same, and a design cost what redesign had predicted. supported: four times yes, and every law that "
+    "applies held. refused: leanify says why not. failing: neither."
 )
+_SIGNS = {True: "yes", False: "no", None: "–"}
+_ANSWERS = ("read", "grow", "redesign", "control")
 
 
 def zoo(
     library: Annotated[str | None, typer.Option(help="timm or hf alone")] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Hold a model (phi, 'timm/davit_*', '*') against the laws, update the table."
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --check: keep verdicts here, and go on from them.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """List the models of timm and transformers that can be redesigned, and why the others cannot."""
+    """List what can be done with the models of timm and transformers, and why not with the others."""
+    from leanify.errors import SourceError
+
+    if library not in (None, "timm", "hf"):
+        raise SourceError(f"--library was given {library!r}; there are timm and hf")
+    if check:
+        raise typer.Exit(_check(check, log, as_json))
+    _show(library, as_json)
+
+
+def _show(library: str | None, as_json: bool) -> None:
     import json
     from collections import Counter
 
     from rich.console import Console
 
-    from leanify.errors import SourceError
+    from leanify.zoo.table import shipped
 
-    if library not in (None, "timm", "hf"):
-        raise SourceError(f"--library was given {library!r}; there are timm and hf")
-    table = _table()
+    table = shipped()
     models = [model for model in table["models"] if library in (None, model["library"])]
     if as_json:
         print(json.dumps({"models": models, "checked_with": table["checked_with"]}, indent=2))
         return
     console = Console(highlight=False)
-    console.width = min(console.width, 100) if console.is_terminal else 100
+    console.width = min(console.width, 120) if console.is_terminal else 120
     console.print(_rendered(models))
     for name in sorted({model["library"] for model in models}):
         counts = Counter(model["status"] for model in models if model["library"] == name)
@@ -46,23 +71,48 @@ def zoo(
     console.print(f"checked with {versions}\n{_HOW}")
 
 
-def _table() -> dict[str, Any]:
-    """What ``tests/zoo.py`` measured last."""
-    import json
-    from importlib import resources
-
-    table: dict[str, Any] = json.loads(resources.files("leanify.lens.families").joinpath("zoo.json").read_text("utf-8"))
-    return table
-
-
-def _rendered(models: list[dict[str, str]]) -> Table:
+def _rendered(models: Sequence[dict[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("model", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    table.add_column("reason", overflow="fold")
+    for name in ("model", "status", *_ANSWERS):
+        table.add_column(name, no_wrap=True)
+    table.add_column("reason, and laws that had nothing to test", overflow="fold")
     for model in models:
-        table.add_row(f"{model['library']}/{model['name']}", model["status"], model["reason"])
+        answers = (_SIGNS[model.get(answer)] for answer in _ANSWERS)
+        table.add_row(f"{model['library']}/{model['name']}", model["status"], *answers, _notes(model))
     return table
+
+
+def _notes(model: dict[str, Any]) -> str:
+    untested = model.get("untested")
+    return " · ".join(filter(None, (model["reason"], f"not applicable: {', '.join(untested)}" if untested else "")))
+
+
+def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
+    """Check models one by one, update the shipped table, and return the exit code: 1 where a law is broken."""
+    import json
+    import os
+    import sys
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+
+    from leanify.zoo import table, tiny
+
+    torch.set_num_threads(1)
+    models = table.named(patterns)
+    tiny.warm()
+    made: list[Verdict] = []
+    for one in table.checked(models, log):
+        made.append(one)
+        row = one.to_json()
+        answers = ", ".join(f"{answer} {_SIGNS[row[answer]]}" for answer in _ANSWERS)
+        line = f"{one.status:9} {one.library}/{one.name}: {answers} · {_notes(row)}".removesuffix(" · ")
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+    path = table.update(made, whole=patterns == ["*"])
+    if as_json:
+        print(json.dumps({"models": [one.to_json() for one in made], "checked_with": table.made_with()}, indent=2))
+    print(f"written to {path}", file=sys.stderr)
+    return int(any(one.status == "failing" for one in made))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 
 
 def each(
-    function: Callable[[str], Result], names: list[str], seconds: float, failed: Callable[[str], Result]
-) -> Iterator[tuple[str, Result]]:
-    """(name, function(name)) in order; ``failed(why)`` where a call took over ``seconds`` or ended its process.
+    function: Callable[[str], Result], names: Sequence[str], seconds: float, failed: Callable[[str, str], Result]
+) -> Iterator[Result]:
+    """function(name) for each name, in order; ``failed(name, why)`` where a call took too long or ended its process.
 
     One child works through all names; after a failure the next child goes on behind it.
     """
@@ -29,7 +29,9 @@ def each(
         while waiting and not why:
             try:
                 if receiver.poll(seconds):
-                    yield waiting.pop(0), receiver.recv()
+                    result = receiver.recv()
+                    waiting.pop(0)
+                    yield result
                 else:
                     why = f"over {seconds:.0f} s"
             except EOFError:
@@ -38,7 +40,7 @@ def each(
         child.kill()
         child.join()
         if why:
-            yield waiting.pop(0), failed(why)
+            yield failed(waiting.pop(0), why)
 
 
 def _work(function: Callable[[str], Result], names: list[str], sender: Connection) -> None:

@@ -1,0 +1,253 @@
+"""The laws that every redesigned model obeys, held in float64 on random parameters and random inputs.
+
+written   read(write(m, a)) == a, and write(m, read(m)) computes bit for bit what m does
+grown     heads doubled at constant head_dim, new output columns zero: the same outputs to 1e-10
+alive     the outputs depend on the new output columns of every layer (their gradient is not zero)
+wider     hidden units doubled, new output columns zero: the same outputs to 1e-10
+complete  no softmax over tokens runs outside an attention that was found
+shorter   one block fewer runs
+split     twice the heads of half the size run
+cached    the same with a cache of keys and values: grown, and one block fewer
+kept      what was saved loads and gives the same outputs
+priced    what a search says that a design costs is what counting that design gives, on meta and on the CPU
+
+`grown`, `wider`, `shorter`, `split`, `cached` and `priced` do not apply to every model. They return whether they had
+anything to test, and `hold` returns that by law: no law passes in silence.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.architecture import Architecture, Layer, Stage
+from leanify.design import counting, search
+from leanify.design.prices import PriceList, StageDesign
+from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
+from leanify.lens import resize, sites, surgery
+from leanify.sources import find, lean_directory
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import origin_of
+from leanify.upstream.spelling import primary_layer
+from leanify.zoo.running import Call, LawBroken, complete, difference, outputs, randomised, require
+
+TOLERANCE = 1e-10
+
+
+def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
+    """Hold ``model`` against every law but `kept` and `priced`; ``call`` runs it on fixed inputs.
+
+    Returns by law whether it applied. Raises LawBroken.
+    """
+    model = randomised(model, seed)
+    shape = surgery.read(model)
+    reference = complete(model, call)
+    same = surgery.write(model, shape)
+    require(surgery.read(same) == shape, "written", "another shape is read back")
+    require(difference(outputs(same, call), reference) == 0, "written", "writing a model's own shape changes it")
+    grows = grown(model, shape, call, reference)
+    return {
+        **dict.fromkeys(("written", "complete"), True),
+        **dict.fromkeys(("grown", "alive"), grows),
+        "wider": wider(model, shape, call, reference),
+        "shorter": shorter(model, shape, call),
+        "cached": cached(model, shape, call, grows),
+        "split": split(model, shape, call),
+    }
+
+
+def hold_all(model: nn.Module, call: Call) -> dict[str, bool]:
+    """Hold ``model`` against every law, the disk's and the prices' too."""
+    applied = hold(model, call)
+    kept(model, call)
+    return {**applied, "kept": True, "priced": priced(model)}
+
+
+def grown(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> bool:
+    """Heads are doubled. It does not apply where growth is refused: to a norm over all heads."""
+    wanted = shape.grown(factor=2)
+    try:
+        big = surgery.grow(model, factor=2)
+    except UnsupportedModel:
+        return False
+    require(surgery.read(big) == wanted, "grown", "another shape is read back")
+    require((error := difference(outputs(big, call), reference)) < TOLERANCE, "grown", f"outputs differ by {error:.1e}")
+    require(_names_of_one(big) == _names_of_one(model), "grown", "parameters that were one are several")
+    alive(big, call)
+    return True
+
+
+def _names_of_one(model: nn.Module) -> list[list[str]]:
+    """The names under which each tied parameter stands."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return sorted(several for several in names.values() if len(several) > 1)
+
+
+def alive(big: nn.Module, call: Call) -> None:
+    """The outputs depend on every layer's new output columns: the layer ran, and its new heads reach them."""
+    places = [place for stage in sites.locate(big) for block in stage.blocks for place in block]
+    weights = {place.attention.path: _weight(place.output) for place in places}
+    axes = [resize.features_of(place.output).input_axis for place in places]
+    new = [
+        (w.movedim(axis, 0).flatten(1) == 0).all(1).nonzero() for axis, w in zip(axes, weights.values(), strict=True)
+    ]
+    randomised(big, seed=1)  # upstream draws new biases as zero, which some inputs (DETR's empty queries) cannot wake
+    for parameter in big.parameters():
+        parameter.requires_grad_(False)
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    results = [tensor for tensor in outputs(big, call, grad=True) if tensor.requires_grad]
+    loss = sum(torch.sin(3 * tensor + 1).sum() for tensor in results)
+    gradients: Iterable[Tensor | None] = [None] * len(weights)  # some functions of upstream's own record no gradient
+    if isinstance(loss, Tensor):
+        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    for place, axis, columns, gradient in zip(places, axes, new, gradients, strict=True):
+        felt = gradient is not None and bool((gradient.index_select(axis, columns.flatten()) != 0).any())
+        changes = felt or _stirs(big, call, weights[place.attention.path], axis, columns.flatten())
+        require(changes, "alive", f"the new heads of {place.attention.path} change nothing")
+
+
+def _weight(module: nn.Module) -> Tensor:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+@torch.no_grad()
+def _stirs(model: nn.Module, call: Call, weight: Tensor, axis: int, columns: Tensor) -> bool:
+    """Whether noise in some columns changes the outputs, where no gradient flows back to them."""
+    before = outputs(model, call)
+    weight.index_add_(axis, columns, torch.ones_like(weight.index_select(axis, columns)))
+    return difference(outputs(model, call), before) > 0
+
+
+def wider(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> bool:
+    normed = {layer for layer in shape.layers() if layer.mlp and _has_normed_mlp(model)}
+    wanted = shape.map_layers(lambda layer: layer if layer in normed else replace(layer, mlp=2 * layer.mlp))
+    if wanted == shape:
+        return False
+    wide = surgery.write(model, wanted)
+    require(surgery.read(wide) == wanted, "wider", "another shape is read back")
+    error = difference(outputs(wide, call), reference)
+    require(error < TOLERANCE, "wider", f"outputs differ by {error:.1e}")
+    return True
+
+
+def _has_normed_mlp(model: nn.Module) -> bool:
+    """Whether a norm runs over the hidden units: then new ones change what the old ones give."""
+    mlps = [site for site in sites.sites_of(model) if site.reading.is_mlp]
+    return any(resize.part_of(site.module, part) is not None for site in mlps for part in site.reading.mixing)
+
+
+def shorter(model: nn.Module, shape: Architecture, call: Call) -> bool:
+    """The deepest stage that can lose a block loses one; a model with no list of blocks has none to lose."""
+    lists = [stage for stage in shape.stages if not stage.fixed and stage.depth > 1]
+    for longest in sorted(lists, key=lambda stage: -stage.depth):
+        stages = tuple(s.reshape(depth=s.depth - 1) if s is longest else s for s in shape.stages)
+        try:
+            short = surgery.write(model, replace(shape, stages=stages))
+        except ShapeError:  # the only attention stands in the last block
+            continue
+        require(surgery.read(short).stages == stages, "shorter", "another shape is read back")
+        _run(short, call, "shorter")
+        return True
+    return False
+
+
+def cached(model: nn.Module, shape: Architecture, call: Call, grows: bool) -> bool:
+    """A decoder as users run it: transformers makes the cache from the configuration, and layers fill it."""
+    inner = (c for m in model.modules() if getattr(c := getattr(m, "config", None), "is_decoder", True))
+    configs: dict[int, Any] = {id(c): c for c in (getattr(model, "config", None), *inner) if hasattr(c, "use_cache")}
+    before = {key: config.use_cache for key, config in configs.items()}
+    if not configs:
+        return False
+    try:
+        for config in configs.values():
+            config.use_cache = True
+        if grows:
+            error = difference(outputs(surgery.grow(model, factor=2), call), outputs(model, call))
+            require(error < TOLERANCE, "cached", f"outputs differ by {error:.1e}")
+        return shorter(model, shape, call) or grows
+    finally:
+        for key, config in configs.items():
+            config.use_cache = before[key]
+
+
+def split(model: nn.Module, shape: Architecture, call: Call) -> bool:
+    """Heads are cut in two at constant inner width. It does not apply where that is refused: to tables of one size."""
+
+    def halved(layer: Layer) -> Layer:
+        return layer if layer.head_dim % 2 else layer.with_heads(2 * layer.heads, layer.head_dim // 2)
+
+    wanted = shape.map_layers(halved)
+    if wanted == shape:
+        return False
+    try:
+        cut = surgery.write(model, wanted)
+    except LeanifyError:
+        return False
+    require(surgery.read(cut) == wanted, "split", "another shape is read back")
+    _run(cut, call, "split")
+    return True
+
+
+def kept(model: nn.Module, call: Call) -> None:
+    """A model with twice the heads survives the disk."""
+    big = surgery.write(model, surgery.read(model).grown(factor=2))
+    expected = outputs(big, call)
+    with tempfile.TemporaryDirectory() as folder:
+        lean_directory.save(big, Path(folder) / "lean")
+        loaded = find.load(str(Path(folder) / "lean")).to(next(big.parameters()).dtype).eval()
+    ways: Iterable[Any] = (getattr(module, "config", None) for module in loaded.modules())
+    experts = getattr(getattr(big, "config", None), "_experts_implementation", None)
+    for config in ways:  # how transformers computes experts is no part of a model on disk
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = experts
+    require((error := difference(outputs(loaded, call), expected)) < 1e-6, "kept", f"outputs differ by {error:.1e}")
+
+
+def priced(model: nn.Module, tokens: int = 12) -> bool:
+    """Prices, by arithmetic from shortened models, of the model as it stands and of a leaner one with more heads."""
+    origin = origin_of(model)
+    assert origin is not None
+    meta = build_model(origin, "meta")
+    prices = PriceList(meta, tokens)
+    if not prices.turned:
+        return False
+    base = search.baseline(prices)
+    require(
+        base.cost == counting.count(meta, tokens),
+        "priced",
+        f"the source is said to cost {base.cost}, not {counting.count(meta, tokens)}",
+    )
+    designs = tuple(
+        _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
+    )
+    said = prices.total(designs)
+    shape = search.Candidate(designs, said, 1.0).applied_to(prices.architecture)
+    lean = surgery.write(meta, shape)
+    require((found := counting.count(lean, tokens)) == said, "priced", f"{shape} is said to cost {said}, not {found}")
+    real = counting.observed_on_cpu(lean, tokens, counting.macs)
+    require(real == said.macs, "priced", f"{shape} is said to take {said.macs} MACs, with values it takes {real}")
+    return True
+
+
+def _leaner(stage: Stage) -> StageDesign:
+    main = primary_layer(stage)
+    depth = stage.depth if stage.fixed else max(stage.shortest, stage.depth - 1)
+    return StageDesign(depth, main.heads + stage.group, main.head_dim, main.mlp and main.mlp + 3 * stage.units)
+
+
+def _run(model: nn.Module, call: Call, law: str) -> None:
+    try:
+        outputs(model, call)
+    except Exception as error:
+        raise LawBroken(f"{law}: {type(error).__name__}: {str(error)[:200]}") from error

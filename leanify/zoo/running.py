@@ -1,0 +1,153 @@
+"""Run a model in float64 on random parameters, and compare what it gives: what the laws are held with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from leanify.lens import sites
+
+Call = Callable[[nn.Module], Any]
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; the message names it."""
+
+
+def require(holds: bool, law: str, what: str) -> None:
+    if not holds:
+        raise LawBroken(f"{law}: {what}")
+
+
+@torch.no_grad()
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    """``model`` in float64 and in evaluation, every parameter and every running statistic random, in place.
+
+    Upstream draws many parameters as zero or constant, which would let a wrong reading pass.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model.double().eval()
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if parameter.dim() > 1:
+            parameter.copy_(noise * (max(parameter.numel(), 1) / max(parameter.shape[0], 1)) ** -0.5)
+        else:
+            parameter.copy_(torch.ones_like(parameter) * (parameter.mean() > 0.5) + 0.3 * noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+        if name.endswith("running_var"):
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+    return model
+
+
+def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
+    """Every floating-point tensor that a run returns, caches and attention maps left out."""
+    torch.manual_seed(0)
+    with _Float64(), _default_float64(), torch.set_grad_enabled(grad):
+        return [tensor for tensor in result_tensors(call(model)) if tensor.is_floating_point() and tensor.numel()]
+
+
+@contextmanager
+def _default_float64() -> Iterator[None]:
+    """What upstream makes on the way (masks, empty queries) is float64 like the model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def result_tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not any(word in str(key) for word in ("past_key_values", "attentions", "cache", "rnn_state")):
+                yield from result_tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from result_tensors(item)
+
+
+def difference(a: list[Tensor], b: list[Tensor]) -> float:
+    """Largest difference of two lists of outputs, in units of the second one's size."""
+    if [x.shape for x in a] != [x.shape for x in b] or not b:
+        return float("inf")
+    sizes = [max(float(y.detach().abs().nan_to_num(posinf=0).max()), 1e-300) for y in b]
+    require(all(torch.isfinite(y).any() for y in b), "finite", "an output has no finite number")
+    pairs = [(x.detach().nan_to_num(), y.detach().nan_to_num()) for x, y in zip(a, b, strict=True)]
+    return max(float((x - y).abs().max()) / size for (x, y), size in zip(pairs, sizes, strict=True))
+
+
+class _Float64(TorchFunctionMode):
+    """What upstream computes in float32 on purpose (norms, rotary tables) is computed in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        kwargs = {key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+class _Softmaxes(TorchFunctionMode):
+    """Notes every softmax over three or more axes outside the ``known`` paths, of experts and words apart."""
+
+    names = ("scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward")
+
+    def __init__(self, known: set[str], paths: dict[int, str], vocabulary: int) -> None:
+        super().__init__()
+        self.known, self.paths, self.vocabulary = known, paths, vocabulary
+        self.running: list[nn.Module] = []
+        self.strangers: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (
+            getattr(func, "__name__", "") in self.names
+            and args
+            and args[0].dim() > 2
+            and args[0].shape[-1] != self.vocabulary
+        ):
+            where = self.running[-1] if self.running else None
+            routes = re.search(r"Router|Gate|Expert|MoE|Moe|TopK", type(where).__name__)
+            if not routes and not any(
+                sites.within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known
+            ):
+                self.strangers.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
+        return func(*args, **(kwargs or {}))
+
+    def _left(self, *_: Any) -> None:
+        self.running.pop()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        enter = register_module_forward_pre_hook(lambda module, _: self.running.append(module))
+        leave = register_module_forward_hook(self._left, always_call=True)
+        try:
+            with self:
+                yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+
+def complete(model: nn.Module, call: Call) -> list[Tensor]:
+    """The outputs of ``model``. Raises LawBroken where an attention runs that was not found."""
+    found = sites.sites_of(model)
+    known = {site.path for site in found if site.reading.is_attention or site.reading.kept}
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", 0)
+    modes = _Softmaxes(known, {id(module): path for path, module in model.named_modules()}, vocabulary)
+    with modes.watching():
+        result = outputs(model, call)
+    strangers = list(dict.fromkeys(modes.strangers))
+    require(not strangers, "complete", f"softmax outside every known attention: {', '.join(strangers[:3])}")
+    return result

@@ -1,0 +1,111 @@
+"""The zoo's table: a verdict a model, shipped as `table.json` beside this file, and how it is brought up to date."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import leanify
+from leanify.errors import DirectoryError, SourceError
+from leanify.zoo import tiny
+from leanify.zoo.verdict import Verdict, verdicts, without_attention
+
+PACKAGE = Path(leanify.__file__).parent
+
+
+def shipped() -> dict[str, Any]:
+    """The table: ``checked_with`` (versions, by library) and ``models``, a row a model."""
+    table: dict[str, Any] = json.loads(resources.files(__package__).joinpath("table.json").read_text("utf-8"))
+    return table
+
+
+def supported(library: str) -> list[str]:
+    """The models of a library that the shipped table calls supported."""
+    return [m["name"] for m in shipped()["models"] if m["library"] == library and m["status"] == "supported"]
+
+
+def named(patterns: Sequence[str]) -> list[tuple[str, str]]:
+    """(library, name) of every model that one of the patterns names: ``phi``, ``timm/davit_*``, ``*``."""
+    models = [(library, name) for library in tiny.LIBRARIES for name in tiny.names(library)]
+    found: list[tuple[str, str]] = []
+    for pattern in patterns:
+        matches = [m for m in models if fnmatch.fnmatch(m[1], pattern) or fnmatch.fnmatch("/".join(m), pattern)]
+        if not matches:
+            near = difflib.get_close_matches(pattern.rpartition("/")[2], [name for _, name in models], n=5)
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            raise SourceError(f"no model of timm or transformers is called {pattern!r}{hint}")
+        found += matches
+    return list(dict.fromkeys(found))
+
+
+def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Iterator[Verdict]:
+    """The models' verdicts. With a ``log`` they are kept there one by one, and those that it has are not made again."""
+    done = _read_log(log) if log is not None and log.exists() else {}
+    yield from (done[model] for model in models if model in done)
+    if log is not None and not log.exists():
+        log.write_text(json.dumps(made_with()) + "\n", encoding="utf-8")
+    for one in verdicts([model for model in models if model not in done]):
+        if log is not None:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(one.to_json()) + "\n")
+        yield one
+
+
+def _read_log(log: Path) -> dict[tuple[str, str], Verdict]:
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    if not lines or json.loads(lines[0]) != made_with():
+        raise DirectoryError(f"{log} was made with other code or other libraries: name another --log, or delete it")
+    rows = (json.loads(line) for line in lines[1:] if line.endswith("\n"))  # a killed run leaves half a line
+    made = (Verdict(**{**row, "untested": tuple(row["untested"])}) for row in rows)
+    return {(one.library, one.name): one for one in made}
+
+
+def update(made: Iterable[Verdict], whole: bool) -> Path:
+    """Write verdicts into the shipped table: in the place of all rows, or of their own."""
+    table = shipped()
+    versions = _versions()
+    rows = [one.to_json() for one in made if not without_attention(one)]
+    if whole:
+        table = {"checked_with": made_with(), "models": rows}
+    else:
+        if any(table["checked_with"].get(name) != version for name, version in versions.items()):
+            rows = [{**row, "checked_with": versions} for row in rows]
+        new = {(row["library"], row["name"]): row for row in rows}
+        old = [new.pop((row["library"], row["name"]), row) for row in table["models"]]
+        table["models"] = [*old, *new.values()]
+    order = {library: place for place, library in enumerate(tiny.LIBRARIES)}
+    table["models"].sort(key=lambda row: (order[row["library"]], row["name"]))
+    return _write(table)
+
+
+def _write(table: dict[str, Any]) -> Path:
+    """A model a line, so that a change of one is a line of a diff."""
+    path = PACKAGE / "zoo" / "table.json"
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in table["models"])
+    text = f'{{"checked_with": {json.dumps(table["checked_with"])},\n"models": [\n{lines}\n]}}\n'
+    beside = path.with_suffix(".new")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise DirectoryError(f"the table {path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def made_with() -> dict[str, str]:
+    """What a verdict depends on: the libraries' versions, and a digest of the package's own code and tables of rows."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".toml") and "_recipes" not in path.parts:
+            digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    return {**_versions(), "code": digest.hexdigest()[:12]}
+
+
+def _versions() -> dict[str, str]:
+    return {"leanify": leanify.__version__} | {n: metadata.version(n) for n in ("timm", "transformers", "torch")}

@@ -1,0 +1,109 @@
+"""Small versions of timm's models, and two random images for each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanify.upstream.build import build_model
+from leanify.upstream.libraries import import_timm
+from leanify.upstream.origin import Origin
+
+ONE_LIST = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+SHRINK: dict[str, list[dict[str, Any]]] = {
+    "swin_transformer": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "swin_transformer_v2": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "swin_transformer_v2_cr": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "davit": [{"embed_dims": (24, 48, 96, 192), "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],
+    "volo": [{"layers": (2, 2, 3, 2), "embed_dims": (24, 48, 48, 48), "num_heads": (2, 4, 4, 4)}],
+    "tnt": [{"embed_dim": 60, "depth": 3, "num_heads_outer": 3}],
+    "hiera": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 2, 2)}],
+    "gcvit": [],
+    "twins": [
+        {"depths": (1, 1, 2, 1), "embed_dims": (32, 32, 64, 64), "num_heads": (2, 2, 4, 4)},
+        {"depths": (1, 1, 2, 1)},
+    ],
+    "pvt_v2": [{"depths": (1, 1, 2, 1), "embed_dims": (16, 32, 48, 64), "num_heads": (2, 2, 3, 4)}],
+    "nest": [],
+    "pit": [{"base_dims": (8, 8, 8), "depth": (1, 2, 1), "heads": (2, 4, 8)}],
+    "metaformer": [],
+    "fastvit": [{"layers": (1, 1, 1, 2)}, {"layers": (1, 1, 1, 1, 2)}],
+    "hieradet_sam2": [{"embed_dim": 24, "num_heads": 2, "stages": (1, 1, 3, 2), "global_att_blocks": (3,)}],
+    "edgenext": [{"depths": (1, 2, 2, 2)}],
+    "eva": [ONE_LIST, {**ONE_LIST, "num_heads": 6, "num_kv_heads": [3, 3, 3]}, {"depth": 3}],
+    "mvitv2": [],
+    "maxxvit": [{"depths": (1, 1, 3, 1), "embed_dim": (32, 32, 64, 64)}],
+    "crossvit": [{"embed_dim": (24, 48), "num_heads": (3, 3), "depth": ((1, 2, 0), (1, 2, 0)), "mlp_ratio": (2, 2, 4)}],
+}
+
+
+@functools.cache
+def names() -> list[str]:
+    """Every timm model, by name; which of them have attention, only building them shows."""
+    found: list[str] = import_timm().list_models()
+    return found
+
+
+@contextmanager
+def small_tables() -> Iterator[None]:
+    """Make MViTv2's shapes small where timm keeps them, for they are no arguments of its constructor."""
+    from timm.models import mvitv2
+
+    before = dict(mvitv2.model_cfgs)
+    for name, cfg in before.items():
+        depths = tuple(min(depth, 3) for depth in cfg.depths)
+        mvitv2.model_cfgs[name] = replace(cfg, depths=depths, embed_dim=tuple(24 * heads for heads in cfg.num_heads))
+    try:
+        yield
+    finally:
+        mvitv2.model_cfgs.update(before)
+
+
+def _options(name: str) -> list[dict[str, Any]]:
+    """Ways to make a model small, smallest first; which of them its constructor takes, only trying shows."""
+    from timm.models._registry import _model_to_module
+
+    shrunk = SHRINK.get(_model_to_module[name], [ONE_LIST, {"depth": 3}])
+    return [
+        {**extra, **options}
+        for options in [*shrunk, {}]
+        for extra in ({"img_size": 64}, {"img_size": 56}, {"img_size": 96}, {})
+    ]
+
+
+def build(name: str) -> tuple[nn.Module, Any]:
+    """The smallest version of a timm model that builds and runs, and a call on two random images."""
+    model: nn.Module | None = None
+    error: Exception | None = None
+    for options in _options(name):
+        try:
+            model = build_model(Origin("timm", name, {**options, "num_classes": 7}))
+            return model, _call_timm(model, options.get("img_size"))
+        except Exception as failed:
+            error = failed
+    if model is None:
+        raise error or AssertionError
+    return model, lambda m: m(torch.zeros(0))  # it builds and does not run: it may yet be refused
+
+
+def _call_timm(model: nn.Module, fixed: int | None) -> Any:
+    error: Exception | None = None
+    default: Any = model.pretrained_cfg
+    channels, *native = default["input_size"]
+    for size in [fixed] if fixed else [64, 56, 96, 128, native[0]]:
+        x = torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(1))
+        try:
+            with torch.no_grad():
+                model(x)
+        except Exception as failed:
+            error = failed
+            continue
+        x = x.double()
+        return lambda m: m(x)
+    raise error or AssertionError

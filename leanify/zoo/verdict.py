@@ -1,0 +1,117 @@
+"""One model held against everything: a row of the zoo's table."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from leanify.errors import SourceError, UnsupportedModel
+from leanify.zoo import isolated, laws, tiny, tiny_timm
+from leanify.zoo.answers import answers_of
+from leanify.zoo.running import LawBroken
+
+SECONDS = 300  # for one model
+LONGEST = 300  # characters of a reason
+
+
+Status = Literal["supported", "refused", "failing"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one model.
+
+    ``supported``: all four answers are yes and every law that applies held at a small size; ``refused``: leanify says
+    why not; ``failing``: a law is broken, or something else went wrong. ``untested`` names the laws that had nothing to
+    test at the small size.
+    """
+
+    library: str
+    name: str
+    status: Status
+    read: bool | None = None
+    grow: bool | None = None
+    redesign: bool | None = None
+    control: bool | None = None
+    untested: tuple[str, ...] = ()
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "untested": list(self.untested)}
+
+
+def verdict(library: str, name: str) -> Verdict:
+    """One model's answers and laws, in this process."""
+    warnings.simplefilter("ignore")
+    try:
+        answers = answers_of(f"{library}/{name}")
+    except Exception as error:
+        return Verdict(library, name, "failing", reason=_line(error))
+    said = {key: value for key, value in asdict(answers).items() if key != "reason"}
+    if not answers.read:
+        return Verdict(library, name, "refused", **said, reason=answers.reason[:LONGEST])
+    untested, broken = _laws(library, name)
+    status: Status = "failing" if broken else "supported" if answers.all_yes else "refused"
+    return Verdict(library, name, status, **said, untested=untested, reason=broken or answers.reason[:LONGEST])
+
+
+def verdicts(models: Sequence[tuple[str, str]]) -> Iterator[Verdict]:
+    """Every model's verdict, from child processes with a time limit: a crash is a verdict as well."""
+    for library in tiny.LIBRARIES:
+        names = [name for other, name in models if other == library]
+        yield from isolated.each(partial(verdict, library), names, SECONDS, partial(_failed, library))
+
+
+def _failed(library: str, name: str, why: str) -> Verdict:
+    return Verdict(library, name, "failing", reason=why)
+
+
+def without_attention(one: Verdict) -> bool:
+    """Whether a model is none of the zoo's business: ResNets and the like."""
+    return one.library == "timm" and "has no attention layer" in one.reason
+
+
+def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
+    """The laws that had nothing to test at a small size, and what is broken."""
+    with tiny_timm.small_tables():
+        try:
+            model, call = tiny.build(library, name)
+        except Exception as error:
+            return (), f"no small example: {_line(error)}"
+        twin = signature(model)
+        if twin not in _HELD:
+            _HELD[twin] = _held(model, call)
+    return _HELD[twin]
+
+
+def _held(model: nn.Module, call: Callable[[nn.Module], Any]) -> tuple[tuple[str, ...], str]:
+    try:
+        applied = laws.hold_all(model, call)
+    except Exception as error:
+        return (), _line(error)
+    return tuple(law for law, did in applied.items() if not did), ""
+
+
+_HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # what came of the laws, by signature
+
+
+def signature(model: nn.Module) -> str:
+    """A hash of every module's class, numbers and tensor shapes: models alike in all of them are held once."""
+    facts = []
+    for path, module in model.named_modules():
+        numbers = sorted((k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)))
+        shapes = [(name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False)]
+        facts.append((path, type(module).__module__, type(module).__qualname__, numbers, shapes))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:LONGEST]
+    known = isinstance(error, (UnsupportedModel, SourceError, LawBroken))
+    return text if known else f"{type(error).__name__}: {text}"
