@@ -16,7 +16,7 @@ from leanify.architecture import Architecture
 from leanify.design.counting import call, count
 from leanify.design.prices import PriceList, StageDesign
 from leanify.design.search import Candidate, main_of
-from leanify.lens import surgery
+from leanify.lens import sites, surgery
 from leanify.sources.find import find
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
@@ -68,6 +68,32 @@ def test_what_is_written_is_read_and_the_old_model_is_untouched(case: Case) -> N
     assert leanify.read(twice) == shapes["split"]
     assert leanify.read(model) == shape
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@EVERY
+def test_the_layers_of_a_written_model_stand_where_they_are_found(case: Case) -> None:
+    """`write_located` derives them from the old model's; `locate` looks at the new model's modules and tensors."""
+    located = sites.locate(case.load())
+    for name, wanted in lean_shapes(located.architecture).items():
+        derived = surgery.write_located(located, wanted)
+        found = sites.locate(derived.model)
+        assert {s.path: s for s in derived.sites} == {s.path: s for s in found.sites}, name
+        assert derived.stages == found.stages, name
+
+
+def test_a_model_is_located_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(sites, "sites_of", lambda model, real=sites.sites_of: (calls.append(1), real(model))[1])
+    model = CASES["vit"].load()
+    shape = leanify.read(model)
+    for act, most in (
+        (lambda: leanify.write(model, shape.grown(factor=2)), 1),
+        (lambda: leanify.grow(model, factor=2), 1),
+        (lambda: leanify.redesign("vit_base", target_params=0.5), 2),
+    ):
+        calls.clear()
+        act()
+        assert 1 <= len(calls) <= most
 
 
 @EVERY

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from leanify import machine
 from leanify.errors import LeanifyError, UnsupportedModel
-from leanify.lens import sites
+from leanify.lens.located import LocatedLayer, LocatedModel
+from leanify.lens.sites import locate
 from leanify.upstream.build import build_shell
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import origin_of
@@ -48,13 +50,9 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def body(model: nn.Module) -> int:
+def body(located: LocatedModel) -> int:
     """The parameters of the blocks: everything but embeddings, final norms and classifier."""
-    shared: dict[int, int] = {}
-    for stage in sites.locate(model):
-        modules = stage.container.children() if stage.container is not None else [stage.blocks[0][0].attention.module]
-        shared.update((id(p), p.numel()) for module in modules for p in module.parameters())
-    return sum(shared.values())
+    return sum({id(p): p.numel() for block in located.blocks for p in block.parameters()}.values())
 
 
 def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
@@ -208,39 +206,43 @@ def _unfused() -> Iterator[None]:
 
 def count(model: nn.Module, tokens: int | None = None) -> Cost:
     """The cost of a model on ``meta``. Raises UnsupportedModel where upstream's forward does not run."""
-    return Cost(parameters(model), body(model), observed(model, tokens, macs))
+    return count_located(locate(model), tokens)
 
 
-def token_counts(model: nn.Module, tokens: int | None = None) -> list[int]:
-    """The number of tokens N of A in each stage: the rows of the input of its main output projection."""
-    return observed(model, tokens, _rows_of_stages)
+def count_located(located: LocatedModel, tokens: int | None = None) -> Cost:
+    """`count` for a model that is located already."""
+    return Cost(parameters(located.model), body(located), observed(located.model, tokens, macs))
 
 
-def _rows_of_stages(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
+def token_counts(located: LocatedModel, tokens: int | None = None) -> list[int]:
+    """The number of tokens N of A in each stage: the rows of the input of its primary output projection."""
+    stages = {stage.name: next(block for block in stage.blocks if block) for stage in located.stages}
+    layers = {name: max(block, key=lambda layer: layer.read().width) for name, block in stages.items()}
+    return observed(located.model, tokens, partial(_rows_of_layers, layers))
+
+
+def _rows_of_layers(layers: Mapping[str, LocatedLayer], model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
     seen: dict[str, int] = {}
     hooks = []
-    located = sites.locate(model)
-    for stage in located:
-        places = next(block for block in stage.blocks if block)
-        main = max(places, key=lambda place: place.read().width)
+    for stage, layer in layers.items():
 
-        def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage.name) -> None:
+        def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage) -> None:
             seen[name] = _rows(args[0])
 
-        def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage.name) -> None:
+        def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage) -> None:
             given = result if isinstance(result, (tuple, list)) else (result,)
             for tensor in [each for each in given if isinstance(each, Tensor) and each.dim() > 1][:1]:
                 seen.setdefault(name, _rows(tensor))  # torch's own attention takes the projection's weights alone
 
-        hooks.append(main.output.register_forward_pre_hook(note))
-        hooks.append(main.attention.module.register_forward_hook(note_behind))
+        hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
+        hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
     try:
         with plain(model), Countable():
             call(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    return [seen.get(stage.name, 1) for stage in located]
+    return [seen.get(stage, 1) for stage in layers]
 
 
 def _rows(tensor: Tensor) -> int:

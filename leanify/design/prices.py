@@ -18,14 +18,16 @@ from torch import nn
 from leanify.architecture import Architecture, Stage
 from leanify.design.counting import (
     Cost,
-    count,
+    count_located,
     macs_by_module,
     observed_on_cpu,
     observed_on_meta,
     parameters,
     token_counts,
 )
-from leanify.lens import sites, surgery
+from leanify.lens.located import LocatedStage
+from leanify.lens.sites import locate
+from leanify.lens.surgery import write_located
 from leanify.spectra.theory import gaussian_kappa
 
 COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
@@ -89,14 +91,15 @@ class PriceList:
 
     def __init__(self, model: nn.Module, tokens: int | None = None, turned: Sequence[int] | None = None) -> None:
         self._asked = tokens
-        self.architecture = surgery.read(model)
+        self.located = locate(model)
+        self.architecture = self.located.architecture
         self.turned = tuple(self.architecture.varied if turned is None else turned)
         self.model = model
         self.whole = self._count_whole()
-        self._kinds = [_kinds(stage, self.whole or {}) for stage in sites.locate(model)]
-        self.count = cache(lambda shape: count(surgery.write(model, shape), tokens))
+        self._kinds = [_kinds(stage, self.whole or {}) for stage in self.located.stages]
+        self.count = cache(lambda shape: count_located(write_located(self.located, shape), tokens))
         self.base = self.count(self._shortened())
-        self.tokens = token_counts(surgery.write(model, self._shortened()), tokens)
+        self.tokens = token_counts(write_located(self.located, self._shortened()), tokens)
         self._line = cache(self._count_line)
         self._blocks = cache(self._count_blocks)
 
@@ -173,18 +176,18 @@ class PriceList:
         return Line(heads, stage.group, main.mlp, stage.units, here, per_group, per_units)
 
 
-def _kinds(stage: sites.Located, macs: Mapping[str, int]) -> list[int]:
+def _kinds(stage: LocatedStage, macs: Mapping[str, int]) -> list[int]:
     """For each block the index of the first one that looks like it and takes as many of the ``macs``, by path."""
     if stage.container is None:
         return [0]
     looks = [
         (
-            tuple(place.read() for place in places),
+            tuple(layer.read() for layer in layers),
             tuple(type(module).__qualname__ for module in block.modules()),
             tuple(parameter.shape for parameter in block.parameters()),
             tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),
             macs.get(f"{stage.name}.{name}"),
         )
-        for places, (name, block) in zip(stage.blocks, stage.container.named_children(), strict=True)
+        for layers, (name, block) in zip(stage.blocks, stage.container.named_children(), strict=True)
     ]
     return [looks.index(look) for look in looks]

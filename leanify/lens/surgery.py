@@ -19,77 +19,82 @@ from torch import nn
 from leanify.architecture import Architecture, Layer
 from leanify.errors import ShapeError, UnsupportedModel
 from leanify.lens.forwards import free
+from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, within
 from leanify.lens.resize import features_of, part_of, resize
-from leanify.lens.sites import Place, Site, locate, name_of, sites_of, within
+from leanify.lens.sites import locate
 from leanify.upstream.initialise import initialise_model
 from leanify.upstream.origin import origin_of, set_origin
 from leanify.upstream.settle import drop_path_rates, settle
 
 Weights = Literal["keep", "fresh"]
+Sizes = dict[str, int]
 
 
 def read(model: nn.Module) -> Architecture:
     """The shape of any timm or transformers module, taken from its tensors.
 
-    Raises UnsupportedModel where there is no attention, or one that is not known.
+    Raises UnsupportedModel where there is no attention, or one whose layout is not known.
     """
-    return Architecture(name_of(model), tuple(stage.read() for stage in locate(model)))
+    return locate(model).architecture
 
 
-@torch.no_grad()
 def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep") -> nn.Module:
     """A new model of the given shape; ``model`` stays untouched.
 
     ``weights="keep"`` carries over what fits: the first blocks, the first heads, the first hidden units. New heads and
-    units are drawn by upstream's initialiser and their output columns are zero, so that a grown model computes what
-    the old one did. ``weights="fresh"`` draws everything anew by upstream's own initialiser.
+    units are initialised by upstream's initialiser and their output columns are zero, so that a grown model computes
+    what the old one did. ``weights="fresh"`` initialises the whole model by upstream's own initialiser.
 
     Raises ShapeError where the architecture has other stages, other widths, or heads that break key/value groups.
     """
-    old = read(model)
+    return write_located(locate(model), architecture, weights).model
+
+
+@torch.no_grad()
+def write_located(located: LocatedModel, architecture: Architecture, weights: Weights = "keep") -> LocatedModel:
+    """`write` for a model that is located already; where the layers of the new one stand follows from the old one."""
+    old = located.architecture
     _check(old, architecture)
-    _check_constants(model, old, architecture)
-    _check_ends(model, architecture)
-    dropped = [
-        block
-        for found, stage in zip(locate(model), architecture.stages, strict=True)
-        if found.container is not None
-        for block in list(found.container.children())[stage.depth :]
-    ]
-    origin = origin_of(model)
-    new = copy.deepcopy(model, {id(block): nn.Identity() for block in dropped})
-    set_origin(new, origin)
-    rates = _cut(new, model, architecture)
-    for found, stage in zip(locate(new), architecture.stages, strict=True):
-        for places, block in zip(found.blocks, stage.blocks, strict=True):
-            for place, layer in zip(places, block, strict=True):
-                _turn(new, place, layer)
-    _turn_tables(new)
-    _tie(new, model)
-    settle(new, old, architecture, rates)
+    _check_constants(located, architecture)
+    _check_ends(located, architecture)
+    cut = _cut(located, architecture)
+    sizes = _layer_sizes(cut, architecture)
+    sizes |= _table_sizes(cut, sizes)
+    for path in sizes:
+        site = cut.by_path[path]
+        resize(cut.model, path, site.module, site.reading, site.sizes, sizes[path])
+    for layer, wanted in zip(cut.layers, architecture.layers(), strict=True):
+        if layer.read() != wanted and features_of(layer.output).inputs != wanted.width:
+            free(layer.attention.module)
+    new = cut.resized(sizes)
+    _tie(new.model, located.model)
+    settle(new.model, old, architecture, {s.name: drop_path_rates(_children(s)) for s in located.stages})
     if weights == "fresh":
-        initialise_model(new)
+        initialise_model(new.model)
     return new
 
 
 def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int | None = None) -> nn.Module:
     """More heads at constant head_dim, outputs unchanged: the output columns of new heads are zero.
 
-    ``heads`` is the new number (one for every stage that a redesign turns, or one a stage); ``factor`` multiplies the
+    ``heads`` is the new number (one for every stage that a redesign changes, or one a stage); ``factor`` multiplies the
     heads of every stage. Under grouped-query attention whole key/value groups grow.
 
     Raises UnsupportedModel where a norm runs over all heads: there no growth keeps the outputs.
     """
-    for stage in locate(model):
-        for place in (place for block in stage.blocks for place in block):
-            for part in place.attention.reading.mixing:
-                if part_of(place.attention.module, part) is not None:
-                    raise UnsupportedModel(
-                        f"{place.attention.path}.{part} is a norm over all heads, so new heads change what the old "
-                        "ones give: growth cannot keep the outputs. leanify.write(model, leanify.read(model).grown(…)) "
-                        "grows it without that promise"
-                    )
-    return write(model, read(model).grown(heads, factor))
+    located = locate(model)
+    for attention in (layer.attention for layer in located.layers):
+        for part in attention.reading.mixing:
+            if part_of(attention.module, part) is not None:
+                raise UnsupportedModel(
+                    f"{attention.path}.{part} is a norm over all heads, so new heads change what the old ones give: "
+                    "growth cannot keep the outputs. leanify.write(model, leanify.read(model).grown(…)) grows it "
+                    "without that promise"
+                )
+    return write_located(located, located.architecture.grown(heads, factor)).model
+
+
+# -- what cannot be written ---------------------------------------------------------------------------------------
 
 
 def _check(old: Architecture, new: Architecture) -> None:
@@ -127,10 +132,10 @@ def _check_layer(where: str, old: Layer, new: Layer) -> None:
         )
 
 
-def _check_constants(model: nn.Module, old: Architecture, new: Architecture) -> None:
+def _check_constants(located: LocatedModel, new: Architecture) -> None:
     """Refuse a change of what upstream made tables for at construction (rotary positions for one head_dim)."""
-    sites = [site for site in sites_of(model) if site.reading.constant]
-    pairs = zip(old.stages, new.stages, strict=True)
+    sites = [site for site in located.sites if site.reading.constant]
+    pairs = zip(located.architecture.stages, new.stages, strict=True)
     blocks = ((b.blocks[min(i, b.depth - 1)], block) for b, a in pairs for i, block in enumerate(a.blocks))
     changed = {
         x.head_dim for before, after in blocks for x, y in zip(before, after, strict=True) if x.head_dim != y.head_dim
@@ -142,9 +147,9 @@ def _check_constants(model: nn.Module, old: Architecture, new: Architecture) -> 
         )
 
 
-def _check_ends(model: nn.Module, new: Architecture) -> None:
+def _check_ends(located: LocatedModel, new: Architecture) -> None:
     """Refuse to drop a last block that widens what follows it (MViTv2's do so in their MLP)."""
-    for found, stage in zip(locate(model), new.stages, strict=True):
+    for found, stage in zip(located.stages, new.stages, strict=True):
         if stage.depth < min(found.least, len(found.blocks)):
             raise ShapeError(
                 f"stage {stage.name!r} was asked for {stage.depth} blocks; what follows needs the width that it ends "
@@ -152,35 +157,35 @@ def _check_ends(model: nn.Module, new: Architecture) -> None:
             )
 
 
-def _cut(new: nn.Module, model: nn.Module, architecture: Architecture) -> dict[str, list[float]]:
-    """Bring every list to its new depth, in place: the first blocks stay, the last is repeated. Returns old rates."""
-    rates = {}
-    for stage in architecture.stages:
-        if stage.fixed:
-            continue
-        blocks = new.get_submodule(stage.name)
-        assert isinstance(blocks, (nn.ModuleList, nn.Sequential))
-        originals = list(model.get_submodule(stage.name).children())
-        rates[stage.name] = drop_path_rates(originals)
-        del blocks[stage.depth :]
-        for _ in range(stage.depth - len(originals)):
-            blocks.append(copy.deepcopy(originals[-1]))
-    return rates
+# -- depth --------------------------------------------------------------------------------------------------------
 
 
-def _turn(model: nn.Module, place: Place, layer: Layer) -> None:
-    """Bring one layer to its new shape, in place."""
-    if place.read() == layer:
-        return
-    sizes = {"h": layer.heads, "g": layer.kv_heads, "d": layer.head_dim, "m": layer.mlp}
-    for site in {id(s.module): s for s in (place.attention, place.mlp) if s is not None}.values():
-        _resize(model, site, {name: sizes.get(name, size) for name, size in site.sizes.items()})
-    if features_of(place.output).inputs != layer.width:
-        free(place.attention.module)
+def _cut(located: LocatedModel, architecture: Architecture) -> LocatedModel:
+    """A copy with every list at its new depth, layers unchanged: the first blocks stay, the last one is repeated.
+
+    Dropped blocks are not copied: they may be most of the model.
+    """
+    depths = {stage.name: stage.depth for stage in architecture.stages}
+    dropped = [block for stage in located.stages for block in _children(stage)[depths[stage.name] :]]
+    model = copy.deepcopy(located.model, {id(block): nn.Identity() for block in dropped})
+    set_origin(model, origin_of(located.model))
+    for stage in located.stages:
+        if stage.container is not None:
+            blocks = model.get_submodule(stage.name)
+            assert isinstance(blocks, (nn.ModuleList, nn.Sequential))
+            originals = _children(stage)
+            del blocks[depths[stage.name] :]
+            for _ in range(depths[stage.name] - len(originals)):
+                blocks.append(copy.deepcopy(originals[-1]))
+    return located.copied_to(model)
+
+
+def _children(stage: LocatedStage) -> list[nn.Module]:
+    return list(stage.container.children()) if stage.container is not None else []
 
 
 def _tie(new: nn.Module, old: nn.Module) -> None:
-    """Let what was one parameter under several names be one again, where its new shapes agree; in place."""
+    """Tie again, in place, what was one parameter under several names, where the new shapes agree."""
     names: dict[int, list[str]] = {}
     for name, parameter in old.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -192,33 +197,54 @@ def _tie(new: nn.Module, old: nn.Module) -> None:
                 setattr(new.get_submodule(owner), last, now[first])
 
 
-def _turn_tables(model: nn.Module) -> None:
-    """Bring every table outside the attentions to the heads, and to the blocks, that stand around it now.
+# -- sizes --------------------------------------------------------------------------------------------------------
 
-    A table of heads belongs to the attention that it stands in, else to all attentions of the smallest module around
-    both; a table of blocks belongs to the list inside its module.
+
+def _layer_sizes(located: LocatedModel, architecture: Architecture) -> dict[str, Sizes]:
+    """The new sizes of every attention and MLP, by path."""
+    sizes: dict[str, Sizes] = {}
+    for layer, wanted in zip(located.layers, architecture.layers(), strict=True):
+        symbols = {"h": wanted.heads, "g": wanted.kv_heads, "d": wanted.head_dim, "m": wanted.mlp}
+        for site in (layer.attention, layer.mlp):
+            if site is not None:
+                sizes[site.path] = {name: symbols.get(name, size) for name, size in site.sizes.items()}
+    return sizes
+
+
+def _table_sizes(located: LocatedModel, of_layers: dict[str, Sizes]) -> dict[str, Sizes]:
+    """The new sizes of every table outside the attentions, by path.
+
+    A per-head table belongs to its enclosing attention, otherwise to every attention under the nearest common parent.
+    A table of blocks belongs to the list inside its module.
     """
-    sites = sites_of(model)
-    attentions = [site for site in sites if site.reading.is_attention]
-    for table in (site for site in sites if site.reading.is_table and site.sizes):
-        around = [site for site in attentions if within(table.path, site.path)][-1:]
-        path = table.path
-        while not around:
-            around = [site for site in attentions if within(site.path, path)]
-            path = path.rpartition(".")[0]
-        follows = {site.sizes["h"] for site in around}
-        if "h" in table.sizes and len(follows) > 1 and follows != {table.sizes["h"]}:
-            raise ShapeError(
-                f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they were "
-                f"asked to be {', '.join(map(str, sorted(follows)))}"
-            )
-        changed = {
-            name: around[0].sizes[name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].sizes.keys()
-        }
-        if "l" in table.sizes:
-            changed["l"] = next(len(s.blocks) for s in locate(model) if s.container and within(s.name, table.path))
-        _resize(model, table, {**table.sizes, **changed})
+    return {
+        table.path: _sizes_of_table(located, table, of_layers)
+        for table in located.sites
+        if table.reading.is_table and table.sizes
+    }
 
 
-def _resize(model: nn.Module, site: Site, sizes: dict[str, int]) -> None:
-    resize(model, site.path, site.module, site.reading, site.sizes, sizes)
+def _sizes_of_table(located: LocatedModel, table: Site, of_layers: dict[str, Sizes]) -> Sizes:
+    around = [of_layers[site.path] for site in _attentions_of(located, table)]
+    heads = {sizes["h"] for sizes in around}
+    if "h" in table.sizes and len(heads) > 1 and heads != {table.sizes["h"]}:
+        raise ShapeError(
+            f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they were "
+            f"asked to be {', '.join(map(str, sorted(heads)))}"
+        )
+    changed = {name: around[0][name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].keys()}
+    if "l" in table.sizes:
+        lists = (stage for stage in located.stages if stage.container is not None)
+        changed["l"] = next(len(stage.blocks) for stage in lists if within(stage.name, table.path))
+    return {**table.sizes, **changed}
+
+
+def _attentions_of(located: LocatedModel, table: Site) -> list[Site]:
+    attentions = [layer.attention for layer in located.layers]
+    by_path = {site.path: site for site in attentions}
+    for path in ancestors(table.path):
+        if path in by_path:
+            return [by_path[path]]
+    return next(
+        below for path in ancestors(table.path) if (below := [site for site in attentions if within(site.path, path)])
+    )

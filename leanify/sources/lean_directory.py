@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture
 from leanify.errors import DirectoryError, LeanifyError, SourceError
-from leanify.lens import sites, surgery
+from leanify.lens import surgery
+from leanify.lens.located import name_of
 from leanify.upstream.build import build_model, build_shell
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import Origin, is_hf, origin_of, set_origin
@@ -260,7 +261,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: str | Path
         if names
     ]
     if problems:
-        raise SourceError(f"{where} does not fit {sites.name_of(model)}: " + "; ".join(problems))
+        raise SourceError(f"{where} does not fit {name_of(model)}: " + "; ".join(problems))
     model.load_state_dict(tensors, assign=True)
 
 

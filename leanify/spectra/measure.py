@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from leanify.errors import SourceError, UnsupportedModel
-from leanify.lens.sites import Place, locate
+from leanify.lens.located import LocatedLayer
+from leanify.lens.sites import locate
 from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra
@@ -55,7 +56,7 @@ def condition(
 
     Raises UnsupportedModel where there is no attention, and SourceError where weights or heads are not finite.
     """
-    recorders = [_Recorder(place, per_head) for stage in locate(model) for block in stage.blocks for place in block]
+    recorders = [_Recorder(layer, per_head) for layer in locate(model).layers]
     check_finite(model)
     done = 0
     with _hooked(recorders), _evaluating(model), torch.inference_mode():
@@ -68,7 +69,7 @@ def condition(
                 on_batch(done)
     if not done:
         raise SourceError("condition was given no samples; it needs at least one")
-    unseen = tuple(recorder.place.attention.path for recorder in recorders if not recorder.calls)
+    unseen = tuple(recorder.layer.attention.path for recorder in recorders if not recorder.calls)
     layers = tuple(layer for recorder in recorders for layer in recorder.layers(weights))
     if not layers:
         raise UnsupportedModel(f"a forward pass calls none of the output projections: {', '.join(unseen[:3])}, …")
@@ -102,7 +103,7 @@ def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[Mod
 
 @contextmanager
 def _hooked(recorders: list[_Recorder]) -> Iterator[None]:
-    handles = [recorder.place.output.register_forward_pre_hook(recorder) for recorder in recorders]
+    handles = [recorder.layer.output.register_forward_pre_hook(recorder) for recorder in recorders]
     try:
         yield
     finally:
@@ -128,9 +129,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 class _Recorder:
     """Reads A of one layer, batch after batch. A module called several times in a forward gives several layers."""
 
-    def __init__(self, place: Place, per_head: bool) -> None:
-        self.place, self.per_head = place, per_head
-        self.columns = output_columns(place.attention)  # (heads, head_dim) in A
+    def __init__(self, layer: LocatedLayer, per_head: bool) -> None:
+        self.layer, self.per_head = layer, per_head
+        self.columns = output_columns(layer.attention)  # (heads, head_dim) in A
         self.calls: list[_Record] = []
 
     def begin(self, batch: ModelInputs) -> None:
@@ -149,7 +150,7 @@ class _Recorder:
             found = spectra(matrices)
             if found.values.isnan().any():
                 raise SourceError(
-                    f"{self.place.attention.path}: its concatenated heads hold NaN or infinite values, so they have no "
+                    f"{self.layer.attention.path}: its concatenated heads hold NaN or infinite values, so they have no "
                     "spectrum; all weights are finite: look at the input, or at the precision"
                 )
             record.add(found, matrices.shape[1], windows=a.shape[1])
@@ -158,13 +159,13 @@ class _Recorder:
 
     def _windows(self, a: Tensor) -> Tensor:
         """batch, windows, tokens, inner; from (batch · windows, tokens, inner), from images, or from tokens in line."""
-        if isinstance(self.place.output, nn.modules.conv._ConvNd):
+        if isinstance(self.layer.output, nn.modules.conv._ConvNd):
             a = a.movedim(1, -1)
         if a.shape[-1] > self.columns.numel():  # a parallel block: its output projection reads hidden units too
             a = a[..., self.columns.flatten().to(a.device)]
         if len(a) % self.size or a.shape[-1] != self.columns.numel():
             raise UnsupportedModel(
-                f"{self.place.output_path} takes a tensor of shape {tuple(a.shape)} for {self.size} samples of inner "
+                f"{self.layer.output_path} takes a tensor of shape {tuple(a.shape)} for {self.size} samples of inner "
                 f"width {self.columns.numel()}: which of its axes are tokens is not known"
             )
         a = a.reshape(self.size, -1, a.shape[-1]) if a.dim() == 2 else a.flatten(1, -2)
@@ -183,7 +184,7 @@ class _Recorder:
 
     def layers(self, weights: bool) -> Iterator[LayerProbe]:
         """What was found, one value a call."""
-        site = self.place.attention
+        site = self.layer.attention
         heads, head_dim = self.columns.shape
         other = OBJECTS.get(site.reading.name, "")
         for index, record in enumerate(self.calls):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.lens import notation
-from leanify.lens.sites import Site
+from leanify.lens.located import Site
 from leanify.spectra.spectrum import spectra
 
 

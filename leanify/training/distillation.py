@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from leanify.data.samples import IGNORED, Inputs
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.errors import RecipeError, ShapeError
-from leanify.lens.blocks import blocks_of, outputs_of
+from leanify.lens.located import outputs_of
+from leanify.lens.sites import locate
 from leanify.sources import find
 from leanify.sources.recipe import DistillSection
 from leanify.tasks import Task
@@ -104,8 +105,9 @@ def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
 def begin(told: DistillSection, task: Task, student: nn.Module, inputs: Inputs, seed: int, place: Any) -> Distilled:
     """The task with its teacher. ``inputs`` is a sample, ``place`` the accelerator. Raises RecipeError, SourceError."""
     teacher = teacher_of(told)
-    pairs = pairs_of(told, len(blocks_of(student)), len(blocks_of(teacher))) if told.hidden_weight else []
-    mine, theirs = ([blocks_of(model)[pair[i]] for pair in pairs] for i, model in enumerate((student, teacher)))
+    own, others = (locate(model).blocks if told.hidden_weight else [] for model in (student, teacher))
+    pairs = pairs_of(told, len(own), len(others)) if told.hidden_weight else []
+    mine, theirs = [own[i] for i, _ in pairs], [others[i] for _, i in pairs]
     hidden: list[list[Tensor]] = []
     logits: list[Tensor] = []
     for model, blocks in ((student, mine), (teacher, theirs)):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from leanify.design import counting, profiling
 from leanify.errors import TrainingError
-from leanify.lens.blocks import blocks_of, outputs_of
+from leanify.lens.located import outputs_of
+from leanify.lens.sites import locate
 from leanify.upstream.origin import is_hf
 
 MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimiser keeps; sgd's is its momentum
@@ -61,7 +62,7 @@ def need(
         on_meta.config.use_cache = True  # without, transformers looks at positions, which have no values on meta
     saved_by = partial(profiling.saved_by, fused=fused)
     one, two = (counting.observed_on_meta(on_meta, tokens, saved_by, batch) for batch in (1, 2))
-    blocks = blocks_of(on_meta) if recomputed else []
+    blocks = locate(on_meta).blocks if recomputed else []
     made = counting.observed_on_meta(on_meta, tokens, partial(_made_by, blocks))
     if one is None or two is None or made is None:
         return None

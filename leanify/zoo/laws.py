@@ -93,7 +93,7 @@ def _names_of_one(model: nn.Module) -> list[list[str]]:
 
 def alive(big: nn.Module, call: Call) -> None:
     """The outputs depend on every layer's new output columns: the layer ran, and its new heads reach them."""
-    places = [place for stage in sites.locate(big) for block in stage.blocks for place in block]
+    places = list(sites.locate(big).layers)
     weights = {place.attention.path: _weight(place.output) for place in places}
     axes = [resize.features_of(place.output).input_axis for place in places]
     new = [

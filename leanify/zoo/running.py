@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from leanify.lens import sites
+from leanify.lens.located import within
 
 Call = Callable[[nn.Module], Any]
 
@@ -120,7 +121,7 @@ class _Softmaxes(TorchFunctionMode):
             where = self.running[-1] if self.running else None
             routes = re.search(r"Router|Gate|Expert|MoE|Moe|TopK", type(where).__name__)
             if not routes and not any(
-                sites.within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known
+                within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known
             ):
                 self.strangers.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
         return func(*args, **(kwargs or {}))

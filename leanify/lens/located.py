@@ -1,0 +1,224 @@
+"""A model with its layers found: what reading, writing, counting and measuring pass on to one another.
+
+    Site           a module whose layout is known, with the sizes solved from its tensors
+    LocatedLayer   an attention and the MLP behind it
+    LocatedStage   one list of blocks
+    LocatedModel   the model, its sites and its stages
+
+`lens.sites.locate` makes one. It describes the model as it stood then: locate again after changing modules in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from leanify.architecture import Architecture, Block, Layer, Stage
+from leanify.lens.families import Reading
+from leanify.lens.resize import features_of, part_of
+from leanify.upstream.origin import origin_of
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module that a row of `families` describes: its path, the row, and the size of each symbol in it."""
+
+    path: str
+    module: nn.Module
+    reading: Reading
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class LocatedLayer:
+    """One layer in a model: its attention, and the MLP behind it (the attention itself in a parallel block)."""
+
+    attention: Site
+    mlp: Site | None
+
+    @property
+    def output(self) -> nn.Module:
+        """The output projection; its input is the concatenated heads A."""
+        return self.attention.module.get_submodule(self._output)
+
+    @property
+    def output_path(self) -> str:
+        return f"{self.attention.path}.{self._output}"
+
+    @property
+    def _output(self) -> str:
+        site = self.attention
+        return next(p for p, how in site.reading.columns.items() if "h" in how.split() and part_of(site.module, p))
+
+    @property
+    def width_after(self) -> int:
+        """The residual width behind the layer: what its MLP ends in, where it has one."""
+        site = self.mlp or self.attention
+        ends = (part_of(site.module, p) for p, how in site.reading.columns.items() if "m" in how.split())
+        return features_of(next((end for end in ends if end is not None), self.output)).outputs
+
+    def read(self) -> Layer:
+        sizes = self.attention.sizes
+        return Layer(
+            width=features_of(self.output).outputs,
+            heads=sizes["h"],
+            kv_heads=sizes.get("g", sizes["h"]),
+            head_dim=sizes["d"],
+            mlp=self.mlp.sizes["m"] if self.mlp else 0,
+        )
+
+
+@dataclass(frozen=True)
+class LocatedStage:
+    """One stage in a model: its list (None where upstream keeps none) and the layers of each block."""
+
+    name: str
+    container: nn.Module | None
+    blocks: list[list[LocatedLayer]]
+
+    def read(self) -> Stage:
+        blocks: tuple[Block, ...] = tuple(tuple(layer.read() for layer in block) for block in self.blocks)
+        return Stage(self.name, blocks, fixed=self.container is None, least=self.least)
+
+    @property
+    def layers(self) -> Iterator[LocatedLayer]:
+        return (layer for block in self.blocks for layer in block)
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest leading blocks whose output width equals the stage's output width."""
+        widths = [max((layer.width_after for layer in block), default=0) for block in self.blocks]
+        last = next((width for width in reversed(widths) if width), 0)
+        modules = self.container.children() if self.container is not None else ()
+        pairs = enumerate(zip(widths, modules, strict=False))
+        others = [index for index, (width, block) in pairs if not _ends_in(last, width, block)]
+        return min(others[-1] + 2, len(widths)) if others else 1
+
+
+def _ends_in(last: int, width: int, block: nn.Module) -> bool:
+    """Whether a block ends in the width ``last``: by its layers, or, where it has none, by one of its norms."""
+    if width:
+        return width == last
+    return any(parameter.dim() == 1 and parameter.numel() == last for parameter in block.parameters())
+
+
+@dataclass(frozen=True)
+class LocatedModel:
+    """A model, every module in it that a row describes, and its stages in the order of its modules."""
+
+    model: nn.Module
+    sites: list[Site]
+    stages: list[LocatedStage]
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        return Architecture(name_of(self.model), tuple(stage.read() for stage in self.stages))
+
+    @property
+    def layers(self) -> Iterator[LocatedLayer]:
+        return (layer for stage in self.stages for layer in stage.layers)
+
+    @cached_property
+    def by_path(self) -> dict[str, Site]:
+        return {site.path: site for site in self.sites}
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The modules of all blocks, in order; an attention outside any list counts as a block."""
+        return [
+            block
+            for stage in self.stages
+            for block in (
+                stage.container.children() if stage.container is not None else [self.model.get_submodule(stage.name)]
+            )
+        ]
+
+    def copied_to(self, model: nn.Module) -> LocatedModel:
+        """The same layers in a copy of the model, whose lists may have lost their last blocks or repeat the last."""
+        lists = {stage.name for stage in self.stages if stage.container is not None}
+        in_block: dict[str, list[Site]] = {}  # by the path of the block around; "" outside every list
+        for site in self.sites:
+            block = next((path for path in ancestors(site.path) if path and path.rpartition(".")[0] in lists), "")
+            in_block.setdefault(block, []).append(site)
+        moves = [("", ""), *((old, new) for stage in self.stages for _, old, new in _moves(stage, model))]
+        sites = [_moved(site, model, old, new) for old, new in moves for site in in_block.get(old, ())]
+        return self._with(model, sites)
+
+    def resized(self, sizes: Mapping[str, dict[str, int]]) -> LocatedModel:
+        """The same layers, after the sites at these paths were brought to these sizes."""
+        return self._with(self.model, [replace(site, sizes=sizes.get(site.path, site.sizes)) for site in self.sites])
+
+    def _with(self, model: nn.Module, sites: list[Site]) -> LocatedModel:
+        by_path = {site.path: site for site in sites}
+        return LocatedModel(model, sites, [_relinked(stage, model, by_path) for stage in self.stages])
+
+
+def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
+    """(index in the stage, path there, path in ``model``) of every block of a copy; what is beyond repeats the last."""
+    if stage.container is None:
+        return [(0, stage.name, stage.name)]
+    old, new = (
+        [f"{stage.name}.{name}".lstrip(".") for name, _ in container.named_children()]
+        for container in (stage.container, model.get_submodule(stage.name))
+    )
+    return [(index := min(i, len(old) - 1), old[index], path) for i, path in enumerate(new)]
+
+
+def _moved(site: Site, model: nn.Module, old: str, new: str) -> Site:
+    path = new + site.path.removeprefix(old)
+    return Site(path, model.get_submodule(path), site.reading, site.sizes)
+
+
+def _relinked(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Site]) -> LocatedStage:
+    def at(site: Site, old: str, new: str) -> Site:
+        return sites[new + site.path.removeprefix(old)]
+
+    blocks = [
+        [
+            LocatedLayer(at(layer.attention, old, new), layer.mlp and at(layer.mlp, old, new))
+            for layer in stage.blocks[index]
+        ]
+        for index, old, new in _moves(stage, model)
+    ]
+    return LocatedStage(stage.name, None if stage.container is None else model.get_submodule(stage.name), blocks)
+
+
+def name_of(model: nn.Module) -> str:
+    origin = origin_of(model)
+    return str(origin) if origin else type(model).__name__
+
+
+def within(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(f"{ancestor}.") or not ancestor
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """The path itself, then what it stands in, up to the model (``""``)."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+@contextmanager
+def outputs_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """The outputs of ``blocks`` in the forward passes inside the context, in the order of ``blocks``."""
+    found: list[Any] = [None] * len(blocks)
+
+    def keep(index: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            found[index] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    hooks = [block.register_forward_hook(keep(index)) for index, block in enumerate(blocks)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
