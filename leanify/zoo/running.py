@@ -120,9 +120,7 @@ class _Softmaxes(TorchFunctionMode):
         ):
             where = self.running[-1] if self.running else None
             routes = re.search(r"Router|Gate|Expert|MoE|Moe|TopK", type(where).__name__)
-            if not routes and not any(
-                within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known
-            ):
+            if not routes and not any(within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known):
                 self.strangers.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
         return func(*args, **(kwargs or {}))
 
