@@ -190,7 +190,8 @@ def test_the_page_needs_nothing_beside_it(leanify, tmp_path):
     assert code == 0
     assert str(plot) in err
     page = plot.read_text()
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2  # one for a light page, one for a dark one
+    assert "prefers-color-scheme: dark" in page
     assert "blocks.1.attn" in page
     assert not any(sign in page for sign in ('src="http', "<script", "<link", "url(http"))
 
@@ -201,6 +202,31 @@ def test_a_picture_that_cannot_be_written_is_refused_first(leanify, tmp_path, na
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "plot" in err
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "html"])
+def test_a_plot_replaces_its_own_file_and_nobody_elses(leanify, tmp_path, kind):
+    plot = tmp_path / f"plot.{kind}"
+    plot.write_text("somebody's own notes")
+    code, out, err = leanify(*TINY_VIT, "--samples", 1, "--plot", plot)
+    assert (code, out, plot.read_text()) == (2, "", "somebody's own notes")
+    assert "was not written by leanify" in err
+    plot.unlink()
+    for _ in range(2):
+        assert leanify(*TINY_VIT, "--samples", 1, "--plot", plot)[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == [plot.name]
+
+
+def test_theory_is_a_column_only_where_it_was_asked_for(leanify):
+    assert "theory" not in leanify(*TINY_VIT, "--samples", 1)[1]
+    assert "theory" in leanify(*TINY_VIT, "--samples", 1, "--theory")[1]
+
+
+def test_a_model_without_a_list_of_blocks_has_no_head_count_to_sweep(leanify):
+    tiny = [f"--override={o}" for o in ("n_layers=2", "emb_dim=64", "n_heads=4")]
+    code, out, err = leanify("flaubert", *tiny, "--heads", "2,4", "--samples", 2, "--tokens", 16)
+    assert (code, out) == (2, "")
+    assert "no list of blocks" in err
 
 
 # -- data -----------------------------------------------------------------------------------------------------------

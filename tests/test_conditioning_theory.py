@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 
+from leanify.spectra.results import quartiles
 from leanify.spectra.spectrum import spectra
 from leanify.spectra.theory import gaussian_kappa
 
@@ -98,3 +100,14 @@ def test_softmax_heads_split_are_flat_from_a_few_on():
     assert measured[2] > 1.4 * few
     assert few / many < 1.6
     assert measured[12] / many < 1.15
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 97])
+def test_quartiles_are_numpys(count: int) -> None:
+    values = np.random.default_rng(count).lognormal(size=count)
+    assert quartiles(values.tolist()) == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]), rel=1e-12)
+
+
+def test_an_infinite_value_reaches_only_the_quartiles_that_it_takes_part_in() -> None:
+    assert quartiles([1.0, 2.0, 3.0, 4.0, math.inf]) == (2.0, 3.0, 4.0)
+    assert quartiles([1.0, math.inf, math.inf]) == (math.inf, math.inf, math.inf)

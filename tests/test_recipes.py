@@ -394,3 +394,9 @@ def test_the_audit_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "192.962 M" in text
     assert "+0.02%" in text
     assert "1.234 k" in text
+
+
+def test_one_recipe_is_printed_as_its_file_has_it() -> None:
+    text = command("digits")
+    assert text == recipe.built_in()["digits"].read_text(encoding="utf-8")
+    assert recipe.from_dict(json.loads(command("digits", "--json"))) == recipe.load("digits")

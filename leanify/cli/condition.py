@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +14,13 @@ import typer
 
 from leanify.cli.options import Json, ModelClass, Override, Tokens
 from leanify.errors import SourceError
+from leanify.terminal import console, progress
 
 if TYPE_CHECKING:
     from torch import nn
 
     from leanify.data.probe_inputs import Feed
     from leanify.spectra.results import Probe
-
-Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -169,17 +167,6 @@ def _feed(model: nn.Module, source: str, options: ConditionOptions) -> Feed:
     )
 
 
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Tick]:
-    """A bar on stderr that disappears; nothing where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
 # -- what can be asked ------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +174,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
     """Each source once: a table of layers."""
     import torch
 
-    from leanify.spectra import report as report
+    from leanify.spectra import report
     from leanify.spectra.measure import condition as probe_model
     from leanify.spectra.plots import layers_figure
 
@@ -197,7 +184,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         torch.manual_seed(options.seed)
         model = _load(source, options)
         feed = _feed(model, source, options)
-        with _progress(f"probing {source}", options.samples) as tick:
+        with progress(f"probing {source}", options.samples) as tick:
             probe = probe_model(model, feed.batches, per_head=options.per_head, weights=True, on_batch=tick)
         probes[source] = probe
         models.append(report.model_json(source, probe, feed.words))
@@ -208,7 +195,12 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         table
         for entry in models
         for table in report.layer_tables(
-            entry["source"], probes[entry["source"]], entry["data"], options.per_head, options.weights
+            entry["source"],
+            probes[entry["source"]],
+            entry["data"],
+            theory=options.theory,
+            per_head=options.per_head,
+            weights=options.weights,
         )
     ]
     rows = [{"source": entry["source"], **report.layer_row(layer)} for entry in models for layer in entry["layers"]]
@@ -227,15 +219,14 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
 
 def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Result:
     """Figure 2 for any model: κ against heads, at initialisation."""
-    from leanify.spectra import report as report
-    from leanify.spectra import sweep
+    from leanify.spectra import report, sweep
     from leanify.spectra.plots import heads_figure
 
     model = _load(source, options)
     feed = _feed(model, source, options)
     inputs = list(feed.batches)
     shapes, left_out = sweep.shapes(model, heads)
-    with _progress(f"drawing {source} anew", len(shapes) * options.seeds) as tick:
+    with progress(f"re-initialising {source}", len(shapes) * options.seeds) as tick:
         points = sweep.over_heads(model, inputs, shapes, seed=options.seed, seeds=options.seeds, on_model=tick)
     notes = sweep.verdict(points)
     return Result(
@@ -262,8 +253,7 @@ def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Res
 
 def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
     """κ at every checkpoint of a run."""
-    from leanify.spectra import report as report
-    from leanify.spectra import sweep
+    from leanify.spectra import report, sweep
     from leanify.spectra.plots import training_figure
 
     found = sweep.checkpoints(run)
@@ -271,7 +261,7 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
     feed = _feed(model, source, options)
     inputs = list(feed.batches)
     steps: list[tuple[int, Probe]] = []
-    with _progress(f"following {run}", len(found)) as tick:
+    with progress(f"following {run}", len(found)) as tick:
         for step, probe in sweep.over_training(model, inputs, found, weights=True):
             steps.append((step, probe))
             tick(len(steps))
@@ -292,19 +282,17 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
 
 
 def _show(result: Result, plot: Path | None, as_json: bool) -> None:
-    from rich.console import Console
-
     if plot is not None:
         from leanify.spectra.plots import write
 
         command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
-        write(result.draw(), plot, result.title, result.rows, [*result.notes, *result.warnings, command])
+        write(result.draw, plot, result.title, result.rows, [*result.notes, *result.warnings, command])
     if as_json:
         print(json.dumps({**result.json, "warnings": result.warnings}, ensure_ascii=False, allow_nan=False))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 100)
+        out = console()
         for table in result.tables:
-            console.print(table, soft_wrap=False, highlight=False)
+            out.print(table, soft_wrap=False)
     for warning in result.warnings if not as_json else []:
         print(f"leanify: {warning}", file=sys.stderr)
     if plot is not None:

@@ -19,7 +19,9 @@ Override = Annotated[
 ModelClass = Annotated[
     str | None, typer.Option("--class", metavar="NAME", help="a transformers class, such as AutoModelForCausalLM")
 ]
-Tokens = Annotated[int | None, typer.Option("--tokens", help="length of a text input (default: 512, or what fits)")]
+Tokens = Annotated[
+    int | None, typer.Option("--tokens", min=1, help="length of a text input (default: 512, or what fits)")
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 

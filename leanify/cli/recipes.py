@@ -1,12 +1,16 @@
-"""``leanify recipes``: the built-in recipes, and the audit of the paper's rows."""
+"""``leanify recipes``: list the built-in recipes, print one, or audit the rows of the paper."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leanify.cli.options import Json
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from leanify.design.audit import Row
@@ -14,77 +18,89 @@ if TYPE_CHECKING:
 
 
 def recipes(
-    audit: Annotated[bool, typer.Option("--audit", help="Rebuild every row of the paper and count it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    name: Annotated[str | None, typer.Argument(help="print this recipe; without a name, list them all")] = None,
+    audit: Annotated[bool, typer.Option("--audit", help="rebuild every row of the paper and count it")] = False,
+    as_json: Json = False,
 ) -> None:
-    """List the built-in recipes, or rebuild every row of the paper beside its printed count."""
-    import json
+    """List the built-in recipes, print one, or rebuild every row of the paper beside its printed count."""
+    if name is not None:
+        _print_one(name, as_json)
+    elif audit:
+        found = _rebuilt()
+        _show({"rows": [row.to_json() for row in found]}, _audit_table(found), as_json)
+    else:
+        known = _loaded()
+        listed = [{"recipe": each, **_facts(recipe)} for each, recipe in known.items()]
+        _show({"recipes": listed}, _listing(known), as_json)
 
-    from rich.console import Console
-    from rich.progress import track
 
+def _show(data: dict[str, Any], table: Table, as_json: bool) -> None:
+    from leanify.cli.tables import print_json
+    from leanify.terminal import console
+
+    if as_json:
+        print_json(data)
+    else:
+        console().print(table)
+
+
+def _print_one(name: str, as_json: bool) -> None:
+    """The recipe as its file has it, comments included."""
+    from pathlib import Path
+
+    from leanify.cli.tables import print_json
     from leanify.sources import recipe
 
-    known = {name: recipe.load(path) for name, path in recipe.built_in().items()}
-    if audit:
-        from leanify.design.audit import rows
-
-        console = Console(stderr=True)
-        total = sum(entry.paper is not None for entry in known.values())
-        found = list(track(rows(), "rebuilding", total, console=console, disable=not console.is_terminal))
-        table, data = _audited(found), {"rows": [row.to_json() for row in found]}
-    else:
-        table, data = _listing(known), {"recipes": [{"recipe": name, **_facts(known[name])} for name in known]}
+    value = recipe.load(name)  # an unknown or malformed recipe is refused here
     if as_json:
-        print(json.dumps(data, indent=2))
+        print_json(value.to_dict())
     else:
-        _print(table)
+        print((recipe.find(name) or Path(name)).read_text(encoding="utf-8"), end="")
 
 
-def _print(table: Table) -> None:
-    """A table to stdout, no wider than 100 columns."""
-    from rich.console import Console
+def _loaded() -> Mapping[str, Recipe]:
+    from leanify.sources import recipe
 
-    console = Console(highlight=False)
-    console.width = min(console.width, 100) if console.is_terminal else 100
-    console.print(table)
+    return {name: recipe.load(path) for name, path in recipe.built_in().items()}
 
 
-def _facts(entry: Recipe) -> dict[str, str | None]:
-    return {"source": entry.model.source, "data": entry.data.name if entry.data else None}
+def _rebuilt() -> list[Row]:
+    from leanify.design.audit import rows
+    from leanify.terminal import track
+
+    total = sum(recipe.paper is not None for recipe in _loaded().values())
+    return list(track(rows(), "rebuilding", total))
 
 
-def _listing(known: dict[str, Recipe]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("recipe", no_wrap=True)
-    for name in ("source", "data"):
-        table.add_column(name, overflow="fold")
-    for name, entry in known.items():
-        facts = _facts(entry)
-        table.add_row(name, facts["source"], facts["data"] or "–")
-    return table
+def _facts(recipe: Recipe) -> dict[str, str | None]:
+    return {"source": recipe.model.source, "data": recipe.data.name if recipe.data else None}
 
 
-def _audited(found: list[Row]) -> Table:
-    from rich import box
-    from rich.table import Table
+def _listing(known: Mapping[str, Recipe]) -> Table:
+    from leanify.cli.tables import table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("recipe", no_wrap=True)
-    for name in ("printed", "ours", "error"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict")
+    shown = table(("recipe", "source", "data"), [], left=3)
+    for column in shown.columns[1:]:
+        column.no_wrap, column.overflow = False, "fold"
+    for name, recipe in known.items():
+        facts = _facts(recipe)
+        shown.add_row(name, facts["source"], facts["data"] or "–")
+    return shown
+
+
+def _audit_table(found: list[Row]) -> Table:
+    from leanify.cli.tables import table
+
+    shown = table(("recipe", "printed", "ours", "error", "verdict"), [])
+    shown.columns[-1].justify, shown.columns[-1].no_wrap = "left", False
     for row in found:
         error = "–" if row.error is None else f"{round(row.error, 4) + 0.0:+.2%}"
-        table.add_row(row.recipe.rpartition("/")[2], _count(row.printed), _count(row.params), error, row.verdict)
-    return table
+        shown.add_row(row.recipe.rpartition("/")[2], _count(row.printed), _count(row.params), error, row.verdict)
+    return shown
 
 
 def _count(params: int | None) -> str:
-    """Parameters in millions, below one million in thousands."""
+    """Parameters in millions; below one million in thousands."""
     if params is None:
         return "–"
     return f"{params / 1e6:.3f} M" if params >= 1e6 else f"{params / 1e3:.3f} k"

@@ -18,6 +18,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -271,7 +272,8 @@ def home() -> Path:
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
-def built_in() -> dict[str, Path]:
+@cache
+def built_in() -> Mapping[str, Path]:
     """The built-in recipes by name, ``collection/recipe``."""
     root = home()
     return dict(sorted((path.relative_to(root).with_suffix("").as_posix(), path) for path in root.rglob("*.toml")))

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from leanify.errors import RecipeError
@@ -35,12 +36,18 @@ def read_table(cls: Any, values: Any, where: str) -> Any:
     missing = [key for key, entry in known.items() if key not in values and _needed(entry)]
     if missing:
         raise RecipeError(f"{place} lacks {', '.join(missing)}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     given = {
         known[key].name: _typed(value, hints[known[key].name], f"{where}.{key}" if where else key)
         for key, value in values.items()
     }
     return cls(**given)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of a section's fields; evaluating them took most of the time of listing the recipes."""
+    return typing.get_type_hints(cls)
 
 
 def _needed(entry: Field[Any]) -> bool:

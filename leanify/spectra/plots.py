@@ -1,6 +1,7 @@
-"""Pictures of a probe: κ per layer, spectra per layer, κ against heads, κ over training. PNG, SVG, or one HTML page.
+"""Plots of a probe: κ per layer, spectra per layer, κ against heads, κ over training. PNG, SVG, or one HTML page.
 
-Lines differ in marker and stroke as well as in grey, so that a black-and-white print tells them apart.
+Models differ in colour (Okabe and Ito's palette, safe for colour-blind readers), marker and line style, so that a
+black-and-white print tells them apart too. Layers run from light to dark along one colour map.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,20 +25,61 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".html")
 MARKERS = "os^Dv*Px"
 STROKES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008, readable on both
+MADE_BY = "leanify"  # written into every file, so that only leanify's own files are overwritten
+
+Draw = Callable[[], "Figure"]
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse a picture that could not be written, before anything is computed."""
+    """Refuse a plot that could not be written, or that would replace somebody's file, before anything is computed."""
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
-        raise DirectoryError(f"{path} is no picture that leanify writes: --plot takes {', '.join(SUFFIXES)}")
+        raise DirectoryError(f"{path} is not a format that leanify writes: --plot takes {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
         raise DirectoryError(f"{path.absolute().parent} does not exist, so {path.name} cannot be written there")
+    if path.exists() and not _is_ours(path):
+        raise DirectoryError(f"{path} exists and was not written by leanify: name another file, or remove it first")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise DirectoryError("--plot needs matplotlib: pip install 'leanify[plot]'") from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether leanify wrote this file: its name stands among the metadata at the beginning."""
+    try:
+        with path.open("rb") as file:
+            return MADE_BY.encode() in file.read(4096)
+    except OSError:
+        return False
+
+
+@contextmanager
+def _style(dark: bool) -> Iterator[None]:
+    """Colours of text, lines and background for a light or a dark page."""
+    import matplotlib
+
+    ink, faint, paper = ("#e6e6e6", "#4a4a4a", "#16181d") if dark else ("#1a1a1a", "#e0e0e0", "white")
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
+    colours: Any = dict.fromkeys(names, ink) | {"grid.color": faint}
+    with matplotlib.rc_context({**colours, "figure.facecolor": paper, "axes.facecolor": paper}):
+        yield
+
+
+def _ink() -> str:
+    """The colour of text on this page."""
+    import matplotlib
+
+    return str(matplotlib.rcParams["text.color"])
+
+
+def _shade(index: int, count: int) -> Any:
+    """The colour of layer ``index`` of ``count``, light to dark; the ends of the map are left out on either page."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis_r"](0.12 + 0.7 * index / max(1, count - 1))
 
 
 def _figure(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
@@ -46,7 +89,7 @@ def _figure(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
     axes = figure.subplots(1, columns, squeeze=False)[0]
     figure.suptitle(title, fontsize=11)
     for ax in axes:
-        ax.grid(True, which="major", color="0.9", linewidth=0.8)
+        ax.grid(True, which="major", linewidth=0.8)
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
     return figure, axes
@@ -71,26 +114,25 @@ def _kappa_per_layer(ax: Axes, index: int, name: str, layers: Sequence[LayerProb
     kappas = [_shown(layer.kappa) for layer in layers]
     low = [_shown(layer.quartiles[0]) for layer in layers]
     high = [_shown(layer.quartiles[2]) for layer in layers]
-    grey = str(0.55 * (index % 3) / 3)
-    ax.plot(xs, kappas, color=grey, marker=MARKERS[index % 8], linestyle=STROKES[index % 4], markersize=5, label=name)
-    ax.vlines(xs, low, high, color=grey, linewidth=2.5, alpha=0.35)
+    colour = COLOURS[index % len(COLOURS)]
+    ax.plot(xs, kappas, color=colour, marker=MARKERS[index % 8], linestyle=STROKES[index % 4], markersize=5, label=name)
+    ax.vlines(xs, low, high, color=colour, linewidth=2.5, alpha=0.35)
     broken = [x for x, kappa in zip(xs, kappas, strict=True) if math.isnan(kappa)]
     for x in broken:
         ax.annotate("∞", (x, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=12)
     if theory and any(layer.kappa_theory for layer in layers):
         predicted = [_shown(layer.kappa_theory) for layer in layers]
-        ax.plot(xs, predicted, color=grey, linestyle=":", marker="_", label=f"{name}: Gaussian theory")
+        ax.plot(xs, predicted, color=colour, linestyle=":", marker="_", label=f"{name}: Gaussian theory")
 
 
 def _spectra(ax: Axes, name: str, layers: Sequence[LayerProbe]) -> None:
     for index, layer in enumerate(layers):
-        share = index / max(1, len(layers) - 1)
         values = [_shown(value / layer.spectrum[0]) if layer.spectrum[0] else math.nan for value in layer.spectrum]
         ends = index in (0, len(layers) // 2, len(layers) - 1)
         ax.plot(
             range(1, len(values) + 1),
             values,
-            color=str(0.75 * (1 - share)),
+            color=_shade(index, len(layers)),
             linestyle=STROKES[index % 4],
             linewidth=1.8 if ends else 1.0,
             marker=MARKERS[index % 8] if ends else None,
@@ -106,18 +148,18 @@ def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) 
     """Median κ against heads, with quartiles; grow and split, and theory through them."""
     figure, (ax,) = _figure(1, f"κ of A at initialisation · {source}\n{data}")
     figure.set_size_inches(7.2, 5.0)
-    for mode, marker, stroke, grey in (("grow", "o", "-", "0"), ("split", "s", "--", "0.45")):
+    for mode, marker, stroke, colour in (("grow", "o", "-", COLOURS[0]), ("split", "s", "--", COLOURS[1])):
         found = [point for point in points if point.mode == mode]
         if not found:
             continue
         heads = [point.heads for point in found]
         what = f"head_dim {found[0].head_dim}" if mode == "grow" else f"inner {found[0].inner}"
         medians = [_shown(point.quartiles[1]) for point in found]
-        ax.plot(heads, medians, color=grey, marker=marker, linestyle=stroke, label=f"{mode}: {what} kept, median")
+        ax.plot(heads, medians, color=colour, marker=marker, linestyle=stroke, label=f"{mode}: {what} kept, median")
         low, high = ([_shown(point.quartiles[end]) for point in found] for end in (0, 2))
-        ax.fill_between(heads, low, high, color=grey, alpha=0.12, linewidth=0)
+        ax.fill_between(heads, low, high, color=colour, alpha=0.18, linewidth=0)
         if theory:
-            _theory(ax, mode, found, grey)
+            _theory(ax, mode, found, colour)
     _square(ax, points)
     counts = sorted({point.heads for point in points})
     ax.set(xlabel="heads", ylabel="κ = σ_max / σ_min", xscale="log", yscale="log")
@@ -127,13 +169,13 @@ def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) 
     return figure
 
 
-def _theory(ax: Axes, mode: str, found: Sequence[Point], grey: str) -> None:
+def _theory(ax: Axes, mode: str, found: Sequence[Point], colour: str) -> None:
     first, last = found[0], found[-1]
     steps = [first.heads * (last.heads / first.heads) ** (i / 200) for i in range(201)]
     inner = [h * first.head_dim if mode == "grow" else first.inner for h in steps]
     kappas = [min(gaussian_kappa(round(width), first.tokens), 1e4) for width in inner]
     ax.plot(
-        steps, kappas, color=grey, linestyle=":" if mode == "grow" else "-.", linewidth=1.3, label=f"{mode}: theory"
+        steps, kappas, color=colour, linestyle=":" if mode == "grow" else "-.", linewidth=1.3, label=f"{mode}: theory"
     )
 
 
@@ -141,9 +183,9 @@ def _square(ax: Axes, points: Sequence[Point]) -> None:
     grown = [point for point in points if point.mode == "grow"]
     if not grown or not grown[0].heads <= (at := grown[0].tokens / grown[0].head_dim) <= grown[-1].heads:
         return
-    ax.axvline(at, color="0.6", linewidth=1, linestyle=(0, (1, 2)))
-    note = f" inner = {grown[0].tokens} tokens"
-    ax.annotate(note, (at, 0.98), xycoords=("data", "axes fraction"), rotation=90, va="top", fontsize=8, color="0.35")
+    ax.axvline(at, color=_ink(), alpha=0.5, linewidth=1, linestyle=(0, (1, 2)))
+    note = f"inner = {grown[0].tokens} tokens"  # above the axes, where no line crosses it
+    ax.annotate(note, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
 
 
 def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) -> Figure:
@@ -154,13 +196,13 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
     names = [layer.name for layer in steps[0][1].layers if not layer.is_vector]
     for index, name in enumerate(names):
         kappas = [_shown(layer.kappa) for _, probe in steps for layer in probe.layers if layer.name == name]
-        grey = str(0.8 - 0.5 * index / max(1, len(names) - 1))
+        colour = _shade(index, len(names))
         label = name if index in (0, len(names) - 1) else None
         ax.plot(
-            xs, kappas, color=grey, linestyle=STROKES[index % 4], marker=MARKERS[index % 8], markersize=4, label=label
+            xs, kappas, color=colour, linestyle=STROKES[index % 4], marker=MARKERS[index % 8], markersize=4, label=label
         )
     means = [_shown(probe.kappa) for _, probe in steps]
-    ax.plot(xs, means, color="0", linewidth=2.5, marker="o", label="mean over layers")
+    ax.plot(xs, means, color=_ink(), linewidth=2.5, marker="o", label="mean over layers")
     ax.set(xlabel="step", ylabel="κ = σ_max / σ_min, mean over samples", yscale="log")
     ax.legend(frameon=False, fontsize=9)
     return figure
@@ -174,25 +216,40 @@ def _shown(value: float | None) -> float:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def write(figure: Figure, path: Path, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
-    """Write a picture; as .html one self-contained page with the picture, the notes and the numbers as a table."""
+def write(draw: Draw, path: Path, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
+    """Write a plot; as .html one self-contained page with the plot, the notes and the numbers as a table."""
+    kind = path.suffix[1:].lower()
+    beside = path.with_name(f".{path.name}")
     try:
-        if path.suffix.lower() == ".html":
-            path.write_text(page(figure, title, rows, notes), encoding="utf-8")
+        if kind == "html":
+            beside.write_text(page(draw, title, rows, notes), encoding="utf-8")
         else:
-            figure.savefig(path, dpi=160, format=path.suffix[1:].lower())
+            beside.write_bytes(_drawn(draw, kind))
+        beside.replace(path)
     except OSError as error:
-        raise DirectoryError(f"{path} cannot be written: {error}") from error
+        beside.unlink(missing_ok=True)
+        raise DirectoryError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def page(figure: Figure, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
-    """One HTML page that needs nothing beside it: the picture as inline SVG."""
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
-    svg = drawn.getvalue()
+def _drawn(draw: Draw, kind: str, dark: bool = False) -> bytes:
+    """The plot in a file format of matplotlib's, marked as leanify's own."""
+    out = io.BytesIO()
+    with _style(dark):
+        draw().savefig(out, dpi=160, format=kind, metadata={"Title" if kind == "svg" else "Software": MADE_BY})
+    return out.getvalue()
+
+
+def page(draw: Draw, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
+    """One HTML page that needs nothing beside it: the plot as inline SVG, drawn for a light and for a dark page."""
+    light, dark = (_drawn(draw, "svg", dark).decode() for dark in (False, True))
     paragraphs = "".join(f"<p>{html.escape(note)}</p>\n" for note in notes)
     return _PAGE.format(
-        title=html.escape(title), notes=paragraphs, svg=svg[svg.index("<svg") :], table=_html_table(rows)
+        made_by=MADE_BY,
+        title=html.escape(title),
+        notes=paragraphs,
+        light=light[light.index("<svg") :],
+        dark=dark[dark.index("<svg") :],
+        table=_html_table(rows),
     )
 
 
@@ -211,9 +268,11 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="{made_by}">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #111; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
+  color: #111; background: white; }}
 h1 {{ font-size: 1.4rem; }}
 p {{ max-width: 46rem; }}
 svg {{ width: 100%; height: auto; max-height: 36rem; }}
@@ -221,11 +280,20 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-siz
 th, td {{ padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd; }}
 th:first-child, td:first-child {{ text-align: left; white-space: nowrap; }}
 div.wide {{ overflow-x: auto; }}
+.dark {{ display: none; }}
+@media (prefers-color-scheme: dark) {{
+  body {{ color: #e6e6e6; background: #16181d; }}
+  th, td {{ border-color: #444; }}
+  .light {{ display: none; }}
+  .dark {{ display: block; }}
+}}
+@media print {{ .light {{ display: block; }} .dark {{ display: none; }} }}
 </style>
 </head>
 <body>
 <h1>{title}</h1>
-{svg}
+<div class="light">{light}</div>
+<div class="dark">{dark}</div>
 {notes}
 <div class="wide">{table}</div>
 </body>

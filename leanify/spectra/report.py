@@ -127,9 +127,11 @@ def _short_names(layers: Sequence[LayerProbe]) -> tuple[list[str], str]:
     return short, ".".join([*parts[0][:before], "*", *parts[0][len(parts[0]) - after :]])
 
 
-def layer_tables(source: str, probe: Probe, data: str, per_head: bool, weights: bool) -> list[Any]:
+def layer_tables(
+    source: str, probe: Probe, data: str, *, theory: bool = False, per_head: bool = False, weights: bool = False
+) -> list[Any]:
     """The table of layers, and those of single heads and of their weights where asked for."""
-    tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe)]
+    tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory)]
     if per_head:
         tables.append(_per_head_table(probe))
     if weights:
@@ -143,9 +145,10 @@ def _shared(parts: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
-def _layers_table(title: str, probe: Probe) -> Any:
+def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
     names, pattern = _short_names(probe.layers)
-    columns = ("tokens", "heads", "κ mean", "25–75 %", "theory", "rank", "stable", "eff.", "σ max", "σ min")
+    predicted = ("theory",) if theory else ()
+    columns = ("tokens", "heads", "κ mean", "25–75 %", *predicted, "rank", "stable", "eff.", "σ max", "σ min")
     table = _table(f"{title}\nlayers {pattern}" if pattern else title, "layer", *columns)
     for name, layer in zip(names, probe.layers, strict=True):
         low, _, high = layer.quartiles
@@ -155,7 +158,7 @@ def _layers_table(title: str, probe: Probe) -> Any:
             f"{layer.heads}×{layer.head_dim}",
             figures(None if layer.is_vector else layer.kappa),
             "–" if layer.is_vector else f"{figures(low)}–{figures(high)}",
-            figures(layer.kappa_theory),
+            *(figures(layer.kappa_theory) for _ in predicted),
             str(layer.rank) if layer.rank == layer.full_rank else f"{layer.rank}/{layer.full_rank}",
             *(figures(layer.mean(what)) for what in ("stable_rank", "effective_rank", "largest", "smallest")),
         )

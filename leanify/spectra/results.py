@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from leanify.spectra.theory import gaussian_kappa
 
 Mode = Literal["grow", "split"]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The 25, 50 and 75 % quantiles, interpolated linearly between neighbours (NumPy's default).
+
+    An infinite value makes only those quantiles infinite that it takes part in.
+    """
+    ordered = sorted(values)
+    low, median, high = (_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
+    return low, median, high
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    rest = place - below
+    if rest == 0 or ordered[below] == ordered[below + 1]:  # inf − inf would be NaN
+        return ordered[below]
+    return ordered[below] + rest * (ordered[below + 1] - ordered[below])
 
 
 @dataclass(frozen=True)
@@ -72,10 +91,8 @@ class LayerProbe:
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        """κ at 25, 50 and 75 % of the samples: each that of a sample, so that an infinite one spoils no other."""
-        low, median, high = (round(share * (len(self.samples) - 1)) for share in (0.25, 0.5, 0.75))
-        ordered = sorted(self.kappas)
-        return ordered[low], ordered[median], ordered[high]
+        """κ at 25, 50 and 75 % of the samples, linearly interpolated."""
+        return quartiles(self.kappas)
 
     @property
     def rank(self) -> int:

@@ -15,7 +15,7 @@ from leanify.errors import LeanifyError, ShapeError, SourceError
 from leanify.lens import surgery
 from leanify.spectra.measure import ModelInputs, condition
 from leanify.spectra.report import figures
-from leanify.spectra.results import Mode, Point, Probe
+from leanify.spectra.results import Mode, Point, Probe, quartiles
 
 FEW = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h = 4 and falling slowly
 
@@ -27,8 +27,9 @@ def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int
     that no mode allows.
     """
     arch = surgery.read(model)
-    main = arch.stages[arch.varied[0]].main
-    assert main is not None
+    main = next((stage.main for index, stage in enumerate(arch.stages) if index in arch.varied), None)
+    if main is None:
+        raise ShapeError(f"{arch.source} keeps its attentions in no list of blocks: it has no head count to sweep")
     found: list[tuple[Mode, int, int]] = []
     left_out = []
     for count in sorted(set(heads)):
@@ -82,15 +83,14 @@ def _redrawn(model: nn.Module, heads: int, head_dim: int) -> nn.Module:
 
 def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
     layers = [[layer for layer in probe.layers if layer.heads == heads and not layer.is_vector] for probe in probes]
-    every = sorted(kappa for probe in layers for layer in probe for kappa in layer.kappas)
-    low, middle, high = (every[round(share * (len(every) - 1))] for share in (0.25, 0.5, 0.75))
+    every = [kappa for probe in layers for layer in probe for kappa in layer.kappas]
     return Point(
         mode,
         heads,
         head_dim,
         layers[0][0].tokens,
         statistics.fmean(every),
-        (low, middle, high),
+        quartiles(every),
         tuple(statistics.fmean(layer.kappa for layer in same) for same in zip(*layers, strict=True)),
         len(probes),
     )
