@@ -1,4 +1,4 @@
-"""What this machine has and what this process takes of it: memory, and the devices' names."""
+"""This machine and this process: memory, devices, versions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import contextlib
 import ctypes
 import gc
 import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from leanify.errors import LeanifyError
+
 CGROUPS = Path("/sys/fs/cgroup")
+LIBRARIES = ("leanify", "torch", "timm", "transformers", "accelerate", "numpy")
 
 
 def memory(key: str) -> int | None:
@@ -113,3 +121,44 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"cpu ({torch.get_num_threads()} threads; memory is the process's resident set)"
+
+
+def device_of(text: str | None) -> torch.device:
+    """The device that ``text`` names (cpu, cuda, cuda:1, mps), else CUDA's where there is one. Raises LeanifyError."""
+    if text is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device).add_(1)  # what torch was built without fails at the first tensor
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        here = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+        here += ["mps"] if torch.backends.mps.is_available() else []
+        raise LeanifyError(f"the device {text!r} is not available; here are {', '.join(here)}") from error
+    if device.type == "meta":
+        raise LeanifyError("the device 'meta' has no memory to compute in; name cpu, or cuda")
+    return device
+
+
+def environment() -> dict[str, Any]:
+    """Where this process runs: versions, machine, threads, command and git state."""
+    return {
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES},
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "command": sys.argv,
+        "git": _git(),
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the folder that the process was started in, and whether files were changed; None outside of git."""
+
+    def ask(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD").strip(), "changed": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

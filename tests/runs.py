@@ -4,7 +4,9 @@
     MODE   whole      to the end
            event:N    killed by SIGKILL at the N-th time it opens, makes, renames, truncates or removes a file
            time:T     killed by SIGKILL after T seconds
-           int:N      interrupted by SIGINT in its N-th step
+           aim:N      killed at its N-th such event below checkpoints/: writing, renaming and pruning
+           write:N    killed inside its N-th write to a checkpoint's files
+           int:N      interrupted by SIGINT in its N-th step; term:N and hup:N by SIGTERM and SIGHUP
 
 Each mode goes on with the run that the one before it left; prints one line a mode: the exit code and the last step.
 """
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP}
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.truncate", "os.rmdir", "os.remove", "shutil.rmtree")
 
 # every kind of randomness that a run has, and checkpoints, rows and evaluations that do not coincide
@@ -102,7 +105,7 @@ def _main(run: Path, modes: list[str]) -> None:
         kind, _, amount = mode.partition(":")
         child = os.fork()
         if child == 0:
-            _train(training, run, kind, int(amount) if kind in ("event", "int") else 0)
+            _train(training, run, kind, int(amount) if kind not in ("whole", "time") else 0)
         if kind == "time":
             time.sleep(float(amount))
             os.kill(child, signal.SIGKILL)
@@ -115,19 +118,36 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
     left = [amount]
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in FILE_EVENTS and str(run.name) in str(arguments[0]):
-            left[0] -= 1
-            if left[0] <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        place = f"{run.name}/checkpoints/" if kind == "aim" else run.name
+        if event in FILE_EVENTS and place in str(arguments[0]):
+            down()
 
-    if kind == "event":
+    def down() -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if kind in ("event", "aim"):
         sys.addaudithook(count)
-    if kind == "int":
+    if kind == "write":
+        from leanify.sources.checkpoints import Summed
+
+        write = Summed.write
+
+        def half(self: Any, data: Any) -> int:
+            if left[0] == 1:
+                write(self, memoryview(data).cast("B")[: len(data) // 2])
+                self.flush()
+            down()
+            return write(self, data)
+
+        Summed.write = half
+    if kind in SIGNALS:
         from leanify.training.loop import Trainer
 
         step = Trainer.step
         Trainer.step = lambda self, n, batches: (
-            os.kill(os.getpid(), signal.SIGINT) if n + 1 == amount else None,
+            os.kill(os.getpid(), SIGNALS[kind]) if n + 1 == amount else None,
             step(self, n, batches),
         )
     try:
@@ -135,8 +155,8 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
             training.train(resume=run)
         else:
             training.train(run.with_suffix(".toml"), run)
-    except KeyboardInterrupt:
-        os._exit(130)
+    except KeyboardInterrupt as error:
+        os._exit(getattr(error, "code", 130))
     except BaseException as error:
         print(repr(error), file=sys.stderr)
         os._exit(1)

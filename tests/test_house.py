@@ -14,7 +14,8 @@ PACKAGE = Path(leanify.__file__).parent
 
 # From the ground up: a room imports from its own floor's rooms never, and from floors below it freely.
 FLOORS = (
-    ("errors", "units", "machine", "terminal"),
+    ("errors",),
+    ("units", "machine", "terminal"),
     ("architecture", "models"),
     ("upstream",),
     ("lens",),

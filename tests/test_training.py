@@ -167,7 +167,9 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(RunDirectory, "save", limited)
     try:
-        with pytest.raises(TrainingError, match=r"step 4 could not be written: .*; the one of step 2 is whole"):
+        with pytest.raises(
+            TrainingError, match=r"step 4 could not be written: .*; the checkpoint of step 2 is complete; go on"
+        ):
             training.train(recipe, run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

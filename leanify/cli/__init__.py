@@ -44,5 +44,7 @@ def main() -> None:
     except LeanifyError as error:
         print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    except KeyboardInterrupt as error:
+        if str(error):
+            print(f"leanify: {error}", file=sys.stderr)
+        raise SystemExit(getattr(error, "code", 130)) from None

@@ -31,19 +31,22 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: optim.lr=1e-3")
     ] = None,
+    accept_changed_data: Annotated[
+        bool, typer.Option("--accept-changed-data", help="with --resume: go on although the data has changed")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="build everything, run two steps, predict memory and time, write nothing")
     ] = False,
     show_list: Annotated[bool, typer.Option("--list", help="list the built-in recipes")] = False,
     json: Json = False,
 ) -> None:
-    """Train what a recipe says, from one CPU to many GPUs under torchrun or accelerate launch.
+    """Train a recipe, on one CPU or on many GPUs under torchrun or accelerate launch.
 
-    A run's folder brings its recipe along; any other model is trained by what is usual for its kind, on --set
+    A run's folder brings its recipe along; any other model is trained by the usual recipe of its kind, on --set
     data.path=DIR.
 
-    Killed at any moment, --resume RUN goes on to the same numbers. Ctrl-C ends the step, writes a checkpoint and exits
-    with 130.
+    Killed at any moment, a run goes on to the same numbers with --resume RUN. Ctrl-C, SIGTERM and SIGHUP end the step
+    and write a checkpoint first; the exit code is 130, 143 or 129.
     """
     if show_list:
         from leanify.cli.recipes import recipes
@@ -60,7 +63,7 @@ def train(
         facts: Mapping[str, Any] = training.rehearse(value)
         rows = [(key.replace("_", " "), _shown(key, number)) for key, number in facts.items()]
     else:
-        run = _trained(training, value, output, resume, chosen, settings or [])
+        run = _trained(training, value, output, resume, chosen, settings or [], accept_changed_data)
         if run is None:
             return  # the first process speaks
         facts = run.summary()
@@ -100,6 +103,7 @@ def _trained(
     resume: Path | None,
     chosen: str | None,
     settings: list[str],
+    accept: bool,
 ) -> Any:
     import os
 
@@ -110,7 +114,7 @@ def _trained(
     if resume is not None and value is None and settings:
         value = training.resolve(RunDirectory.open(resume).recipe, settings)
     with Screen() as screen:
-        path = training.train(value, folder, resume=resume, watcher=screen)
+        path = training.train(value, folder, resume=resume, accept_changed_data=accept, watcher=screen)
     return RunDirectory.open(path) if main else None
 
 

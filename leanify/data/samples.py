@@ -55,6 +55,7 @@ class Splits:
     test: Samples | None = None
     constant: int | None = None
     scale: Callable[[Any], Any] | None = None
+    skipped: tuple[str, ...] = ()  # samples that were left out while reading, under data.on_error = "skip"
 
     def scaled(self, inputs: Inputs) -> Inputs:
         return inputs if self.scale is None else self.scale(inputs)

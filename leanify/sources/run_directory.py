@@ -1,79 +1,42 @@
 """A run's folder: what was asked, where it ran, what it measured, and checkpoints that survive anything.
 
     recipe.toml        as resolved, settings included
-    leanify.json       how upstream builds the model, and the architecture that leanify gives it
+    leanify.json       how upstream builds the model, its architecture in leanify's words, and the recipe once more
+    data.json          a fingerprint of the data: file names, sizes, sampled content
     environment.json   versions, machine, threads, command and git state, one entry each time the run was started
     metrics.jsonl      one row a line: step, epoch, split, loss, metrics
+    skipped.json       the samples that data.on_error = "skip" has skipped, if any
     tokenizer.json     and what belongs to it, in Hugging Face layout, where the run has a tokenizer of its own
-    checkpoints/STEP/  model.safetensors (what is evaluated and loaded), state.pt (what training needs beside it),
-                       checkpoint.json (metrics, and the checksums that make it complete)
+    checkpoints/STEP/  see `checkpoints`
 
-A checkpoint is written beside its place and renamed when it is whole. Its card holds the length that metrics.jsonl had,
-so that a run that is resumed from it forgets the rows that came after.
+A checkpoint's card holds the length that metrics.jsonl had, so that a resumed run drops the rows that came after.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import platform
+import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from leanify import machine
 from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingError
 from leanify.lens import surgery
-from leanify.sources import lean_directory
+from leanify.sources import checkpoints, lean_directory
 from leanify.sources import recipe as recipes
+from leanify.sources.checkpoints import WEIGHTS, Checkpoint, write_small
 from leanify.sources.recipe import Recipe
 from leanify.upstream.origin import is_hf, origin_of, set_origin
 
 RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
-WEIGHTS, STATE, CARD = "model.safetensors", "state.pt", "checkpoint.json"
-DIGESTS = {64: "sha256", 128: "blake2b"}  # by a sum's length; the first is written: processors have instructions for it
-LIBRARIES = ("leanify", "torch", "timm", "transformers", "accelerate", "numpy")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint. ``rows``: the length in bytes that metrics.jsonl had; ``score``: better when higher."""
-
-    path: Path
-    step: int
-    rows: int
-    score: float | None
-    metrics: dict[str, float]
-    sums: dict[str, str]
-
-    def broken(self) -> str | None:
-        """What is wrong with its files, None where they are as they were written."""
-        for name, wanted in self.sums.items():
-            try:
-                found = _digest(self.path / name, DIGESTS.get(len(wanted), "sha256"))
-            except OSError as error:
-                return f"{name}: {error.strerror}"
-            if found != wanted:
-                return f"{name} is not what was written"
-        return None
-
-    def weights(self) -> dict[str, Tensor]:
-        return load_file(self.path / WEIGHTS)
-
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
-        return found
+DATA, SKIPPED = "data.json", "skipped.json"
 
 
 def is_run(path: str | Path) -> bool:
@@ -87,22 +50,16 @@ class RunDirectory:
     path: Path
 
     @staticmethod
-    def create(path: str | Path, recipe: Recipe, model: nn.Module, tokenizer: Any = None) -> RunDirectory:
-        """A new folder; it stands whole or not at all. Raises DirectoryError."""
-        origin = origin_of(model)
-        if origin is None:
-            raise SourceError(f"nothing is known of how upstream built this {type(model).__name__}")
-        card = {
-            "format": lean_directory.FORMAT,
-            "origin": vars(origin),
-            "architecture": surgery.read(model).to_json(),
-            "tied": lean_directory.untied(model)[1],
-            "requires": lean_directory.requirements(origin),
-        }
+    def create(
+        path: str | Path, recipe: Recipe, model: nn.Module, tokenizer: Any = None, data: Mapping[str, Any] | None = None
+    ) -> RunDirectory:
+        """A new folder, complete or not there at all. ``data``: the data's fingerprint. Raises DirectoryError."""
+        card = card_of(recipe, model)
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with lean_directory.new_directory(path) as folder:
             (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
-            (folder / lean_directory.CARD).write_text(json.dumps(card, indent=2) + "\n")
+            (folder / lean_directory.CARD).write_text(card)
+            (folder / DATA).write_text(json.dumps(data or {}, indent=2) + "\n")
             (folder / METRICS).touch()
             (folder / ENVIRONMENT).write_text("[]\n")
             if tokenizer is not None:
@@ -112,6 +69,7 @@ class RunDirectory:
 
     @staticmethod
     def open(path: str | Path) -> RunDirectory:
+        """A run that is there. Raises DirectoryError."""
         if not is_run(path):
             raise DirectoryError(f"{path} is no run: it has no {RECIPE} with {CHECKPOINTS}/ beside it")
         return RunDirectory(Path(path))
@@ -120,17 +78,66 @@ class RunDirectory:
     def recipe(self) -> Recipe:
         return recipes.load(self.path / RECIPE)
 
+    @property
+    def resume_line(self) -> str:
+        """The command that goes on with the run."""
+        return f"leanify train --resume {shlex.quote(str(self.path))}"
+
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise RecipeError, with every difference, unless the run was begun with this recipe."""
-        old, new = (dict(leaves(value.to_dict())) for value in (self.recipe, recipe))
-        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        if changed:
-            words = "; ".join(f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}" for key in changed)
+        if words := _differences(self.recipe.to_dict(), recipe.to_dict()):
             raise RecipeError(f"{self.path} was begun with another recipe, so it cannot be resumed with this: {words}")
+
+    def check_unedited(self) -> None:
+        """Raise RecipeError where recipe.toml is not what the run was begun with, as far as the run still knows."""
+        begun = self.card().get("recipe")
+        if begun is not None and (words := _differences(begun, self.recipe.to_dict())):
+            raise RecipeError(
+                f"{self.path / RECIPE} was edited since the run was begun: {words}. Undo that, or begin another run "
+                f"with it: leanify train {shlex.quote(str(self.path / RECIPE))}"
+            )
+
+    def card(self) -> dict[str, Any]:
+        """What leanify.json holds; nothing where it is lost or damaged."""
+        found = _json(self.path / lean_directory.CARD)
+        return found if isinstance(found, dict) else {}
+
+    def mend_card(self, model: nn.Module) -> str | None:
+        """Write leanify.json again where it is lost or damaged, and say so."""
+        if self.card():
+            return None
+        with self._written(lean_directory.CARD):
+            write_small(self.path / lean_directory.CARD, card_of(self.recipe, model))
+        return f"{self.path / lean_directory.CARD} was missing or damaged and is written again"
+
+    # -- the data -----------------------------------------------------------------------------------------------------
+
+    def data(self) -> dict[str, Any]:
+        """The fingerprint of the data that the run was begun on; empty where none is known."""
+        found = _json(self.path / DATA)
+        return found if isinstance(found, dict) else {}
+
+    def note_data(self, facts: Mapping[str, Any]) -> None:
+        with self._written(DATA):
+            write_small(self.path / DATA, json.dumps(facts, indent=2) + "\n")
+
+    def skipped(self) -> list[str]:
+        """The samples that were skipped, each as the file, the row and what was found there."""
+        found = _json(self.path / SKIPPED)
+        return found if isinstance(found, list) else []
+
+    def note_skipped(self, names: Iterable[str]) -> None:
+        """Add samples that were skipped, each once."""
+        known = self.skipped()
+        if more := sorted({*known, *names}):
+            with self._written(SKIPPED):
+                write_small(self.path / SKIPPED, json.dumps(more, indent=2) + "\n")
+
+    # -- who writes ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else may write to the run meanwhile; the kernel lets go of it whatever becomes of this process."""
+        """Keep other processes from writing to the run; the kernel ends this however this process ends."""
         import fcntl  # Unix alone
 
         with (self.path / RECIPE).open() as file:
@@ -140,83 +147,127 @@ class RunDirectory:
                 raise DirectoryError(f"{self.path} is being written by another process") from None
             yield
 
+    @contextlib.contextmanager
+    def _written(self, name: str) -> Iterator[None]:
+        """Raise TrainingError where a file of the run cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise TrainingError(f"{self.path / name} could not be written: {reason}; {self._kept()}") from error
+
+    def _kept(self) -> str:
+        """From where the run goes on."""
+        known = self.checkpoints()
+        if not known:
+            return "there is no checkpoint yet"
+        return f"the checkpoint of step {known[-1].step} is complete; go on with: {self.resume_line}"
+
     # -- the log ------------------------------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """One row of metrics.jsonl."""
-        with self.path.joinpath(METRICS).open("a", encoding="utf-8") as file:
+        """Add one row to metrics.jsonl."""
+        with self._written(METRICS), self.path.joinpath(METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.joinpath(METRICS).read_text(encoding="utf-8").splitlines()]
+        """The rows of metrics.jsonl; a last one that was cut off is left out. Raises DirectoryError."""
+        path = self.path / METRICS
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except (OSError, UnicodeDecodeError) as error:
+            raise DirectoryError(f"{path} cannot be read: {error}") from error
+        return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+
+    def lost_rows(self, length: int) -> str | None:
+        """What is wrong with the first ``length`` bytes of metrics.jsonl; None where they are rows as written."""
+        try:
+            with (self.path / METRICS).open("rb") as file:
+                text = file.read(length)
+        except OSError as error:
+            return f"{METRICS}: {error.strerror}"
+        if len(text) < length:
+            return f"{METRICS} has {len(text):,} bytes of the {length:,} that it had"
+        try:
+            for number, line in enumerate(text.decode().splitlines(keepends=True), 1):
+                _row(self.path / METRICS, number, line)
+        except (DirectoryError, UnicodeDecodeError):
+            return f"{METRICS} is not what was written"
+        return None
 
     def summary(self) -> dict[str, Any]:
-        """What came of it: the last and the best evaluation, and that of the test split if there is one."""
+        """The results: the last evaluation, the best one's checkpoint, the test split's if any, and skipped samples."""
         rows = self.rows()
         last: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "validation"), {})
         tested: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "test"), {})
         best = self.best()
         facts = {"run": str(self.path), **{key: value for key, value in last.items() if key != "split"}}
         facts |= {"best_step": best.step, "best_checkpoint": str(best.path)} if best is not None else {}
+        facts |= {"skipped": len(skipped)} if (skipped := self.skipped()) else {}
         apart = ("step", "epoch", "split", "samples_per_s")
         return facts | {f"test_{key}": value for key, value in tested.items() if key not in apart}
 
     def forget_after(self, found: Checkpoint | None) -> None:
-        """Drop what was written after a checkpoint: later rows, later checkpoints, half-written ones."""
-        os.truncate(self.path / METRICS, found.rows if found else 0)
-        for folder in (self.path / CHECKPOINTS).iterdir():
-            if not folder.name.isdigit() or int(folder.name) > (found.step if found else -1):
-                shutil.rmtree(folder)
+        """Drop what was written after a checkpoint: later rows, later checkpoints, and what a killed process left."""
+        with self._written(CHECKPOINTS):
+            os.truncate(self.path / METRICS, found.rows if found else 0)
+            for folder in (self.path / CHECKPOINTS).iterdir():
+                if not folder.name.isdigit():
+                    shutil.rmtree(folder)
+                elif int(folder.name) > (found.step if found else -1) or Checkpoint.read(folder) is None:
+                    checkpoints.remove(folder)
 
-    def note_environment(self, **facts: Any) -> str | None:
-        """Add where this process runs; in words what is another than when the run was begun, None where nothing is."""
-        path = self.path / ENVIRONMENT
-        entries = json.loads(path.read_text())
-        entries.append(environment() | facts)
-        write_small(path, json.dumps(entries, indent=2) + "\n")
+    def note_environment(self, **facts: Any) -> list[str]:
+        """Add where this process runs. Returns warnings: what differs from where the run was begun."""
+        path, warnings = self.path / ENVIRONMENT, []
+        entries = _json(path)
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            warnings.append(f"{path} was missing or damaged and is begun again")
+            entries = []
+        entries.append(machine.environment() | facts)
+        with self._written(ENVIRONMENT):
+            write_small(path, json.dumps(entries, indent=2) + "\n")
         first, now = entries[0], entries[-1]
         other = [key for key in ("versions", "threads", "processes", "device") if first.get(key) != now.get(key)]
-        return "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other) or None
+        if other:
+            words = "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other)
+            warnings.append(f"not where the run was begun, so bits may differ: {words}")
+        return warnings
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        """The bytes of metrics.jsonl."""
+        return (self.path / METRICS).stat().st_size
 
     def save(
         self,
         step: int,
-        tensors: dict[str, Tensor],
-        state: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
         score: float | None,
         metrics: Mapping[str, float],
+        rows: int | None = None,
     ) -> Path:
-        """Write a checkpoint; it is there when it is whole. Raises TrainingError where the disk does not take it."""
+        """Write a checkpoint. ``rows``: the length of metrics.jsonl that belongs to it, else as it is now.
+
+        Raises TrainingError where the disk does not take it.
+        """
         target = self.path / CHECKPOINTS / f"{step:08d}"
         if target.is_dir():
             return target
-        folder = target.with_name(f".{target.name}")
-        shutil.rmtree(folder, ignore_errors=True)
         try:
-            folder.mkdir()
-            save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-            torch.save(state, folder / STATE)
-            for name in (WEIGHTS, STATE):
-                _synced(folder / name)
-            card = {
-                "step": step,
-                "rows": _synced(self.path / METRICS).st_size,
-                "score": score,
-                "metrics": dict(metrics),
-                "sums": {name: _digest(folder / name) for name in (WEIGHTS, STATE)},
-            }
-            write_small(folder / CARD, json.dumps(card, indent=2) + "\n")
-            folder.rename(target)
-        except (OSError, SafetensorError, RuntimeError) as error:  # torch and safetensors wrap a full disk in their own
-            shutil.rmtree(folder, ignore_errors=True)
-            whole = self.checkpoints()
-            kept = (
-                f"the one of step {whole[-1].step} is whole; --resume goes on" if whole else "there is none before it"
-            )
-            raise TrainingError(f"the checkpoint of step {step} could not be written: {error}; {kept}") from error
-        _sync_folder(target.parent)
+            rows = self.length if rows is None else rows
+            with (self.path / METRICS).open("rb") as file:
+                os.fsync(file.fileno())
+            facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
+            checkpoints.write(target, tensors, state, facts)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TrainingError(
+                f"the checkpoint of step {step} could not be written: {reason}; {self._kept()}"
+            ) from error
         return target
 
     def prune(self, keep: int) -> None:
@@ -225,16 +276,13 @@ class RunDirectory:
         best = self.best()
         for old in found[:-keep] if keep else []:
             if best is None or old.step != best.step:
-                shutil.rmtree(old.path)
+                with self._written(CHECKPOINTS):
+                    checkpoints.remove(old.path)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Those that were completed, by step; their files are not read."""
-        found = []
-        for folder in sorted((self.path / CHECKPOINTS).iterdir()):
-            if folder.name.isdigit():
-                with contextlib.suppress(OSError, ValueError, TypeError):
-                    found.append(Checkpoint(folder, **json.loads((folder / CARD).read_text())))
-        return found
+        """The complete ones, by step; their files are not read."""
+        folders = sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
+        return [found for folder in folders if (found := Checkpoint.read(folder)) is not None]
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is intact, None where the run had none yet; and what is wrong with later ones."""
@@ -242,7 +290,9 @@ class RunDirectory:
         known = {found.path.name: found for found in self.checkpoints()}
         names = sorted(folder.name for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
         for name in reversed(names):
-            reason = known[name].broken() if name in known else f"{CARD} is damaged"
+            reason: str | None = f"{checkpoints.CARD} is damaged"
+            if name in known:
+                reason = known[name].broken() or self.lost_rows(known[name].rows)
             if reason is None:
                 return known[name], complaints
             complaints.append(f"the checkpoint of step {int(name)} is damaged ({reason})")
@@ -274,28 +324,20 @@ def load(path: Path) -> nn.Module:
     return model.eval()
 
 
-def environment() -> dict[str, Any]:
-    """Where this process runs."""
-    return {
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES},
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "command": sys.argv,
-        "git": _git(),
+def card_of(recipe: Recipe, model: nn.Module) -> str:
+    """leanify.json of a run. Raises SourceError for a model of nobody's."""
+    origin = origin_of(model)
+    if origin is None:
+        raise SourceError(f"nothing is known of how upstream built this {type(model).__name__}")
+    card = {
+        "format": lean_directory.FORMAT,
+        "origin": vars(origin),
+        "architecture": surgery.read(model).to_json(),
+        "tied": lean_directory.untied(model)[1],
+        "requires": lean_directory.requirements(origin),
+        "recipe": recipe.to_dict(),
     }
-
-
-def _git() -> dict[str, Any] | None:
-    """The commit of the folder that the run was started in, and whether files were changed; None outside of git."""
-
-    def ask(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout
-
-    try:
-        return {"commit": ask("rev-parse", "HEAD").strip(), "changed": bool(ask("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return json.dumps(card, indent=2) + "\n"
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -307,29 +349,26 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _synced(path: Path) -> os.stat_result:
-    """Bring what was written to the disk itself."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno())
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Every key whose value differs, old → new."""
+    before, after = dict(leaves(old)), dict(leaves(new))
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return "; ".join(f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in changed)
 
 
-def _digest(path: Path, algorithm: str = "sha256") -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
-
-
-def write_small(path: Path, text: str) -> None:
-    """A small file, whole or not at all."""
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(text)
-    _synced(beside)
-    beside.replace(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _json(path: Path) -> Any:
+    """What a small JSON file holds; None where it is missing or damaged."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DirectoryError(f"{path}, line {number} is no row of JSON: {line[:40]!r}")
+    return found

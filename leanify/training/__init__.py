@@ -1,9 +1,9 @@
-"""Train what a recipe says: begin a run, go on with one, or rehearse it.
+"""Train a recipe: begin a run, go on with one, or rehearse it.
 
-`loop` is the whole of it, from top to bottom; the other modules are what it stands on: `defaults` and `preparation`
-make a model and its data of a recipe, `engine`, `memory` and `heap` see to the device, `schedule` and `distillation` to
-what a step is, `window`, `watcher` and `interrupts` to what is said and heard meanwhile. What a run keeps is
-`leanify.sources.run_directory`.
+`loop` is the training loop, to be read from top to bottom. `defaults` and `preparation` build the model and the data of
+a recipe, `engine`, `memory` and `heap` handle the device, `schedule` and `distillation` define a step, `saver` writes
+checkpoints, and `window`, `watcher` and `interrupts` are the log, its reader and signals. What a run keeps on the disk
+is `leanify.sources.run_directory`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ def train(
     *,
     resume: str | Path | None = None,
     settings: tuple[str, ...] | list[str] = (),
+    accept_changed_data: bool = False,
     watcher: Watcher | None = None,
 ) -> Path:
-    """Train what a recipe says and return the run's folder: ``output``, else ``runs/NAME``.
+    """Train a recipe and return the run's folder: ``output``, else ``runs/NAME``.
 
-    ``recipe`` is a recipe, its file or built-in name, a run with one, or any other SOURCE: then the usual recipe of the
-    model's kind, on what ``settings`` name in ``data.path``.
+    ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: then the usual recipe of the model's
+    kind, on the data that ``settings`` name in ``data.path``.
 
-    ``resume`` goes on with a run from its newest intact checkpoint; a recipe given beside it must be the run's own.
-    An interrupt (Ctrl-C) ends the step, writes a checkpoint and raises KeyboardInterrupt. Raises LeanifyError.
+    ``resume`` goes on with a run from its newest intact checkpoint. A recipe given with it must be the run's own, and
+    the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the step, write a
+    checkpoint and raise KeyboardInterrupt. Raises LeanifyError.
     """
     if resume is not None:
         run = RunDirectory.open(resume)
+        run.check_unedited()
         value = run.recipe
         if recipe is not None or settings:
             run.check_recipe(resolve(value if recipe is None else recipe, settings))
-        Trainer(with_tokenizer_of(run), watcher).fit(run)
+        Trainer(with_tokenizer_of(run), watcher).fit(run, accept_changed_data)
         return run.path
     if recipe is None:
         raise RecipeError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from leanify.errors import RecipeError
 from leanify.sources.recipe import Recipe, TrainingRecipe
+from leanify.sources.run_directory import RunDirectory, leaves
 from leanify.training import memory
 
 
@@ -35,6 +38,22 @@ def accelerator_of(recipe: Recipe) -> Any:
             "each have the whole model (DDP): torchrun, or accelerate launch --multi_gpu"
         )
     return engine
+
+
+@contextmanager
+def tracked(engine: Any, recipe: Recipe, run: RunDirectory) -> Iterator[None]:
+    """Send rows to the recipe's trackers, too, while a run goes."""
+    if not recipe.run.trackers:
+        yield
+        return
+    engine.project_configuration.set_directories(str(run.path))
+    engine.log_with = list(recipe.run.trackers)
+    facts = {key: value for key, value in leaves(recipe.to_dict()) if isinstance(value, int | float | str)}
+    engine.init_trackers(run.path.name, facts)
+    try:
+        yield
+    finally:
+        engine.end_training()
 
 
 def optimizer_of(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:

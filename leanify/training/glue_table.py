@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +21,9 @@ from leanify import training
 from leanify.data import glue as data
 from leanify.errors import DataError, DirectoryError, RecipeError
 from leanify.sources import recipe as recipes
+from leanify.sources.checkpoints import remove, write_small
 from leanify.sources.recipe import Recipe
-from leanify.sources.run_directory import RunDirectory, write_small
+from leanify.sources.run_directory import RunDirectory
 from leanify.tasks.glue import METRICS
 from leanify.training.loop import Watcher
 
@@ -150,7 +150,7 @@ def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str,
         training.train(value, folder, watcher=watcher)
     run = RunDirectory.open(folder)
     for old in run.checkpoints()[:-1]:
-        shutil.rmtree(old.path)
+        remove(old.path)
     last = next(row for row in reversed(run.rows()) if row["split"] == "validation")
     return {name: number for name, number in last.items() if name not in HIDDEN}
 

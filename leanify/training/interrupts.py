@@ -1,4 +1,4 @@
-"""Ctrl-C, as a run takes it."""
+"""Signals that end a run: Ctrl-C, SIGTERM (time limits, preemption) and SIGHUP (a closed shell)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ import threading
 from typing import Any
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that a signal ended, once its checkpoint is written; the message says how to go on with it."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.code = 128 + number  # the exit code, as shells have it
+
+
 class Interrupts:
-    """Ctrl-C asks for an end after the step; a second one ends at once."""
+    """The first signal asks for an end after the step; a second one ends the process at once."""
 
     def __enter__(self) -> Interrupts:
-        self.asked = False
-        self.before = None
+        self.asked: int | None = None
+        self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._ask)
+            known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
+            for number in (number for number in known if number is not None):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                    self.before[number] = signal.signal(number, self._ask)
         return self
 
     def _ask(self, number: int, frame: Any) -> None:
-        self.asked = True
-        signal.signal(number, signal.default_int_handler)
+        self.asked = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def __exit__(self, *error: Any) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+        self._restore()

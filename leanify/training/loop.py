@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import copy
 import math
+import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify import machine
+from leanify.data import fingerprint
 from leanify.data.samples import Batch, Inputs, Reader, Samples, read
 from leanify.data.sampling import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
-from leanify.design import profiling
 from leanify.errors import DataError, TrainingError
 from leanify.sources import lean_directory
+from leanify.sources.checkpoints import Checkpoint
 from leanify.sources.recipe import Recipe
-from leanify.sources.run_directory import Checkpoint, RunDirectory, leaves
+from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import Tally, check_fit, merged, task_of
-from leanify.training import distillation, heap, memory
-from leanify.training.engine import accelerator_of, memory_of, optimizer_of
-from leanify.training.interrupts import Interrupts
+from leanify.training import distillation, guards, heap
+from leanify.training.engine import accelerator_of, memory_of, optimizer_of, tracked
+from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.preparation import build, data_of, trainable
+from leanify.training.saver import Saver
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 from leanify.training.watcher import Silent as Silent
 from leanify.training.watcher import Watcher as Watcher
@@ -62,6 +64,7 @@ class Trainer:
         seed_everything(MODEL, self.seed)
         self.bare = build(recipe)  # as the checkpoint knows it; self.model may be wrapped around it
         self.splits = splits_of(data_of(recipe), self.bare)
+        self.skipped: set[str] = set(self.splits.skipped)
         check_fit(self.bare, self.splits)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
@@ -83,12 +86,14 @@ class Trainer:
                 optimizer.add_param_group({"params": maps, "weight_decay": 0.0})
         self.validation: Reader | None = None  # from the first evaluation on
         self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
-        self.check_memory()
+        guards.check_memory(self.need, self.bare, self.accelerator, order.batch_size, recipe.run.accumulate)
         learning: Any = self.learner or self.bare
         learning = torch.compile(learning) if recipe.run.compile else learning
         self.model, self.optimizer = self.accelerator.prepare(learning, optimizer)
         self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
         self.window = Window()
+        self.saver = Saver()
+        self.names = list(lean_directory.untied(self.bare)[0])  # of the tensors that a checkpoint holds, tied ones once
 
         self.try_one()
 
@@ -97,15 +102,6 @@ class Trainer:
         """One validation sample through the model: what does not fit is found before anything is written."""
         self.task.found(self.bare.eval(), *self.moved(self.one()))
         self.bare.train()
-
-    def check_memory(self) -> None:
-        """Refuse what will not fit before anything is written."""
-        available = machine.available(self.accelerator.device)
-        if self.need is not None and available is not None:
-            world, passes = self.accelerator.num_processes, self.recipe.run.accumulate
-            held = profiling.weights_bytes(self.bare) if self.accelerator.device.type == "cpu" else 0
-            where = str(self.accelerator.device)
-            memory.check(self.need, available + held, self.order.batch_size, world, passes, where)
 
     def one(self) -> Batch:
         """A batch of one validation sample."""
@@ -121,31 +117,49 @@ class Trainer:
     def new_run(self, folder: Path) -> RunDirectory:
         """The run's folder; the first process makes it."""
         if self.main:
-            RunDirectory.create(folder, self.recipe, self.bare, self.splits.tokenizer)
+            facts = fingerprint.taken(self.recipe.data, self.splits)
+            RunDirectory.create(folder, self.recipe, self.bare, self.splits.tokenizer, facts)
         self.accelerator.wait_for_everyone()
         return RunDirectory.open(folder)
 
-    def fit(self, run: RunDirectory) -> RunDirectory:
-        """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule."""
-        with run.held() if self.main else nullcontext(), self.tracked(run), heap.kept():
-            start = self.begin(run)
-            batches = self.batches(start)
-            with Interrupts() as interrupts:
-                for step in range(start, self.steps):
-                    try:
-                        self.step(step, batches)
-                    except DataError:
-                        if self.accelerator.num_processes == 1:  # several would wait for each other for ever
-                            self.save(run, step)
-                        raise
-                    self.after(run, step + 1)
-                    self.watcher.stepped(step + 1)
-                    if self.agreed(interrupts.asked, step + 1):
-                        self.save(run, step + 1)
-                        raise KeyboardInterrupt
+    def fit(self, run: RunDirectory, accept_changed_data: bool = False) -> RunDirectory:
+        """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule.
+
+        Raises Interrupted where a signal ended it, DataError where the data is not what the run was begun on.
+        """
+        if self.main:
+            guards.check_data(run, self.recipe.data, self.splits, accept_changed_data, self.watcher.warned)
+        with run.held() if self.main else nullcontext(), tracked(self.accelerator, self.recipe, run), heap.kept():
+            try:
+                self.steps_from(self.begin(run), run)
+            finally:
+                self.saver.wait()
+            self.accelerator.wait_for_everyone()
             self.test(run)
+            if self.main:
+                guards.note_skipped(run, self.skipped, self.watcher.warned)
         self.accelerator.wait_for_everyone()
         return run
+
+    def steps_from(self, start: int, run: RunDirectory) -> None:
+        """All steps from one on, with what comes after each."""
+        batches = self.batches(start)
+        with Interrupts() as interrupts:
+            for step in range(start, self.steps):
+                try:
+                    self.step(step, batches)
+                except DataError:
+                    if self.accelerator.num_processes == 1:  # several would wait for each other for ever
+                        self.save(run, step)
+                    raise
+                self.after(run, step + 1)
+                self.saver.check()
+                self.watcher.stepped(step + 1)
+                if self.agreed(interrupts.asked is not None, step + 1):
+                    self.save(run, step + 1)
+                    self.saver.wait()
+                    message = f"saved at step {step + 1}; go on with: {run.resume_line}" if self.main else ""
+                    raise Interrupted(message, interrupts.asked or signal.SIGINT)
 
     def test(self, run: RunDirectory) -> None:
         """A row of the test split, if there is one, of the best checkpoint's weights."""
@@ -156,7 +170,7 @@ class Trainer:
         self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def begin(self, run: RunDirectory) -> int:
-        """Restore, say where the run goes on, and return the step to do next."""
+        """Restore, report where the run goes on, and return the step to do next."""
         found, complaints = run.newest()
         for words in complaints:
             self.watcher.warned(f"{words}; going on from step {found.step if found else 0}")
@@ -166,30 +180,16 @@ class Trainer:
         if self.main:
             run.forget_after(found)
             device, processes = str(self.accelerator.device), self.accelerator.num_processes
-            if other := run.note_environment(device=device, processes=processes):
-                self.watcher.warned(f"not where the run was begun, so bits may differ: {other}")
+            for words in run.note_environment(device=device, processes=processes):
+                self.watcher.warned(words)
+            if mended := run.mend_card(self.bare):
+                self.watcher.warned(mended)
         start = found.step if found is not None else 0
         self.watcher.began(self.words(), start, self.steps)
         self.window.began = time.perf_counter()
         if found is None:
             self.save(run, 0)
         return start
-
-    @contextmanager
-    def tracked(self, run: RunDirectory) -> Iterator[None]:
-        """Rows go to the recipe's trackers meanwhile, too."""
-        names = list(self.recipe.run.trackers)
-        if not names:
-            yield
-            return
-        self.accelerator.project_configuration.set_directories(str(run.path))
-        self.accelerator.log_with = names
-        facts = {key: value for key, value in leaves(self.recipe.to_dict()) if isinstance(value, int | float | str)}
-        self.accelerator.init_trackers(run.path.name, facts)
-        try:
-            yield
-        finally:
-            self.accelerator.end_training()
 
     def words(self) -> str:
         """What is trained, on what, for how long."""
@@ -286,6 +286,7 @@ class Trainer:
         everyones = self.accelerator.gather(mine[None])
         broken = everyones[:, 2].min().item()
         if math.isfinite(broken):
+            self.saver.wait()
             last = max((found.step for found in run.checkpoints()), default=0)
             raise TrainingError(
                 f"the loss of step {int(broken)} is not finite; the last good checkpoint is that of step {last} in "
@@ -342,23 +343,32 @@ class Trainer:
     # -- state --------------------------------------------------------------------------------------------------------
 
     def save(self, run: RunDirectory, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """A checkpoint, unless the loss is no number any more."""
+        """Write a checkpoint in the background, unless the loss is not finite any more."""
         loss, targets = self.summed(run)
         if not self.main:
-            self.accelerator.wait_for_everyone()
             return
         state = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
             "window": [loss, targets, self.window.samples],
-            "weights": {} if self.average is None else lean_directory.untied(self.bare)[0],
+            "weights": {} if self.average is None else self.tensors_of(self.bare),
             "maps": {} if self.learner is None else self.learner.maps.state_dict(),
         }
         score = self.task.sign * metrics[self.task.metric] if metrics else None
         kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
-        run.save(step, lean_directory.untied(self.evaluated)[0], state, score, kept)
-        run.prune(self.recipe.run.keep)
-        self.accelerator.wait_for_everyone()
+        self.saver.wait()
+        rows = run.length
+
+        def write(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+            run.save(step, tensors, state, score, kept, rows)
+            run.prune(self.recipe.run.keep)
+
+        self.saver.save(write, self.tensors_of(self.evaluated), state)
+
+    def tensors_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """A model's weights and buffers where they are, tied ones once."""
+        held = model.state_dict()
+        return {name: held[name].detach() for name in self.names}
 
     def restore(self, found: Checkpoint) -> None:
         """Weights, moments, averages and sums as they were at a checkpoint."""

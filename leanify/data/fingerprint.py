@@ -1,0 +1,116 @@
+"""A fingerprint of the data of a run, cheap enough to take at every start.
+
+Of files: every name and size, by folder, and the content of at most 256 of them, evenly spread, of a large file sixteen
+pieces. Of a data set on the hub: the fingerprint that ``datasets`` keeps. Of data that comes with a library: sixteen
+samples. A change that keeps all names and sizes and misses the sampled pieces goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from leanify.data import hub
+from leanify.data.samples import Splits
+from leanify.sources.recipe import DataSection
+
+FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
+SHOWN = 3  # changes that a message names
+
+
+def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
+    """The fingerprint: ``samples`` a split, ``folders`` → [files, bytes, digest of names and sizes], ``contents``."""
+    facts: dict[str, Any] = {"samples": {"train": len(splits.train), "validation": len(splits.validation)}}
+    if hub.is_meant(data):
+        return facts | {"contents": {data.name: str(hub.rows(data.name, data.train)._fingerprint)}}
+    if data.path is None:
+        return facts | {"contents": {data.name: _of_samples(splits.train)}}
+    root = Path(data.path).expanduser()
+    files = list(_files(root)) if root.is_dir() else [(root.name, root.stat().st_size)]
+    top = root if root.is_dir() else root.parent
+    spread: Any = np.unique(np.linspace(0, len(files) - 1, FILES).astype(int)) if files else []
+    chosen = [files[place] for place in spread]
+    return facts | {
+        "folders": _by_folder(files),
+        "contents": {name: _of_file(top / name, size) for name, size in chosen},
+    }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What differs, in words; None where nothing does, or where nothing is known of before."""
+    if not before:
+        return None
+    found = [*_of_folders(before.get("folders", {}), now.get("folders", {}))]
+    contents, others = (facts.get("contents", {}) for facts in (before, now))
+    found += [
+        f"the content of {name} changed" for name in contents if others.get(name, contents[name]) != contents[name]
+    ]
+    if not found and before.get("samples") != now.get("samples"):
+        found = [f"samples: {before.get('samples')} → {now.get('samples')}"]
+    return (
+        "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "") if found else None
+    )
+
+
+def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if old is None or new is None:
+            yield f"the folder {name} is {'gone' if new is None else 'new'}"
+        elif old[:2] == new[:2]:
+            yield f"files in {name} have other names or sizes"
+        else:
+            yield f"{name}: {old[0]:,} files of {old[1]:,} bytes → {new[0]:,} files of {new[1]:,} bytes"
+
+
+def _files(root: Path) -> Iterator[tuple[str, int]]:
+    """Every visible file below a folder by its name from there, with its size; in order."""
+    for folder, below, names in os.walk(root, followlinks=True):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            path = Path(folder, name)
+            if path.is_file():
+                yield path.relative_to(root).as_posix(), path.stat().st_size
+
+
+def _by_folder(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for name, size in files:
+        found.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
+    return {
+        folder: [len(some), sum(size for _, size in some), hashlib.sha256(repr(some).encode()).hexdigest()[:16]]
+        for folder, some in found.items()
+    }
+
+
+def _of_file(path: Path, size: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= PIECES * PIECE:
+            digest.update(file.read())
+        else:
+            for place in np.linspace(0, size - PIECE, PIECES).astype(int):
+                file.seek(int(place))
+                digest.update(file.read(PIECE))
+    return digest.hexdigest()[:16]
+
+
+def _of_samples(samples: Any) -> str:
+    """Of evenly spread samples of a data set in memory; of others their number alone."""
+    if not hasattr(samples, "batch"):
+        return str(len(samples))
+    inputs, targets = samples.batch(np.linspace(0, len(samples) - 1, SAMPLES).astype(int))
+    parts = [*(inputs.values() if isinstance(inputs, dict) else [inputs]), targets]
+    digest = hashlib.sha256()
+    for part in parts:
+        assert isinstance(part, Tensor)
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,182 @@
+"""A run's checkpoints: each is written whole or not at all, and is checked before it is read.
+
+    STEP/model.safetensors   the weights that are evaluated and loaded
+    STEP/state.pt            what training needs besides: moments, and the weights behind an average
+    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and the SHA-256 of both files
+
+Files are hashed while they are written, in one pass over the bytes. A folder is renamed to its name once it is complete
+and on the disk, and away from it before it is removed, so that no name ever stands for half a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+WEIGHTS, STATE, CARD = "model.safetensors", "state.pt", "checkpoint.json"
+DIGESTS = {64: "sha256", 128: "blake2b"}  # by a sum's length; sha256 is written, because processors accelerate it
+CHUNK = 1 << 22  # bytes that are hashed and written at a time, while they are in the processor's cache
+DTYPES = {  # as safetensors spells them, in the order in which it lays them out: by size, then by name
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
+    torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32",
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint. ``rows``: the length in bytes that metrics.jsonl had; ``score``: better when higher."""
+
+    path: Path
+    step: int
+    rows: int
+    score: float | None
+    metrics: dict[str, float]
+    sums: dict[str, str]
+
+    @staticmethod
+    def read(folder: Path) -> Checkpoint | None:
+        """The checkpoint of a folder, by its card alone; None where the card is missing or damaged."""
+        try:
+            return Checkpoint(folder, **json.loads((folder / CARD).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def broken(self) -> str | None:
+        """What is wrong with the files; None where they are as they were written."""
+        for name, wanted in self.sums.items():
+            try:
+                with (self.path / name).open("rb") as file:
+                    found = hashlib.file_digest(file, DIGESTS.get(len(wanted), "sha256")).hexdigest()
+            except OSError as error:
+                return f"{name}: {error.strerror}"
+            if found != wanted:
+                return f"{name} is not what was written"
+        return None
+
+    def weights(self) -> dict[str, Tensor]:
+        return load_file(self.path / WEIGHTS)
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        return found
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write a checkpoint to ``target``; ``facts`` are its card's besides the sums. Raises OSError, leaving nothing."""
+    folder = target.with_name(f".{target.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir()
+        with summed(folder / WEIGHTS) as weights:
+            write_tensors(tensors, weights)
+        with summed(folder / STATE) as rest:
+            torch.save(dict(state), rest)  # type: ignore[arg-type]
+        sums = {WEIGHTS: weights.digest.hexdigest(), STATE: rest.digest.hexdigest()}
+        write_small(folder / CARD, json.dumps({**facts, "sums": sums}, indent=2) + "\n")
+        folder.rename(target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    sync_folder(target.parent)
+
+
+class Summed:
+    """A file that is being written, and the digest of what was written to it."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+        self.failed: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Hash and write; a failure is kept, because torch replaces it by one of its own."""
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), CHUNK):
+                self.digest.update(view[start : start + CHUNK])
+                self.file.write(view[start : start + CHUNK])
+        except OSError as error:
+            self.failed = error
+            raise
+        return len(view)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+@contextmanager
+def summed(path: Path) -> Iterator[Summed]:
+    """A new file to write to, which is on the disk at the end. Raises OSError, also where torch would raise another."""
+    with path.open("wb") as file:
+        made = Summed(file)
+        try:
+            yield made
+        except RuntimeError as error:
+            raise made.failed or error from error
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Summed) -> None:
+    """The safetensors format: the header's length in 8 bytes, the header as JSON, and the tensors' bytes in its order.
+
+    The same bytes as the library's own writer, which cannot be hashed on the way. Tensors are contiguous, on the CPU.
+    """
+    order = list(DTYPES)
+    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name in names:
+        tensor, start = tensors[name], place
+        place += tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, place]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name in names:
+        if tensors[name].numel():
+            file.write(tensors[name].reshape(-1).view(torch.uint8).numpy())
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder; killed meanwhile, it leaves nothing under its name."""
+    aside = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
+def write_small(path: Path, text: str) -> None:
+    """A small file, whole or not at all."""
+    beside = path.with_name(f".{path.name}")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
