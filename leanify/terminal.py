@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
@@ -32,7 +33,7 @@ def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on standard error that disappears at the end; call what it yields with the number of steps done."""
     err = Console(stderr=True)
-    if not err.is_terminal:
+    if not err.is_terminal or os.environ.get("LEANIFY_QUIET"):
         yield lambda done: None
         return
     from rich.progress import Progress  # costs 10 ms to import

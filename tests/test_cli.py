@@ -119,3 +119,38 @@ def test_the_command_line_and_the_library_are_twins() -> None:
     plan = leanify.redesign("vit_base", target_params=0.6, overrides={k: int(v) for k, v in overrides.items()})
     data = json.loads(run("redesign", "vit_base", *SMALL, "--target-params", "0.6", "--json").stdout)
     assert {**data, "seconds": 0} == {**plan.to_json(), "seconds": 0}
+
+
+# -- what every command takes -----------------------------------------------------------------------------------------
+
+
+def test_the_version_and_short_help() -> None:
+    assert run("--version").stdout == f"leanify {leanify.__version__}\n"
+    assert run("recipes", "-h").stdout == run("recipes", "--help").stdout
+    assert "--no-color" in run("-h").stdout
+
+
+def test_quiet_silences_warnings_and_nothing_else() -> None:
+    loud, quiet = (run("condition", *SMALL, "vit_base", "--samples", "1", *more) for more in ([], ["--quiet"]))
+    assert loud.stdout == quiet.stdout
+    assert "random" in loud.stdout
+    assert quiet.stderr == "" == "".join(line for line in loud.stderr.splitlines() if "warning" not in line)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("leanify redes", "redesign"),
+        ("leanify redesign vit_tiny_patch16_2", "vit_tiny_patch16_224"),
+        ("leanify recipes dig", "digits"),
+    ],
+)
+def test_the_shell_completes_commands_models_and_recipes(words: str, found: str) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_LEANIFY_COMPLETE": "complete_bash"}
+    done = run(**asked)
+    assert found in done.stdout.split()
+
+
+def test_completion_imports_no_torch() -> None:
+    code = "import sys; from leanify.cli.options import complete_source as c; c('vit'); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

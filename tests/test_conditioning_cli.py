@@ -329,7 +329,6 @@ def test_checkpoints_that_are_none(leanify, tmp_path):
 
 
 def test_wrong_use(leanify):
-    refused(leanify(), "needs a SOURCE")
     refused(leanify(*TINY_VIT, "--heads", "two"), "2,4,8")
     refused(leanify(*TINY_VIT, "--heads", "0"), "at least one")
     refused(leanify(*TINY_VIT, "bert", "--heads", "2"), "one SOURCE")

@@ -1,11 +1,12 @@
 """The command line: parse, call, render. Commands import torch inside; `--help` never does.
 
 A command is a file here with a function of its own name; `main` loads the one that is asked for, and all of them only
-to list them.
+to list them or to complete a word.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from importlib import import_module
@@ -14,33 +15,37 @@ import typer
 
 from leanify.errors import LeanifyError
 
-COMMANDS = ("redesign", "train", "glue", "profile", "condition", "recipes", "zoo")
+COMMANDS = ("redesign", "train", "glue", "profile", "condition", "recipes", "runs", "zoo")
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
+EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
 
 
 def app(*names: str) -> typer.Typer:
     """The commands with these names; one alone takes its arguments directly."""
     made = typer.Typer(
         help=ABOUT,
+        epilog=EVERYWHERE,
         no_args_is_help=len(names) > 1,
-        add_completion=False,
+        add_completion=len(names) > 1,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        made.command()(getattr(import_module(f"leanify.cli.{name}"), name))
+        made.command(epilog=EVERYWHERE)(getattr(import_module(f"leanify.cli.{name}"), name))
     return made
 
 
 def main() -> None:
     """The console script: a LeanifyError is one message on stderr and exit code 2."""
-    asked = sys.argv[1] if len(sys.argv) > 1 else ""
     warnings.formatwarning = lambda message, *_: f"leanify: warning: {message}\n"
+    arguments = _without_frame(sys.argv[1:])
+    asked = arguments[0] if arguments else ""
     try:
         if asked in COMMANDS:
-            app(asked)(args=sys.argv[2:], prog_name=f"leanify {asked}")
+            app(asked)(args=arguments[1:], prog_name=f"leanify {asked}")
         else:
-            app(*COMMANDS)(prog_name="leanify")
+            app(*COMMANDS)(args=arguments, prog_name="leanify")
     except LeanifyError as error:
         print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -48,3 +53,18 @@ def main() -> None:
         if str(error):
             print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(getattr(error, "code", 130)) from None
+
+
+def _without_frame(arguments: list[str]) -> list[str]:
+    """Obey the options that every command takes, wherever they stand, and return the other arguments."""
+    if arguments == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"leanify {version('leanify')}")
+        raise SystemExit(0)
+    if "--no-color" in arguments:
+        os.environ["NO_COLOR"] = "1"  # rich obeys it, here and in worker processes
+    if "--quiet" in arguments:
+        os.environ["LEANIFY_QUIET"] = "1"
+        warnings.simplefilter("ignore")
+    return [argument for argument in arguments if argument not in ("--no-color", "--quiet")]

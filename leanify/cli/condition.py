@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json, ModelClass, Override, Tokens
+from leanify.cli.options import Json, ModelClass, Override, Tokens, complete_source
 from leanify.errors import SourceError
 from leanify.terminal import console, progress
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from leanify.data.probe_inputs import Feed
     from leanify.spectra.results import Probe
+
+
+DEFAULT = "vit_tiny_patch16_224"  # probed in seconds
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,12 @@ class ConditionOptions:
 
 def condition(
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE…", help="models: names, directories, checkpoints")
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE…",
+            help=f"models: names, directories, checkpoints; without one, {DEFAULT}",
+            autocompletion=complete_source,
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -103,7 +111,7 @@ def condition(
     elif checkpoints is not None:
         result = _over_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, options)
     else:
-        result = _models(sources or _none_given(), options)
+        result = _models(sources or [DEFAULT], options)
     _show(result, plot, as_json)
 
 
@@ -120,12 +128,8 @@ class Result:
     warnings: list[str]
 
 
-def _none_given() -> list[str]:
-    raise SourceError("condition needs a SOURCE: a name (vit_base, bert), a directory or a checkpoint")
-
-
 def _single(sources: list[str] | None, option: str) -> str:
-    found = sources or _none_given()
+    found = sources or [DEFAULT]
     if len(found) != 1:
         raise SourceError(f"{option} takes one SOURCE; {len(found)} were given")
     return found[0]

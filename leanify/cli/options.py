@@ -8,9 +8,35 @@ import typer
 
 from leanify.errors import ShapeError
 
+
+def complete_source(typed: str) -> list[str]:
+    """Shell completion of a SOURCE: the zoo's names, recipes and paths here. Imports no torch."""
+    import json
+    from importlib import resources
+    from pathlib import Path
+
+    from leanify.sources.recipe import built_in
+
+    table = json.loads(resources.files("leanify.zoo").joinpath("table.json").read_text("utf-8"))
+    names = [model["name"] for model in table["models"]]
+    folder = Path(typed).expanduser() if typed.endswith("/") else Path(typed).expanduser().parent
+    paths = [str(path) + "/" * path.is_dir() for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name for name in {*names, *built_in(), *paths} if name.startswith(typed))
+
+
+def complete_recipe(typed: str) -> list[str]:
+    """Shell completion of a recipe's name."""
+    from leanify.sources.recipe import built_in, stems
+
+    return sorted(name for name in {*built_in(), *stems()} if name.startswith(typed))
+
+
 Source = Annotated[
     str,
-    typer.Argument(help="a timm or transformers name, a hub id, a directory, a config.json or a lean directory"),
+    typer.Argument(
+        help="a timm or transformers name, a hub id, a directory, a config.json or a lean directory",
+        autocompletion=complete_source,
+    ),
 ]
 Override = Annotated[
     list[str] | None,

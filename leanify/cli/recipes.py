@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json
+from leanify.cli.options import Json, complete_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="print this recipe; without a name, list them all")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="print this recipe; without a name, list them all", autocompletion=complete_recipe),
+    ] = None,
     audit: Annotated[bool, typer.Option("--audit", help="rebuild every row of the paper and count it")] = False,
     as_json: Json = False,
 ) -> None:

@@ -163,6 +163,14 @@ class RunDirectory:
             return "there is no checkpoint yet"
         return f"the checkpoint of step {known[-1].step} is complete; go on with: {self.resume_line}"
 
+    def is_held(self) -> bool:
+        """Whether a process is writing to the run now."""
+        try:
+            with self.held():
+                return False
+        except DirectoryError:
+            return True
+
     # -- the log ------------------------------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -180,7 +180,7 @@ class Trainer:
         if self.main:
             run.forget_after(found)
             device, processes = str(self.accelerator.device), self.accelerator.num_processes
-            for words in run.note_environment(device=device, processes=processes):
+            for words in run.note_environment(device=device, processes=processes, steps=self.steps):
                 self.watcher.warned(words)
             if mended := run.mend_card(self.bare):
                 self.watcher.warned(mended)

@@ -1,0 +1,80 @@
+"""Every run below a folder, one value each: what was trained, how far it came, and whether it is still running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from leanify.errors import LeanifyError
+from leanify.sources.run_directory import ENVIRONMENT, RunDirectory, is_run
+
+State = Literal["running", "done", "interrupted", "broken"]
+
+
+@dataclass(frozen=True)
+class RunOverview:
+    """One run as ``leanify runs`` lists it.
+
+    path    the run's folder
+    source  the model that its recipe names
+    data    the data set that its recipe names
+    step    the last completed checkpoint's; None before the first
+    steps   the length of the schedule; None for runs of leanify 0.1.0, which did not record it
+    metric  what the evaluation reports first after the loss, with its best value, by name
+    state   running: a process holds it · done · interrupted: ``--resume`` goes on · broken: it cannot be read
+    """
+
+    path: Path
+    source: str
+    data: str
+    step: int | None
+    steps: int | None
+    metric: str
+    best: float | None
+    state: State
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "path": str(self.path)}
+
+
+def runs_below(folder: Path) -> Iterator[RunOverview]:
+    """The runs in a folder and in the folders below it, by path; what lies inside a run is not looked at."""
+    if is_run(folder):
+        yield overview(RunDirectory.open(folder))
+        return
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        try:
+            yield from runs_below(inner)
+        except PermissionError:
+            continue
+
+
+def overview(run: RunDirectory) -> RunOverview:
+    """What a run's folder says of itself; a damaged one is ``broken`` instead of an error."""
+    try:
+        recipe = run.recipe
+        checkpoints = run.checkpoints()
+        step = checkpoints[-1].step if checkpoints else None
+        steps = _steps(run)
+        metric, best = _best(run)
+        state: State = "running" if run.is_held() else "done" if step is not None and step == steps else "interrupted"
+        data = recipe.data.name if recipe.data else ""
+        return RunOverview(run.path, recipe.model.source, data, step, steps, metric, best, state)
+    except (LeanifyError, OSError, ValueError, KeyError):
+        return RunOverview(run.path, "", "", None, None, "", None, "broken")
+
+
+def _steps(run: RunDirectory) -> int | None:
+    entries = json.loads((run.path / ENVIRONMENT).read_text(encoding="utf-8"))
+    return next((entry["steps"] for entry in reversed(entries) if "steps" in entry), None)
+
+
+def _best(run: RunDirectory) -> tuple[str, float | None]:
+    """The first metric of the best checkpoint that is not its loss, else the loss."""
+    found = run.best()
+    metrics = dict(found.metrics) if found is not None else {}
+    name = next((name for name in metrics if name != "loss"), "loss")
+    return name, metrics.get(name)

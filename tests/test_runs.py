@@ -1,0 +1,48 @@
+"""``leanify runs``: what it says of runs that are done, interrupted, running and broken."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from runs import DIGITS
+
+from leanify import training
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
+from leanify.training.overview import runs_below
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    short = recipes.with_settings(recipes.parse(DIGITS), ["schedule.steps=4", "schedule.epochs=", "data.samples=120"])
+    return training.train(short, tmp_path_factory.mktemp("runs") / "done")
+
+
+def test_a_run_says_how_far_it_came(done: Path) -> None:
+    [found] = runs_below(done.parent)
+    assert (found.path, found.state, found.step, found.steps) == (done, "done", 4, 4)
+    assert found.source == RunDirectory.open(done).recipe.model.source
+    assert found.metric == "top1"
+    best = RunDirectory.open(done).best()
+    assert best is not None
+    assert found.best == best.metrics["top1"]
+
+
+def test_interrupted_running_and_broken_runs_are_told_apart(done: Path, tmp_path: Path) -> None:
+    for name in ("broken", "inner/interrupted"):
+        shutil.copytree(done, tmp_path / name)
+    (tmp_path / "broken" / "recipe.toml").write_text("no recipe")
+    last = RunDirectory.open(tmp_path / "inner" / "interrupted").checkpoints()[-1]
+    shutil.rmtree(last.path)
+    states = {found.path.name: found.state for found in runs_below(tmp_path)}
+    assert states == {"broken": "broken", "interrupted": "interrupted"}
+    run = RunDirectory.open(tmp_path / "inner" / "interrupted")
+    with run.held():
+        assert [found.state for found in runs_below(run.path)] == ["running"]
+    assert [found.state for found in runs_below(run.path)] == ["interrupted"]
+
+
+def test_a_folder_without_runs_has_none(tmp_path: Path) -> None:
+    assert list(runs_below(tmp_path)) == []
