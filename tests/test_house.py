@@ -24,6 +24,7 @@ FLOORS = (
     ("design",),
     ("tasks", "zoo"),
     ("training",),
+    ("warm",),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -116,6 +116,26 @@ def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
     return torch.cat(sources), torch.cat(targets)
 
 
+def picked(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
+    """The positions along an axis that belong to the ``picks`` of some symbols, in the layout's order.
+
+    ``picks`` gives indices by symbol, such as ``{"h": [0, 2]}`` for the heads 0 and 2; other symbols stay whole.
+    """
+    import torch
+
+    taken = []
+    start = 0
+    for part in parse(layout):
+        shape = [int(_factor(factor, sizes)) for factor in part]
+        grid = torch.arange(start, start + _product(shape)).view(shape)
+        start += _product(shape)
+        for axis, factor in enumerate(part):
+            if factor in picks:
+                grid = grid.index_select(axis, picks[factor])
+        taken.append(grid.reshape(-1))
+    return torch.cat(taken)
+
+
 def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
     """For each position of the new axis the old one whose value it repeats: sizes that grew start again at zero."""
     import torch

@@ -1,0 +1,14 @@
+"""Warm start: a lean model made from a trained one, so that it keeps what the trained one knew.
+
+    axes         which axes of a layer's tensors hold heads or hidden units
+    blocks       a model with other blocks in its lists
+    residual     the residual sublayers of a block, found by running it
+    pair         two consecutive layers as one with twice the heads
+    drop         fewer blocks, scored by how little they change their input
+    narrow       fewer heads and hidden units, scored by what they contribute, and the least-squares correction
+    clone        more heads by splitting each into equal copies, and their merge
+    calibration  what a model computes on calibration data
+    carry        all of these together: from a trained model to a given shape
+
+Each function takes a model and returns a new one; the old one is left as it was.
+"""

@@ -1,0 +1,276 @@
+"""Pair two consecutive layers: one layer with twice the heads and twice the hidden units.
+
+Two pre-norm layers run side by side, h ← h + A₁(h) + A₂(h), then h ← h + M₁(h) + M₂(h), are one layer: the heads of
+both attentions and the hidden units of both MLPs stand next to each other, and the output projections add them up. Each
+layer has its own norms, LayerScale and biases: gains and biases of norms are folded into the projections that read
+them, LayerScale into the output projections. (Calvo González et al., Leveraging the True Depth of LLMs, TMLR 2026,
+arXiv 2502.02790, run pairs of layers so for speed.)
+
+The depth halves, no weight is lost, and parameters stay as many, up to one block's norms. What changes is the function:
+the second layer no longer sees what the first one did. Every pair is checked against its two layers run side by side.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanify.errors import UnsupportedModel
+from leanify.lens.forwards import free
+from leanify.lens.located import LocatedModel, Site
+from leanify.lens.resize import features_of, part_of, resize
+from leanify.lens.sites import locate
+from leanify.warm.axes import GROWING, Axes, axes_of
+from leanify.warm.blocks import copied, list_of, with_blocks
+from leanify.warm.norms import affine_of, bias_after, fold, neutralise, precision
+from leanify.warm.residual import Residual, Sublayer, residuals
+
+Run = Callable[[nn.Module], Any]
+
+
+@torch.no_grad()
+def pair(model: nn.Module, stage: str, index: int, call: Run) -> nn.Module:
+    """A new model in which the blocks ``index`` and ``index + 1`` of a stage are one that runs them side by side.
+
+    ``call`` runs a model on example inputs. Raises UnsupportedModel, with the reason, for blocks that cannot be
+    paired: post-norm, windowed, shared, or unlike each other.
+    """
+    located = locate(model)
+    found = residuals(located, stage, call)
+    if not 0 <= index < len(found) - 1:
+        raise UnsupportedModel(f"stage {stage!r} has {len(found)} blocks: there is no pair at {index}")
+    blocks = list_of(located, stage)
+    joined = joined_block(located, *found[index : index + 2])
+    kept = [*blocks[:index], joined, *blocks[index + 2 :]]
+    return copy.deepcopy(with_blocks(located, {stage: kept}).model)
+
+
+@torch.no_grad()
+def joined_block(
+    located: LocatedModel, first: Residual | UnsupportedModel, second: Residual | UnsupportedModel
+) -> nn.Module:
+    """The block that computes two blocks side by side. Raises UnsupportedModel."""
+    if isinstance(first, UnsupportedModel):
+        raise first
+    if isinstance(second, UnsupportedModel):
+        raise second
+    _check_alike(located, first, second)
+    blocks = copied(first.block), copied(second.block)
+    mine, theirs = ([_moved(s, r, b) for s in r.sublayers] for r, b in zip((first, second), blocks, strict=True))
+    for norm in dict.fromkeys(sublayer.norm for sublayer in mine):
+        readers = [[s for s in side if s.norm == norm] for side in (mine, theirs)]
+        _fold_norms([block.get_submodule(norm) for block in blocks], norm, readers)
+    for block, side in zip(blocks, (mine, theirs), strict=True):
+        for sublayer in side:
+            _fold_scale(block, sublayer)
+    for a, b in zip(mine, theirs, strict=True):
+        _join(located.model, a.site, b.site)
+    for layer in locate(blocks[0]).layers:
+        if features_of(layer.output).inputs != features_of(layer.output).outputs:
+            free(layer.attention.module)
+    _check_sum(blocks[0], first, second)
+    return blocks[0]
+
+
+def _moved(sublayer: Sublayer, residual: Residual, block: nn.Module) -> Sublayer:
+    """The same sublayer in a copy of its block."""
+    inner = sublayer.site.path.removeprefix(residual.path).lstrip(".")
+    return replace(sublayer, site=replace(sublayer.site, module=block.get_submodule(inner)))
+
+
+# -- what cannot be paired ----------------------------------------------------------------------------------------
+
+
+def _check_alike(located: LocatedModel, first: Residual, second: Residual) -> None:
+    def shape(residual: Residual) -> list[tuple[str, str, str, tuple[str, ...]]]:
+        return [(type(s.site.module).__name__, s.norm, s.scale, s.readers) for group in residual.groups for s in group]
+
+    where = f"{first.path} and {second.path} cannot be paired"
+    if shape(first) != shape(second) or [len(g) for g in first.groups] != [len(g) for g in second.groups]:
+        raise UnsupportedModel(f"{where}: they hold different layers")
+    counted = _counts_of_heads(first) | LAYER_COUNTERS
+    for name, module in first.block.named_modules():
+        if different := _different_settings(name, module, second.block.get_submodule(name), counted):
+            raise UnsupportedModel(f"{where}: {different} differs between them")
+    tables = [s for s in located.sites if s.reading.is_table and "h" in s.sizes]
+    if tables:
+        raise UnsupportedModel(
+            f"{where}: {tables[0].path} holds one table of heads for all layers, and a pair would have twice as many"
+        )
+    for sublayer in first.sublayers:
+        sizes = sublayer.site.sizes
+        mixing = [part for part in sublayer.site.reading.mixing if part_of(sublayer.site.module, part) is not None]
+        if mixing:
+            raise UnsupportedModel(f"{where}: {sublayer.site.path}.{mixing[0]} is a norm over all heads or units")
+        if sizes.get("g", 0) == 1 != sizes.get("h"):
+            raise UnsupportedModel(
+                f"{where}: one key/value head serves all heads (multi-query attention), and a pair would need two"
+            )
+
+
+LAYER_COUNTERS = {"layer_idx", "layer_id", "block_idx", "idx", "drop_prob", "training"}
+SIZES = {"in_features", "out_features", "nf", "nx", "in_channels", "out_channels", "normalized_shape", "num_features"}
+
+
+def _counts_of_heads(residual: Residual) -> set[str]:
+    """The attributes of a block, by path, that say how many heads or hidden units there are."""
+    found: set[str] = set()
+    for sublayer in residual.sublayers:
+        inner = sublayer.site.path.removeprefix(residual.path).lstrip(".")
+        reading = sublayer.site.reading
+        found |= {f"{inner}.{name}".lstrip(".") for name in reading.attributes}
+        found |= {
+            f"{inner}.{part}.{name}".lstrip(".") for part in {**reading.rows, **reading.columns} for name in SIZES
+        }
+    return found
+
+
+def _different_settings(path: str, a: nn.Module, b: nn.Module, counted: set[str]) -> str:
+    """The first plain attribute in which two modules differ, ``counted`` ones apart; "" where there is none."""
+    plain = (bool, int, float, str, tuple, type(None))
+    for name, value in vars(a).items():
+        if name.startswith("_") or name in counted or f"{path}.{name}".lstrip(".") in counted:
+            continue
+        if isinstance(value, plain) and value != getattr(b, name, None):
+            return f"{path}.{name}".lstrip(".")
+    return ""
+
+
+# -- folding ------------------------------------------------------------------------------------------------------
+
+
+def _fold_norms(norms: Sequence[nn.Module], path: str, sides: Sequence[Sequence[Sublayer]]) -> None:
+    """Fold each side's norm into its projections; both norms then give the same."""
+    affines = [affine_of(norm, path) for norm in norms]
+    projections = [[_part(s.site, part) for s in side for part in s.readers] for side in sides]
+    after = bias_after(affines, [module for side in projections for module in side])
+    for norm, affine, modules in zip(norms, affines, projections, strict=True):
+        for module in modules:
+            fold(affine, module, after)
+        neutralise(norm, affine, after)
+
+
+def _part(site: Site, part: str) -> nn.Module:
+    module = part_of(site.module, part)
+    assert module is not None
+    return module
+
+
+def _fold_scale(block: nn.Module, sublayer: Sublayer) -> None:
+    """Fold a LayerScale into the output projection of its sublayer, in place."""
+    if not sublayer.scale:
+        return
+    owner, _, name = sublayer.scale.rpartition(".")
+    scale: Tensor = getattr(block.get_submodule(owner), name)
+    for part in outputs_of_site(sublayer.site):
+        axis = features_of(part).output_axis
+        weight = part.weight
+        assert isinstance(weight, Tensor)
+        weight.copy_((weight.movedim(axis, -1) * scale).movedim(-1, axis))
+        if isinstance(part.bias, Tensor):
+            part.bias.copy_(part.bias * scale)
+    scale.fill_(1.0)
+
+
+def outputs_of_site(site: Site) -> list[nn.Module]:
+    """The output projection of each kind of thing in a site: of heads first, then of hidden units."""
+    found = []
+    for symbol in ("h", "m"):
+        parts = [part for part, how in site.reading.columns.items() if symbol in how.split()]
+        modules = [module for part in parts if (module := part_of(site.module, part)) is not None]
+        found += modules[:1]
+    return found
+
+
+# -- joining ------------------------------------------------------------------------------------------------------
+
+
+def _join(model: nn.Module, mine: Site, theirs: Site) -> None:
+    """Put the heads and units of ``theirs`` behind those of ``mine``, in place."""
+    fixed = [name for name in mine.sizes if name not in GROWING and mine.sizes[name] != theirs.sizes.get(name)]
+    if fixed or _group(mine.sizes) != _group(theirs.sizes):
+        what = fixed[0] if fixed else "heads a key/value head"
+        raise UnsupportedModel(f"{mine.path} and {theirs.path} cannot be paired: they differ in {what}")
+    sizes = {name: size + theirs.sizes[name] if name in GROWING else size for name, size in mine.sizes.items()}
+    values = [(a, a.value, b.value) for a, b in zip(axes_of(mine), axes_of(theirs), strict=True)]
+    resize(model, mine.path, mine.module, mine.reading, mine.sizes, sizes)
+    for axes, first, second in values:
+        if axes.grows:
+            axes.value.zero_()
+            _place(axes, first, sizes, mine.sizes, behind=False)
+            _place(axes, second, sizes, theirs.sizes, behind=True)
+        elif _is_output_bias(mine, axes):
+            axes.value.add_(second)
+        elif not torch.equal(first, second):
+            raise UnsupportedModel(
+                f"{mine.path}.{axes.part} has one {axes.name} for all heads, and it differs between the two layers"
+            )
+
+
+def _group(sizes: dict[str, int]) -> float:
+    return sizes["h"] / sizes["g"] if "g" in sizes and "h" in sizes else 1.0
+
+
+def _is_output_bias(site: Site, axes: Axes) -> bool:
+    return axes.name == "bias" and axes.owner in outputs_of_site(site)
+
+
+def _place(axes: Axes, values: Tensor, sizes: dict[str, int], own: dict[str, int], behind: bool) -> None:
+    """Write one side's values to its heads and units in the joined tensor."""
+    picks = {
+        name: torch.arange(own[name]) + (sizes[name] - own[name] if behind else 0) for name in GROWING if name in own
+    }
+    target = axes.value
+    slots = [
+        axes.picked(axis, sizes, picks) if axis in axes.layouts else torch.arange(length)
+        for axis, length in enumerate(target.shape)
+    ]
+    target[torch.meshgrid(*(slot.to(target.device) for slot in slots), indexing="ij")] = values
+
+
+# -- the check ----------------------------------------------------------------------------------------------------
+
+
+def side_by_side(first: Residual, second: Residual) -> Tensor:
+    """What two blocks give side by side on the first one's input: x + Σ s₁ F₁(x) + s₂ F₂(x), group by group."""
+    x = first.call.tensors[0]
+    for mine, theirs in zip(first.groups, second.groups, strict=True):
+        x = x + sum(
+            _contribution(sublayer, residual.block, like, x)
+            for residual, side in ((first, mine), (second, theirs))
+            for sublayer, like in zip(side, mine, strict=True)
+        )
+    return x
+
+
+def _contribution(sublayer: Sublayer, block: nn.Module, like: Sublayer, x: Tensor) -> Tensor:
+    """s · F(norm(x)), called with the other arguments that ``like`` was called with."""
+    normed = block.get_submodule(sublayer.norm)(x)
+
+    def put(value: Any) -> Any:
+        return normed if value is like.normed else value
+
+    kwargs = {name: put(value) for name, value in like.call.kwargs.items()}
+    output = sublayer.site.module(*(put(value) for value in like.call.args), **kwargs)
+    output = output[0] if isinstance(output, tuple) else output
+    scale = block.get_parameter(sublayer.scale) if sublayer.scale else 1.0
+    result: Tensor = scale * output
+    return result
+
+
+def _check_sum(joined: nn.Module, first: Residual, second: Residual) -> None:
+    """Refuse a pair that does not compute what its two layers compute side by side."""
+    expected = side_by_side(first, second)
+    given = joined(*first.call.args, **first.call.kwargs)
+    given = given[0] if isinstance(given, tuple) else given
+    error = float((given - expected).norm() / expected.norm())
+    if not error <= 256 * precision(expected):
+        raise UnsupportedModel(
+            f"{first.path} and {second.path} cannot be paired: the pair gives other outputs than the two layers side "
+            f"by side (relative error {error:.1e})"
+        )

@@ -1,0 +1,193 @@
+"""Pairing: two layers run side by side are one layer. Held in float64 against blocks written out by hand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leanify
+from leanify.errors import UnsupportedModel
+from leanify.warm.pair import pair
+from leanify.zoo import laws, tiny
+from leanify.zoo.running import difference, outputs, randomised
+
+TOLERANCE = 1e-10
+
+
+class SideBySide(nn.Module):
+    """Two blocks of one family, run side by side; ``formula`` is the family's block, written out."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, formula: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.blocks, self.formula = (first, second), formula
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name in ("blocks", "formula") else getattr(self.blocks[0], name)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.formula(self.blocks, x, *args, **kwargs)
+
+
+def timm_vit(blocks: Any, x: Tensor, **_: Any) -> Tensor:
+    x = x + sum(b.ls1(b.attn(b.norm1(x))) for b in blocks)
+    return x + sum(b.ls2(b.mlp(b.norm2(x))) for b in blocks)
+
+
+def timm_beit(blocks: Any, x: Tensor, **kwargs: Any) -> Tensor:
+    x = x + sum(b.gamma_1 * b.attn(b.norm1(x), **kwargs) for b in blocks)
+    return x + sum(b.gamma_2 * b.mlp(b.norm2(x)) for b in blocks)
+
+
+def gpt2(blocks: Any, x: Tensor, past: Any = None, mask: Any = None, *_: Any, **kwargs: Any) -> Tensor:
+    x = x + sum(b.attn(b.ln_1(x), past_key_values=past, attention_mask=mask, **kwargs)[0] for b in blocks)
+    return x + sum(b.mlp(b.ln_2(x)) for b in blocks)
+
+
+def llama(blocks: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    x = x + sum(b.self_attn(hidden_states=b.input_layernorm(x), **kwargs)[0] for b in blocks)
+    return x + sum(b.mlp(b.post_attention_layernorm(x)) for b in blocks)
+
+
+def neox(blocks: Any, x: Tensor, **kwargs: Any) -> Tensor:
+    return x + sum(
+        b.attention(b.input_layernorm(x), **kwargs)[0] + b.mlp(b.post_attention_layernorm(x)) for b in blocks
+    )
+
+
+def own(blocks: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    x = x + sum(b.attention(b.norm1(x), mask) for b in blocks)
+    return x + sum(b.mlp(b.norm2(x)) for b in blocks)
+
+
+def own_gpt2() -> tuple[nn.Module, Any]:
+    model = leanify.load(
+        "leanify/gpt2-tinystories",
+        overrides={"vocab": 31, "width": 24, "depth": 3, "heads": 3, "head_dim": 6, "mlp": 40},
+    )
+    ids = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
+    return model, lambda m: m(ids)
+
+
+FAMILIES = {
+    "timm/vit_base_patch16_224": ("blocks", timm_vit),
+    "timm/vit_small_patch14_dinov2": ("blocks", timm_vit),  # LayerScale
+    "timm/deit3_small_patch16_224": ("blocks", timm_vit),
+    "timm/beit_base_patch16_224": ("blocks", timm_beit),  # bare gains, a bias table a layer, q and v biases apart
+    "hf/gpt2": ("h", gpt2),
+    "hf/llama": ("layers", llama),  # key/value groups, rotary positions, a gated MLP
+    "hf/mistral": ("layers", llama),
+    "hf/qwen2": ("layers", llama),
+    "hf/gemma": ("layers", llama),  # norms that keep their gain less one
+    "hf/gpt_neox": ("layers", neox),  # attention and MLP in parallel
+    "leanify/gpt2": ("blocks", own),  # norms with a bias before projections without
+}
+
+
+def built(name: str) -> tuple[nn.Module, Any]:
+    library, _, rest = name.partition("/")
+    model, call = own_gpt2() if library == "leanify" else tiny.build(library, rest)
+    return randomised(model), call
+
+
+def run(call: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: outputs(model, call)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_pair_computes_what_its_two_layers_compute_side_by_side(name: str) -> None:
+    model, call = built(name)
+    stage, formula = FAMILIES[name]
+    depth = leanify.read(model).depth
+    paired = pair(model, stage, 1, run(call))
+
+    expected = copy.deepcopy(model)
+    blocks: Any = expected.get_submodule(stage)
+    blocks[1] = SideBySide(blocks[1], blocks[2], formula)
+    del blocks[2]
+    assert difference(outputs(paired, call), outputs(expected, call)) < TOLERANCE
+
+    layers = list(leanify.read(paired).layers())
+    before = next(iter(leanify.read(model).layers()))
+    assert len(layers) == depth - 1
+    assert (layers[1].heads, layers[1].kv_heads, layers[1].mlp) == (
+        2 * before.heads,
+        2 * before.kv_heads,
+        2 * before.mlp,
+    )
+
+
+@pytest.mark.parametrize("name", ["hf/gpt2", "hf/llama"])
+def test_a_paired_decoder_gives_the_same_with_its_cache(name: str) -> None:
+    model, _ = built(name)
+    stage, _ = FAMILIES[name]
+    ids = torch.randint(5, 60, (2, 11), generator=torch.Generator().manual_seed(3))
+    paired: Any = pair(model, stage, 0, run(lambda m: m(ids)))
+    whole = outputs(paired, lambda m: m(ids).last_hidden_state)[0]
+    begun = paired(ids[:, :6], use_cache=True)
+    rest = []
+    for at in range(6, 11):
+        begun = paired(ids[:, at : at + 1], past_key_values=begun.past_key_values, use_cache=True)
+        rest.append(begun.last_hidden_state)
+    assert difference([torch.cat(rest, 1)], [whole[:, 6:]]) < 1e-6  # upstream's rotary tables are float32
+
+
+def test_pairs_are_paired_again() -> None:
+    model, call = built("hf/llama")
+    twice = pair(pair(model, "layers", 0, run(call)), "layers", 0, run(call))
+    heads = [next(iter(leanify.read(m).layers())).heads for m in (model, twice)]
+    assert heads[1] == 3 * heads[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "reason"),
+    [
+        ("hf/bert", "encoder.layer", "post-norm"),
+        ("hf/albert", "encoder.albert_layer_groups.0.albert_layers", "there is no pair"),
+        ("hf/qwen3", "layers", "one weight for all heads"),
+        ("hf/t5", "encoder.block", "differs between them"),
+        ("timm/swin_tiny_patch4_window7_224", "layers.2.blocks", "windowed"),
+        ("timm/vit_base_patch16_rpn_224", "blocks", "post-norm"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused_with_the_reason(name: str, stage: str, reason: str) -> None:
+    model, call = built(name)
+    with pytest.raises(UnsupportedModel, match=reason):
+        pair(model, stage, 0, run(call))
+
+
+def test_the_model_that_was_paired_stays_as_it_was() -> None:
+    model, call = built("timm/vit_base_patch16_224")
+    before = outputs(model, call)
+    paired = pair(model, "blocks", 0, run(call))
+    for parameter in paired.parameters():
+        parameter.data.zero_()
+    assert difference(outputs(model, call), before) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", ["timm", "hf"])
+def test_every_stage_of_both_zoos_is_paired_or_refused(library: str) -> None:
+    """`pair` holds every pair against its two layers; here that nothing else goes wrong with any model."""
+    paired = 0
+    for name in tiny.names(library):
+        try:
+            model, call = tiny.build(library, name)
+            model = randomised(model)
+            outputs(model, call)
+            stages = leanify.read(model).stages
+        except Exception:
+            continue  # the zoo's own tests say which models build here
+        for stage in stages:
+            if stage.depth > 1 and not stage.fixed:
+                try:
+                    new = pair(model, stage.name, stage.depth - 2, run(call))
+                except UnsupportedModel:
+                    continue
+                laws.require(bool(outputs(new, call)), "paired", name)
+                paired += 1
+    assert paired > 60, f"{paired} stages of {library} were paired"
