@@ -86,8 +86,10 @@ def _rendered(models: Sequence[dict[str, Any]]) -> Table:
 
 
 def _notes(model: dict[str, Any]) -> str:
-    untested = model.get("untested")
-    return " · ".join(filter(None, (model["reason"], f"not applicable: {', '.join(untested)}" if untested else "")))
+    untested, given = model.get("untested"), model.get("given")
+    laws = f"not applicable: {', '.join(untested)}" if untested else ""
+    needed = f"given {', '.join(given)}, which upstream's default leaves unset" if given else ""
+    return " · ".join(filter(None, (model["reason"], laws, needed)))
 
 
 def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:

@@ -8,7 +8,9 @@ control   that design has one of equal depth and parameters with the old heads a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -35,10 +37,10 @@ class Answers:
         return all((self.read, self.grow, self.redesign, self.control))
 
 
-def answers_of(source: str) -> Answers:
+def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> Answers:
     """The four answers for what SOURCE names. Errors that are no LeanifyError are defects, and pass through."""
     try:
-        model = find.build_on_meta(find.find(source))
+        model = find.build_on_meta(find.find(source, overrides=overrides))
     except SourceError as error:
         return Answers(None, None, None, None, _line(error))
     try:
@@ -46,7 +48,7 @@ def answers_of(source: str) -> Answers:
     except LeanifyError as error:
         return Answers(False, False, False, None, _line(error))
     grow_refused = _grow_refused(model)
-    plan = _plan(source)
+    plan = _plan(source, overrides)
     if isinstance(plan, LeanifyError):
         return Answers(True, not grow_refused, False, None, grow_refused or _line(plan))
     no_control = "no control: in the stages that a redesign changes no MLP is known" if plan.control is None else ""
@@ -63,12 +65,12 @@ def _grow_refused(model: nn.Module) -> str:
     return "" if grown == wanted else f"its heads were doubled to {wanted}, and {grown} is read back"
 
 
-def _plan(source: str) -> Plan | LeanifyError:
+def _plan(source: str, overrides: Mapping[str, Any] | None) -> Plan | LeanifyError:
     """The redesign to the smallest share that some design reaches, or why there is none."""
     refused: LeanifyError = BudgetError("no share was tried")
     for share in SHARES:
         try:
-            return redesign(source, target_params=share)
+            return redesign(source, target_params=share, overrides=overrides)
         except BudgetError as error:
             refused = error
         except LeanifyError as error:

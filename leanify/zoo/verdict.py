@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -15,8 +15,9 @@ from leanify.errors import SourceError, UnsupportedModel
 from leanify.zoo import isolated, laws, tiny, tiny_timm
 from leanify.zoo.answers import answers_of
 from leanify.zoo.running import LawBroken
+from leanify.zoo.unset import UNSET
 
-SECONDS = 300  # for one model
+SECONDS = 600  # for one model
 LONGEST = 300  # characters of a reason
 
 
@@ -29,7 +30,7 @@ class Verdict:
 
     ``supported``: all four answers are yes and every law that applies held at a small size; ``refused``: leanify says
     why not; ``failing``: a law is broken, or something else went wrong. ``untested`` names the laws that had nothing to
-    test at the small size.
+    test at the small size, ``given`` what upstream's default configuration leaves unset (`unset`).
     """
 
     library: str
@@ -41,6 +42,7 @@ class Verdict:
     control: bool | None = None
     untested: tuple[str, ...] = ()
     reason: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "untested": list(self.untested)}
@@ -49,11 +51,12 @@ class Verdict:
 def verdict(library: str, name: str) -> Verdict:
     """One model's answers and laws, in this process."""
     warnings.simplefilter("ignore")
+    given = UNSET.get(name, {}) if library == "hf" else {}
     try:
-        answers = answers_of(f"{library}/{name}")
+        answers = answers_of(f"{library}/{name}", given)
     except Exception as error:
         return Verdict(library, name, "failing", reason=_line(error))
-    said = {key: value for key, value in asdict(answers).items() if key != "reason"}
+    said = {**{key: value for key, value in asdict(answers).items() if key != "reason"}, "given": given}
     if not answers.read:
         return Verdict(library, name, "refused", **said, reason=answers.reason[:LONGEST])
     untested, broken = _laws(library, name)
