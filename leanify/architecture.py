@@ -87,7 +87,7 @@ class Stage:
     @cached_property
     def mains(self) -> Block:
         """The main layers of all blocks; they change in proportion to :attr:`main`."""
-        return tuple(layer for block in self.blocks for layer in _widest(block))
+        return tuple(layer for block in self.blocks for layer in widest(block))
 
     @cached_property
     def group(self) -> int:
@@ -134,7 +134,7 @@ class Stage:
         return replace(self, blocks=tuple(self._turned(block, asked) for block in blocks))
 
     def _turned(self, block: Block, asked: Mapping[str, int | None]) -> Block:
-        main = _widest(block)
+        main = widest(block)
         return tuple(self._in_proportion(layer, asked) if layer in main else layer for layer in block)
 
     def _in_proportion(self, layer: Layer, asked: Mapping[str, int | None]) -> Layer:
@@ -152,7 +152,7 @@ class Stage:
         return replace(layer.with_heads(new["heads"], new["head_dim"]), mlp=new["mlp"])
 
 
-def _widest(block: Block) -> Block:
+def widest(block: Block) -> Block:
     """The main layers of a block."""
     width = max((layer.width for layer in block), default=0)
     return tuple(layer for layer in block if layer.width == width)

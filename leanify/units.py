@@ -27,6 +27,14 @@ def binary(size: int | None) -> str:
     return f"{size} B"
 
 
+def kilobytes(size: float) -> str:
+    """Bytes as servers count them: 131072 → 128 KiB."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size / (1 << power):,.4g} {unit}"
+    return f"{size:.0f} B"
+
+
 def seconds(value: float | None) -> str:
     if value is None:
         return "–"

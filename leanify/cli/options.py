@@ -51,14 +51,25 @@ Tokens = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
-def pin(name: str, text: str | None) -> int | list[int] | None:
-    """``7`` or ``4,4,8,2``: one number, or one a stage."""
+def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
+    """``7``, ``4,4,8,2`` or ``encoder=6,decoder=4``: one number, one a stage, or one a tower."""
     if text is None:
         return None
+    if "=" in text:
+        pairs = [part.partition("=") for part in text.replace(" ", "").split(",")]
+        return {tower: _whole(name, value) for tower, _, value in pairs}
     try:
         values = [int(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
-        raise ShapeError(f"{name} {text!r} is no whole number, nor a list of them such as 4,4,8,2") from None
+        raise ShapeError(
+            f"{name} {text!r} is neither a whole number nor a list such as 4,4,8,2 or encoder=6,decoder=4"
+        ) from None
     if min(values) < 1:
         raise ShapeError(f"{name} {text} is below 1")
     return values[0] if len(values) == 1 else values
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ShapeError(f"{name} {text!r} is not a whole number above zero; give one a tower: encoder=6,decoder=4")
+    return int(text)

@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from leanify.terminal import console
-from leanify.units import binary, gigas, kappa, millions, seconds
+from leanify.units import binary, millions, seconds
 
 if TYPE_CHECKING:
-    from leanify.design.plan import Design, Plan
     from leanify.design.profiling import Profile
     from leanify.training.glue_table import Report, Score
 
@@ -31,79 +30,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
     for row in rows:
         made.add_row(*row)
     return made
-
-
-# -- redesign -----------------------------------------------------------------------------------------------------
-
-
-def render_plan(plan: Plan) -> None:
-    """The plan of a redesign, as people read it."""
-    out = console()
-    library = plan.found.origin.library
-    out.print(
-        Text.assemble(
-            (plan.found.origin.name, "bold"),
-            f" · {library} · {plan.tokens} tokens · {plan.budget} · "
-            f"{plan.searched:,} design{'s' * (plan.searched != 1)} priced in {plan.seconds:.2f} s",
-        ),
-    )
-    out.print()
-    rows = [("baseline", plan.baseline, ""), ("lean", plan.chosen, "bold green")]
-    if plan.control is not None:
-        rows.append(("control", plan.control, "cyan"))
-    rows += [("also" if i == 0 else "", other, "dim") for i, other in enumerate(plan.candidates[1:])]
-    shown = table(("", "depth", "heads × dim", "inner", "mlp", "params", "body", "GMACs", "κ predicted"), [])
-    for name, design, style in rows:
-        shown.add_row(*_design_row(name, design), style=style)
-    out.print(shown)
-    out.print()
-    if len(plan.chosen.architecture.stages) > 1:
-        out.print(f"a line a stage: {', '.join(stage.name for stage in plan.chosen.architecture.stages)}")
-    for line in _plan_words(plan):
-        out.print(line)
-    for warning in plan.warnings:
-        out.print(Text.assemble(("warning ", "yellow"), warning))
-    if plan.directory:
-        out.print(f'written to {plan.directory}; leanify.load("{plan.directory}") loads it')
-
-
-def _design_row(name: str, design: Design) -> tuple[str, ...]:
-    """One design; where its stages differ, a line a stage."""
-    count = len(design.architecture.stages)
-    depth, heads, head_dim, inner, mlp = (
-        value if isinstance(value, list) else [value] * count
-        for value in (design.depth, design.heads, design.head_dim, design.inner, design.mlp)
-    )
-    shapes = list(zip(depth, heads, head_dim, inner, mlp, strict=True))
-    shown = shapes if len(set(shapes)) > 1 else shapes[:1]
-    return (
-        name,
-        "\n".join(str(d) for d, *_ in shown),
-        "\n".join(f"{h} × {c}" for _, h, c, *_ in shown),
-        "\n".join(str(i) for *_, i, _ in shown),
-        "\n".join(str(m) for *_, m in shown),
-        millions(design.params),
-        millions(design.params_body),
-        gigas(design.macs),
-        kappa(design.kappa_predicted),
-    )
-
-
-def _plan_words(plan: Plan) -> Iterable[str]:
-    if plan.control is not None:
-        yield "control: same depth and parameters as lean, the old heads, a wider mlp"
-    params, macs = (
-        1 - new / old
-        for new, old in ((plan.chosen.params, plan.baseline.params), (plan.chosen.macs, plan.baseline.macs))
-    )
-    yield (
-        f"lean: {_less(params)} parameters, {_less(macs)} MACs. Whether it keeps its quality only training beside the "
-        "control shows: the paper's evidence has no control."
-    )
-
-
-def _less(share: float) -> str:
-    return f"{share:.1%} fewer" if share >= 0 else f"{-share:.1%} more"
 
 
 # -- profile ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,28 +21,39 @@ from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
 from leanify.upstream.build import build_shell
+from leanify.upstream.caches import kept_by
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import origin_of
 
 Result = TypeVar("Result")
+CACHED_BYTES = 2  # a number: bfloat16 or float16
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters (all, and of the blocks alone) and multiply-adds of one forward pass of one sample."""
+    """What a model costs; every number may be an array, one entry a design.
 
-    params: int
-    params_body: int
-    macs: int
+    params       all parameters
+    params_body  those of the blocks alone
+    macs         multiply-adds of one forward pass of one sample
+    active       parameters that one token meets: of the experts as many as it is sent to
+    kv           bytes of the key/value cache at the context that was asked for, at two bytes a number
+    """
+
+    params: Any
+    params_body: Any
+    macs: Any
+    active: Any = 0
+    kv: Any = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.params + other.params, self.params_body + other.params_body, self.macs + other.macs)
+        return Cost(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.params - other.params, self.params_body - other.params_body, self.macs - other.macs)
+        return Cost(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     def __mul__(self, times: int) -> Cost:
-        return Cost(self.params * times, self.params_body * times, self.macs * times)
+        return Cost(*(number * times for number in astuple(self)))
 
 
 def parameters(module: nn.Module) -> int:
@@ -204,14 +215,43 @@ def _unfused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def count(model: nn.Module, tokens: int | None = None) -> Cost:
+def count(model: nn.Module, tokens: int | None = None, context: int = 0) -> Cost:
     """The cost of a model on ``meta``. Raises UnsupportedModel where upstream's forward does not run."""
-    return count_located(locate(model), tokens)
+    return count_located(locate(model), tokens, context)
 
 
-def count_located(located: LocatedModel, tokens: int | None = None) -> Cost:
+def count_located(located: LocatedModel, tokens: int | None = None, context: int = 0) -> Cost:
     """`count` for a model that is located already."""
-    return Cost(parameters(located.model), body(located), observed(located.model, tokens, macs))
+    every = parameters(located.model)
+    forward = observed(located.model, tokens, macs)
+    return Cost(every, body(located), forward, every - idle_parameters(located), cache_bytes(located, context))
+
+
+def idle_parameters(located: LocatedModel) -> int:
+    """The parameters of the experts that a token is not sent to."""
+    idle = 0
+    for layer in located.layers:
+        shape = layer.read()
+        experts, active = getattr(shape, "experts", 0), getattr(shape, "active", 0)
+        if experts and layer.mlp is not None:
+            idle += parameters(layer.mlp.module) * (experts - active) // experts
+    return idle
+
+
+def cache_bytes(located: LocatedModel, context: int) -> int:
+    """Bytes that the key/value caches of a model hold after ``context`` tokens of one sequence, as servers keep them.
+
+    Keys and values of every key/value head, of as many tokens as the layer's window has; under latent attention the
+    latent and the rotary part alone (DeepSeek-V2, §2.1). The keys of a cross-attention are not among them: their number
+    does not grow with the context.
+    """
+    numbers = 0
+    for layer in located.layers:
+        kept = kept_by(located.model, layer.attention.module) if context else None
+        if kept is not None:
+            shape = layer.read()
+            numbers += kept.seen(context) * (kept.latent or 2 * shape.kv_heads * shape.head_dim)
+    return CACHED_BYTES * numbers
 
 
 def token_counts(located: LocatedModel, tokens: int | None = None) -> list[int]:

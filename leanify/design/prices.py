@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from leanify.architecture import Architecture, Stage
+from leanify.architecture import Architecture, Layer, Stage
 from leanify.design.counting import (
     Cost,
     count_located,
@@ -24,17 +24,21 @@ from leanify.design.counting import (
     observed_on_meta,
     parameters,
     token_counts,
+    unmasked_inputs,
 )
 from leanify.lens.located import LocatedStage
 from leanify.lens.sites import locate
 from leanify.lens.surgery import write_located
 from leanify.spectra.theory import gaussian_kappa
+from leanify.upstream.caches import kept_by, longest_context
+from leanify.upstream.inputs import words_of
 
+CONTEXT = 4096
 COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
 
 
 class StageDesign(NamedTuple):
-    """What a search turns in one stage. ``mlp`` may be an array: a design for each of its entries."""
+    """What a search changes in one stage. ``mlp`` may be an array: a design for each of its entries."""
 
     depth: int
     heads: int
@@ -82,6 +86,7 @@ class PriceList:
     turned  the stages whose designs vary, by index
     base    the model with the shortest that each of them can be
     tokens  N of A in each stage
+    inputs  what one sample is, in words
     whole   MACs of every module of the model as it stands, by path; None where that was not counted
 
     A block's price is that of a model that ends with it, less that of a model that ends before it, all blocks of the
@@ -89,15 +94,23 @@ class PriceList:
     parameters, same switches) and take as many MACs where they stand share a price.
     """
 
-    def __init__(self, model: nn.Module, tokens: int | None = None, turned: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tokens: int | None = None,
+        turned: Sequence[int] | None = None,
+        context: int | None = None,
+    ) -> None:
         self._asked = tokens
+        self.context = context or context_of(model)
+        self.inputs = words_of(unmasked_inputs(model, tokens))
         self.located = locate(model)
         self.architecture = self.located.architecture
         self.turned = tuple(self.architecture.varied if turned is None else turned)
         self.model = model
         self.whole = self._count_whole()
-        self._kinds = [_kinds(stage, self.whole or {}) for stage in self.located.stages]
-        self.count = cache(lambda shape: count_located(write_located(self.located, shape), tokens))
+        self._kinds = [_kinds(model, stage, self.whole or {}) for stage in self.located.stages]
+        self.count = cache(lambda shape: count_located(write_located(self.located, shape), tokens, self.context))
         self.base = self.count(self._shortened())
         self.tokens = token_counts(write_located(self.located, self._shortened()), tokens)
         self._line = cache(self._count_line)
@@ -107,16 +120,29 @@ class PriceList:
         """The cost of a design in each stage; None leaves a stage as it is. Arrays of mlp give arrays of costs."""
         cost = self.base
         for index, design in enumerate(designs):
-            if design is None:
-                continue
-            anchor = self._anchor(index, design)
-            shortest = self.architecture.stages[index].shortest
-            cost = cost + self._line(index, shortest, design.head_dim, anchor)(design.heads, design.mlp) - self.base
-            for block, times in self._blocks(index, design.depth).items():
-                with_it = self._line(index, block + 1, design.head_dim, anchor)
-                without = self._line(index, block, design.head_dim, anchor)
-                cost = cost + (with_it - without)(design.heads, design.mlp) * times
+            if design is not None:
+                cost = cost + self.more(index, design)
         return cost
+
+    def more(self, index: int, design: StageDesign) -> Cost:
+        """What one stage's design adds to the shortest model."""
+        anchor = self._anchor(index, design)
+        shortest = self.architecture.stages[index].shortest
+        cost: Cost = self._line(index, shortest, design.head_dim, anchor)(design.heads, design.mlp) - self.base
+        for block, times in self._blocks(index, design.depth).items():
+            with_it = self._line(index, block + 1, design.head_dim, anchor)
+            without = self._line(index, block, design.head_dim, anchor)
+            cost = cost + (with_it - without)(design.heads, design.mlp) * times
+        return cost
+
+    def held(self, stages: Sequence[int], cost: str) -> int:
+        """How much of a cost the blocks of these stages hold in the source."""
+        if cost in ("macs", "kv"):
+            mains = {i: main for i in stages if (main := self.architecture.stages[i].main)}
+            designs = {i: StageDesign(self.architecture.stages[i].depth, *_shape(main)) for i, main in mains.items()}
+            return sum(int(getattr(self.more(i, design), cost)) for i, design in designs.items())
+        containers = [container for i in stages if (container := self.located.stages[i].container) is not None]
+        return sum({id(p): p.numel() for container in containers for p in container.parameters()}.values())
 
     def _count_whole(self) -> dict[str, int] | None:
         """The MACs of every module of the model as it stands; None where only a large one in memory would tell."""
@@ -176,13 +202,22 @@ class PriceList:
         return Line(heads, stage.group, main.mlp, stage.units, here, per_group, per_units)
 
 
-def _kinds(stage: LocatedStage, macs: Mapping[str, int]) -> list[int]:
+def _shape(layer: Layer) -> tuple[int, int, int]:
+    return layer.heads, layer.head_dim, layer.mlp
+
+
+def context_of(model: nn.Module) -> int:
+    """The context at which caches are compared: as long as the model takes, at most 4,096 tokens."""
+    return min(longest_context(model) or CONTEXT, CONTEXT)
+
+
+def _kinds(model: nn.Module, stage: LocatedStage, macs: Mapping[str, int]) -> list[int]:
     """For each block the index of the first one that looks like it and takes as many of the ``macs``, by path."""
     if stage.container is None:
         return [0]
     looks = [
         (
-            tuple(layer.read() for layer in layers),
+            tuple((layer.read(), kept_by(model, layer.attention.module)) for layer in layers),
             tuple(type(module).__qualname__ for module in block.modules()),
             tuple(parameter.shape for parameter in block.parameters()),
             tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),

@@ -47,7 +47,7 @@ FORMAT = 1
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def save(model: nn.Module, directory: str | Path) -> Path:
+def save(model: nn.Module, directory: str | Path, force: bool = False) -> Path:
     """Write ``model`` as a lean directory that `leanify.load` loads, and upstream's loader where upstream can.
 
     Raises DirectoryError where the directory cannot be written or is not empty, SourceError where nothing is known
@@ -61,7 +61,7 @@ def save(model: nn.Module, directory: str | Path) -> Path:
         )
     architecture = surgery.read(model)
     native = expressed(model, origin, architecture)
-    with new_directory(directory) as folder:
+    with new_directory(directory, force) as folder:
         tied = _write_weights(model, folder, native)
         card = {
             "format": FORMAT,
@@ -163,38 +163,61 @@ def _readme(origin: Origin, architecture: Architecture, native: Origin | None, n
 
 
 @contextmanager
-def new_directory(directory: str | Path) -> Iterator[Path]:
-    """A folder to write into that becomes ``directory`` when all went well, and leaves nothing where it did not."""
+def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
+    """A folder to write into that becomes ``directory`` when all went well, and leaves nothing where it did not.
+
+    Parents are made. With ``force`` a directory that leanify wrote is replaced.
+    """
     target = Path(directory)
-    check_new_directory(target)
-    parent = target.absolute().parent
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
+    check_new_directory(target, force)
+    try:
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
+    except OSError as error:
+        raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
     try:
         folder.chmod(0o755)
         yield folder
         for file in folder.iterdir():
             file.chmod(0o755 if file.is_dir() else 0o644)
-        if target.exists():
-            target.rmdir()
-        folder.replace(target)
+        _put(folder, target)
     except OSError as error:
         raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_new_directory(directory: str | Path) -> None:
-    """Raise DirectoryError unless ``directory`` can be made here, or stands here empty."""
+def _put(folder: Path, target: Path) -> None:
+    """Rename into place; what stood there is renamed first and removed last, so that at no time both are gone."""
+    old = folder.with_name(f"{folder.name}.old")
+    if target.exists():
+        target.rename(old)
+    folder.replace(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_new_directory(directory: str | Path, force: bool = False) -> None:
+    """Raise DirectoryError unless ``directory`` can be made here, or stands here empty, or may be replaced."""
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise DirectoryError(f"the output directory {target} is a file; name a directory that does not exist yet")
-    if target.is_dir() and any(target.iterdir()):
-        raise DirectoryError(f"the output directory {target} is not empty; name a new one, or empty it first")
-    parent = target.absolute().parent
-    if not parent.is_dir():
-        raise DirectoryError(f"the output directory {target} lies in {parent}, which does not exist; create it first")
-    if not os.access(parent, os.W_OK):
-        raise DirectoryError(f"the output directory {target} cannot be written: no permission in {parent}")
+    if target.is_dir() and any(target.iterdir()) and not (force and _is_ours(target)):
+        why = "was not written by leanify" if force else "is not empty"
+        raise DirectoryError(
+            f"the output directory {target} {why}; name a new one, or empty it first"
+            + (" (--force replaces it: leanify wrote it)" if not force and _is_ours(target) else "")
+        )
+    parent = next(folder for folder in target.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        why = "no permission in" if parent.is_dir() else "a file stands in the way:"
+        raise DirectoryError(f"the output directory {target} cannot be written: {why} {parent}")
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether leanify wrote a directory: a lean directory, or nothing but such (lean beside its control)."""
+    if (directory / CARD).is_file():
+        return not (directory / "metrics.jsonl").exists()  # a run is never replaced
+    return all((inside / CARD).is_file() for inside in directory.iterdir())
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

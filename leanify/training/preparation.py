@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from leanify.data import glue, vocabulary
-from leanify.design import plan
+from leanify.design.build import build_fresh
 from leanify.errors import RecipeError
 from leanify.lens import surgery
 from leanify.sources import find, text_classifier
@@ -41,7 +41,7 @@ def build(recipe: Recipe) -> nn.Module:
         built = find.load(model.source, overrides=model.override, cls=model.cls)
     else:
         found = find.find(model.source, overrides=model.override, cls=model.cls)
-        built = plan.build_fresh(found, model.shape(surgery.read(find.build_on_meta(found))))
+        built = build_fresh(found, model.shape(surgery.read(find.build_on_meta(found))))
     set_origin(built, origin_of(built))
     if is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already

@@ -85,13 +85,16 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def _length(model: Any, tokens: int | None) -> int:
-    """So many tokens, or 512, or as many as there are positions; some count theirs behind the padding's."""
+    """So many tokens, or 512 (10 s of sound), or as many as there are positions; some count theirs behind the
+    padding's.
+    """
     config = model.config.get_text_config()
     names = ("max_position_embeddings", "max_target_positions")
     longest = min((n for name in names if (n := getattr(config, name, None))), default=512)
     tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
     padded = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
-    return tokens or min(512, longest - (padded[0] + 1 if padded else 0))
+    usual = {"input_values": 499, "input_features": 125}.get(str(model.main_input_name), 512)
+    return tokens or min(usual, longest - (padded[0] + 1 if padded else 0))
 
 
 def _get(config: Any, *names: str, default: Any = None) -> Any:
@@ -151,7 +154,7 @@ def _sound(config: Any, batch: int, length: int) -> Tensor:
     if (bins := getattr(config, "num_mel_bins", None)) and hasattr(config, "max_length"):
         return torch.randn(batch, config.max_length, bins)
     channels = [_get(config, "audio_channels")] if _get(config, "audio_channels") else []
-    return torch.randn(batch, *channels, 4000)
+    return torch.randn(batch, *channels, 320 * length + 80)
 
 
 def _grid(config: Any, batch: int, length: int) -> Tensor:
@@ -175,6 +178,21 @@ def _channels(config: Any) -> tuple[int, ...]:
     channels = getattr(config, "num_input_channels", None) or getattr(config, "input_size", None)
     channels = None if channels == 1 else channels
     return (channels,) if channels else ()
+
+
+def words_of(inputs: dict[str, Tensor]) -> str:
+    """What a batch is, in words: 224 × 224 image, 512 token ids, …; masks are left out."""
+    return ", ".join(_words(name, tuple(x.shape[1:])) for name, x in inputs.items() if "mask" not in name)
+
+
+def _words(name: str, shape: tuple[int, ...]) -> str:
+    if name in ("x", "pixel_values") and len(shape) == 3:
+        return f"{shape[1]} × {shape[2]} image"
+    if name in ("input_ids", "decoder_input_ids") and len(shape) == 1:
+        return f"{shape[0]}{' decoder' if name.startswith('decoder') else ''} token ids"
+    if name == "input_values" and len(shape) == 1:
+        return f"{shape[0]:,} samples of sound"
+    return f"{name.replace('_', ' ')} {' × '.join(map(str, shape))}".strip()
 
 
 _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {

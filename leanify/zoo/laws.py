@@ -224,9 +224,9 @@ def priced(model: nn.Module, tokens: int = 12) -> bool:
         return False
     base = search.baseline(prices)
     require(
-        base.cost == counting.count(meta, tokens),
+        base.cost == counting.count(meta, tokens, prices.context),
         "priced",
-        f"the source is said to cost {base.cost}, not {counting.count(meta, tokens)}",
+        f"the source is said to cost {base.cost}, not {counting.count(meta, tokens, prices.context)}",
     )
     designs = tuple(
         _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
@@ -234,7 +234,11 @@ def priced(model: nn.Module, tokens: int = 12) -> bool:
     said = prices.total(designs)
     shape = search.Candidate(designs, said, 1.0).applied_to(prices.architecture)
     lean = surgery.write(meta, shape)
-    require((found := counting.count(lean, tokens)) == said, "priced", f"{shape} is said to cost {said}, not {found}")
+    require(
+        (found := counting.count(lean, tokens, prices.context)) == said,
+        "priced",
+        f"{shape} is said to cost {said}, not {found}",
+    )
     real = counting.observed_on_cpu(lean, tokens, counting.macs)
     require(real == said.macs, "priced", f"{shape} is said to take {said.macs} MACs, with values it takes {real}")
     return True

@@ -1,0 +1,159 @@
+"""A plan as people read it: a table that fits 80 columns, and its warnings. Knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from leanify.cli.tables import table
+from leanify.terminal import console
+from leanify.units import gigas, kappa, kilobytes, millions
+
+if TYPE_CHECKING:
+    from leanify.design.plan import Design, Plan
+
+Column = tuple[str, Callable[["Design"], str]]
+
+
+def render_plan(plan: Plan) -> None:
+    """Baseline, lean, control and alternatives side by side."""
+    out = console()
+    out.print(
+        Text.assemble(
+            (plan.name, "bold"),
+            f" · {plan.found.origin.library} · {_inputs(plan)} · {plan.budget} · "
+            f"{plan.searched:,} design{'s' * (plan.searched != 1)} priced in {plan.seconds:.2f} s",
+        ),
+    )
+    out.print()
+    columns = _columns(plan)
+    parts = _parts(plan)
+    shown = table(
+        ("", *(["stage"] if len(parts) > 1 else []), "depth", "heads × dim", "inner", "mlp", *(n for n, _ in columns)),
+        [],
+        left=2 if len(parts) > 1 else 1,
+    )
+    for name, design, style in _rows(plan):
+        shown.add_row(*_cells(name, design, parts), *(show(design) for _, show in columns), style=style)
+    out.print(shown)
+    out.print()
+    for line in _words(plan):
+        out.print(line)
+    if plan.directory:
+        out.print(f'written to {plan.directory}; leanify.load("{_loadable(plan)}") loads it')
+
+
+def print_warnings(plan: Plan) -> None:
+    """On standard error, one line each."""
+    err = Console(stderr=True, highlight=False)
+    for warning in plan.warnings:
+        err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
+
+
+def _inputs(plan: Plan) -> str:
+    tokens = f"{plan.tokens} tokens"
+    return tokens if plan.inputs == f"{plan.tokens} token ids" else f"{plan.inputs} ({tokens})"
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
+    yield "baseline", plan.baseline, ""
+    yield "lean", plan.chosen, "bold green"
+    if plan.control is not None:
+        yield "control", plan.control, "cyan"
+    if plan.plain is not None:
+        yield str(plan.plain_name), plan.plain, "yellow"
+    for i, other in enumerate(plan.candidates[1:]):
+        yield "also" if i == 0 else "", other, "dim"
+
+
+def _columns(plan: Plan) -> list[Column]:
+    """What the designs cost; of active parameters and of caches where there are such."""
+    columns: list[Column] = [("params", lambda design: millions(design.params))]
+    if plan.request.count == "body":
+        columns.append(("body", lambda design: millions(design.params_body)))
+    if plan.baseline.params_active != plan.baseline.params:
+        columns.append(("active", lambda design: millions(design.params_active)))
+    columns.append(("GMACs", lambda design: gigas(design.macs)))
+    if plan.baseline.serving is not None:
+        columns.append(("KV/token", lambda d: kilobytes(d.serving.kv_bytes_per_token) if d.serving else "–"))
+    return [*columns, ("κ", lambda design: kappa(design.kappa_predicted))]
+
+
+def _parts(plan: Plan) -> list[tuple[int, str]]:
+    """The stages that need a line of their own, by index, with the words that tell them apart."""
+    names = [stage.name for stage in plan.baseline.architecture.stages]
+    designs = [plan.baseline, plan.chosen, *([plan.control] if plan.control else []), *plan.candidates]
+    shapes = [tuple(_shape(design, i) for design in designs) for i in range(len(names))]
+    if len(set(shapes)) == 1:
+        return [(0, "")]
+    return list(enumerate(_short(names)))
+
+
+def _short(names: list[str]) -> list[str]:
+    """Paths without the parts that they share, at both ends."""
+    paths = [name.split(".") for name in names]
+    while all(len(path) > 1 for path in paths) and len({path[0] for path in paths}) == 1:
+        paths = [path[1:] for path in paths]
+    while all(len(path) > 1 for path in paths) and len({path[-1] for path in paths}) == 1:
+        paths = [path[:-1] for path in paths]
+    return [".".join(path) for path in paths]
+
+
+def _shape(design: Design, stage: int) -> tuple[int, ...]:
+    values = (design.depth, design.heads, design.head_dim, design.inner, design.mlp)
+    return tuple(value[stage] if isinstance(value, list) else value for value in values)
+
+
+def _cells(name: str, design: Design, parts: list[tuple[int, str]]) -> tuple[str, ...]:
+    """One design's shape; where its stages differ, a line a stage."""
+    shapes = [_shape(design, i) for i, _ in parts]
+    words = ["\n".join(part for _, part in parts)] if len(parts) > 1 else []
+    return (
+        name,
+        *words,
+        "\n".join(str(d) for d, *_ in shapes),
+        "\n".join(f"{h} × {c}" for _, h, c, *_ in shapes),
+        "\n".join(str(i) for *_, i, _ in shapes),
+        "\n".join(str(m) for *_, m in shapes),
+    )
+
+
+def _words(plan: Plan) -> Iterator[str]:
+    if plan.control is not None:
+        yield "control: same depth and parameters as lean, the old heads, a wider mlp"
+    if plan.plain is not None:
+        yield f"{plan.plain_name}: ranks above lean, and adds no heads"
+    served, before = plan.chosen.serving, plan.baseline.serving
+    if served is not None and before is not None:
+        yield f"serving at {served.context:,} tokens of context, 2 bytes a number: {_served('lean', plan.chosen)}"
+        yield f"  {_served('baseline', plan.baseline)}" + (
+            f"; {_served('control', plan.control)}" if plan.control else ""
+        )
+    params, macs = (
+        1 - new / old
+        for new, old in ((plan.chosen.params, plan.baseline.params), (plan.chosen.macs, plan.baseline.macs))
+    )
+    yield (
+        f"lean: {_less(params)} parameters, {_less(macs)} MACs. Whether it keeps its quality is for training beside "
+        "the control to show: the paper's evidence has no control."
+    )
+
+
+def _served(name: str, design: Design) -> str:
+    served = design.serving
+    assert served is not None
+    words = f"{name} {kilobytes(served.kv_bytes_per_token * served.context)} of cache"
+    if served.prefill_macs is None or served.decode_macs is None:
+        return words
+    return f"{words}, prefill {gigas(served.prefill_macs)}, decode {gigas(served.decode_macs)} GMACs"
+
+
+def _less(share: float) -> str:
+    return f"{share:.1%} fewer" if share >= 0 else f"{-share:.1%} more"
+
+
+def _loadable(plan: Plan) -> str:
+    return f"{plan.directory}/lean" if plan.with_control else str(plan.directory)

@@ -1,0 +1,65 @@
+"""What an attention keeps of the tokens that it has seen, by upstream's own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from leanify.upstream.origin import is_hf
+
+
+@dataclass(frozen=True)
+class Kept:
+    """window: of how many tokens at most (None: of all). Under latent attention (else None) latent: numbers a token in
+    place of keys and values; pair: channels of a query and a value of one head.
+    """
+
+    window: int | None
+    latent: int | None
+    pair: int | None
+
+    def seen(self, context: int) -> int:
+        """How many of ``context`` tokens are kept."""
+        return context if self.window is None else min(context, self.window)
+
+
+def kept_by(model: nn.Module, attention: Any) -> Kept | None:
+    """What an attention keeps while it generates; None where it does not look back alone (encoders, cross-attention),
+    or reads another layer's cache.
+    """
+    if not is_hf(model) or getattr(attention, "layer_idx", None) is None:
+        return None
+    looks_back = getattr(attention, "is_causal", getattr(attention, "is_decoder", False))
+    if not looks_back or getattr(attention, "is_kv_shared_layer", False):
+        return None
+    window = _window(attention, _config(model, attention))
+    if getattr(attention, "kv_lora_rank", None) is None:
+        return Kept(window, None, None)
+    latent = attention.kv_lora_rank + attention.qk_rope_head_dim
+    return Kept(window, latent, attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim)
+
+
+def _config(model: Any, attention: Any) -> Any:
+    own = getattr(attention, "config", None)
+    return own if own is not None else model.config.get_text_config()
+
+
+def _window(attention: Any, config: Any) -> int | None:
+    kinds = getattr(config, "layer_types", None)
+    if hasattr(attention, "sliding_window"):
+        size = attention.sliding_window
+    elif isinstance(kinds, list) and attention.layer_idx < len(kinds):
+        sizes = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+        size = getattr(config, sizes.get(kinds[attention.layer_idx], ""), None)
+    else:
+        size = getattr(config, "sliding_window", None)
+    return size if isinstance(size, int) else None
+
+
+def longest_context(model: Any) -> int | None:
+    """The most tokens that a configuration has positions for; None where it has no such limit."""
+    config = model.config.get_text_config(decoder=True) if is_hf(model) else None
+    names = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx")
+    return next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)

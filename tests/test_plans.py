@@ -1,0 +1,231 @@
+"""Plans that an engineer would train: the rules, lean and its control, towers, serving, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import leanify
+from leanify.design import alternatives
+from leanify.design.constraints import Constraints
+from leanify.design.counting import count
+from leanify.design.plan import Design
+from leanify.lens import surgery
+from leanify.lens.sites import locate
+
+LLAMA = {
+    "num_hidden_layers": 16,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+def mains(design: Design) -> list[Any]:
+    """(depth, main layer) of every stage that a redesign changes."""
+    stages = design.architecture.stages
+    return [(stages[i].depth, stages[i].main) for i in design.architecture.varied]
+
+
+@pytest.mark.parametrize(
+    ("source", "share", "overrides"),
+    [
+        ("vit_base", 0.5, {}),
+        ("vit_tiny_patch16_224", 0.6, {}),
+        ("gpt2", 0.75, {}),
+        ("swin_tiny_patch4_window7_224", 0.75, {}),
+        ("t5", 0.75, {}),
+        ("clip", 0.75, {}),
+        ("llama", 0.7, LLAMA),
+    ],
+)
+def test_every_plan_keeps_to_the_rules(source: str, share: float, overrides: dict[str, Any]) -> None:
+    plan = leanify.redesign(source, target_params=share, overrides=overrides)
+    limit = share * plan.baseline.params
+    assert plan.control is not None
+    for design in plan.candidates:
+        assert 0.97 * limit <= design.params <= limit
+        for (depth, layer), (old_depth, old) in zip(mains(design), mains(plan.baseline), strict=True):
+            multiple = 64 if old.width >= 256 else 8
+            assert layer.mlp >= old.width
+            assert layer.mlp % multiple == 0
+            assert layer.inner % multiple == 0
+            assert layer.heads <= 3 * old.heads
+            assert depth >= old_depth / 3
+    lean, old, control = mains(plan.chosen), mains(plan.baseline), mains(plan.control)
+    assert any(new[1].heads > was[1].heads and new[0] < was[0] for new, was in zip(lean, old, strict=True))
+    assert [layer.heads for _, layer in control] == [layer.heads for _, layer in old]
+    assert [depth for depth, _ in control] == [depth for depth, _ in lean]
+    assert control != lean
+    assert all(layer.mlp % 8 == 0 for _, layer in control)
+    assert plan.control.params == pytest.approx(plan.chosen.params, rel=0.001)
+
+
+def test_rules_follow_what_the_user_says() -> None:
+    plan = leanify.redesign("llama", target_params=0.7, overrides=LLAMA, tensor_parallel=4, multiple=128, min_depth=10)
+    assert plan.chosen.heads % 4 == plan.chosen.mlp % 128 == plan.chosen.inner % 128 == 0
+    assert plan.chosen.architecture.stages[0].main.kv_heads % 4 == 0  # type: ignore[union-attr]
+    assert plan.chosen.depth >= 10
+    with pytest.raises(leanify.ShapeError, match="--min-mlp -1"):
+        leanify.redesign("vit_base", target_params=0.5, min_mlp=-1)
+
+
+def test_thirty_two_heads_and_more_come_in_eights() -> None:
+    shape = {**LLAMA, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8}
+    stage = leanify.read(leanify.load("llama", overrides=shape, device="meta")).stages[0]
+    assert Constraints().head_counts(stage) == [40, 48, 56, 64, 72, 80, 88, 96]
+    assert Constraints(tensor_parallel=1).head_counts(stage) == list(range(36, 97, 4))
+
+
+def test_no_sensible_design_is_an_answer() -> None:
+    """DistilBERT has six layers, the floor at its width; nothing is left to trade for heads."""
+    with pytest.raises(leanify.BudgetError, match=r"fewer layers and more heads: its 6 layers .*--min-depth 4 38.81 M"):
+        leanify.redesign("distilbert", target_params=0.75)
+    assert leanify.redesign("distilbert", target_params=0.75, min_depth=4).chosen.depth < 6
+    with pytest.raises(leanify.BudgetError, match=r"--target-params 0\.\d+\)\. Loosening .*--min-mlp 0.5 "):
+        leanify.redesign("vit_base", target_params=0.25)
+
+
+def test_the_smallest_budget_that_is_named_is_enough() -> None:
+    with pytest.raises(leanify.BudgetError) as refused:
+        leanify.redesign("vit_base", target_params=0.1)
+    share = str(refused.value).split("--target-params ")[1].split(")")[0]
+    assert leanify.redesign("vit_base", target_params=share).chosen.heads > 12
+
+
+def test_a_better_plain_cut_is_shown_beside_lean() -> None:
+    """A ranking that loves few heads puts a plain cut first; lean keeps its row, and the plan says so."""
+    plan = leanify.redesign("vit_base", target_params=0.6, ranking=lambda designs: designs.heads.astype(float))
+    assert plan.chosen.heads > 12
+    assert plan.plain is not None
+    assert plan.plain.heads == 12
+    assert plan.plain_name in ("depth-only", "mlp-only", "depth-and-mlp")
+    assert any("ranks above lean" in warning for warning in plan.warnings)
+    assert plan.to_json()["plain"]["name"] == plan.plain_name
+    assert leanify.redesign("vit_base", target_params=0.6, ranking=lambda d: -d.heads.astype(float)).plain is None
+
+
+def test_towers_have_budgets_and_pins_of_their_own() -> None:
+    plan = leanify.redesign("t5", target_params="encoder=0.8,decoder=0.6")
+    assert plan.towers == ["encoder", "decoder"]
+    model = leanify.load("t5", device="meta")
+    held = [
+        sum({p.numel(): 0 for p in ()}, sum(p.numel() for p in part.block.parameters()))
+        for part in (model.encoder, model.decoder)
+    ]
+    lean = surgery.write(model, plan.chosen.architecture)
+    for part, share, had in zip((lean.encoder, lean.decoder), (0.8, 0.6), held, strict=True):
+        assert 0.95 * share * had <= sum(p.numel() for p in part.block.parameters()) <= share * had
+    assert plan.chosen.depth[0] != plan.chosen.depth[1] or plan.chosen.heads[0] != plan.chosen.heads[1]  # type: ignore[index]
+    pinned = leanify.redesign("t5", depth={"encoder": 5}, heads={"dec": 12})
+    assert (pinned.chosen.depth, pinned.chosen.heads) == ([5, 6], [8, 12])
+    with pytest.raises(leanify.BudgetError, match="decoder cannot be built from"):
+        leanify.redesign("t5", target_params="decoder=0.1")
+    with pytest.raises(leanify.ShapeError, match="'middle' names no part"):
+        leanify.redesign("t5", depth={"middle": 5})
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "context"),
+    [
+        ("llama", LLAMA, 24),
+        ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 50}, 24),
+        ("gpt_bigcode", {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 50}, 24),
+        ("mistral", {**LLAMA, "sliding_window": 8}, 24),
+        (
+            "gemma3_text",
+            {**LLAMA, "num_hidden_layers": 6, "sliding_window": 8, "head_dim": 32, "pad_token_id": 0},
+            24,
+        ),
+    ],
+)
+def test_caches_are_what_upstream_caches(source: str, overrides: dict[str, Any], context: int) -> None:
+    """An oracle: the tensors in upstream's own cache after a forward pass. Upstream's windows keep one token less:
+    they add the newest when it comes.
+    """
+    model = leanify.load(f"hf/{source}", overrides=overrides)
+    with torch.no_grad():
+        cache = model(input_ids=torch.randint(1, 49, (1, context)), use_cache=True).past_key_values
+    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    newest = sum(2 * layer.keys[:, :, :1].numel() for layer in cache.layers if layer.keys.shape[-2] < context)
+    plan = leanify.redesign(
+        f"hf/{source}", heads=locate(model).architecture.stages[0].main.heads, overrides=overrides, context=context
+    )  # type: ignore[union-attr]
+    assert plan.baseline.serving is not None
+    assert plan.baseline.serving.kv_bytes_per_token * context == 2 * (numbers + newest)
+
+
+def test_latent_attention_caches_its_latent() -> None:
+    """DeepSeek-V3: 61 layers of 512 + 64 numbers, whatever the heads (DeepSeek-V2, Table 1)."""
+    model = leanify.load("hf/deepseek_v3", device="meta")
+    from leanify.design.counting import cache_bytes
+
+    assert cache_bytes(locate(model), 100) == 100 * 61 * (512 + 64) * 2
+
+
+@pytest.mark.parametrize("cls", [None, "AutoModelForCausalLM"])
+def test_prompts_and_tokens_cost_what_a_forward_pass_of_them_costs(cls: str | None) -> None:
+    """At 96 tokens, priced from 48; one more token costs the difference's linear part and one row of every map."""
+    plan = leanify.redesign("llama", target_params=0.7, overrides=LLAMA, cls=cls, tokens=48, context=96)
+    model = surgery.write(leanify.load("llama", overrides=LLAMA, cls=cls, device="meta"), plan.chosen.architecture)
+    served = plan.chosen.serving
+    assert served is not None
+    assert served.prefill_macs == count(model, 96).macs
+    assert served.decode_macs == count(model, 96).macs // 96
+
+
+def test_a_budget_on_the_cache_is_kept() -> None:
+    plan = leanify.redesign("llama", target_params=0.7, max_kv=0.8, overrides=LLAMA)
+    assert plan.chosen.serving.kv_bytes_per_token <= 0.8 * plan.baseline.serving.kv_bytes_per_token  # type: ignore[union-attr]
+    with pytest.raises(leanify.BudgetError, match="keeps no key/value cache"):
+        leanify.redesign("vit_base", max_kv=0.5)
+
+
+def test_designs_by_name_hold_equal_what_they_say() -> None:
+    plan = leanify.redesign("vit_base", target_params=0.6)
+    designs = {name: alternatives.named(plan, name) for name in alternatives.NAMES}
+    assert designs["baseline"] == plan.baseline
+    assert designs["lean"] == plan.chosen
+    assert designs["control"] == plan.control
+    lean, control = designs["lean"], designs["control"]
+    assert (designs["depth-only"].heads, designs["depth-only"].mlp) == (12, 3072)
+    assert (designs["mlp-only"].heads, designs["mlp-only"].depth) == (12, 12)
+    assert designs["wide-heads"].heads == 12
+    assert abs(designs["wide-heads"].inner - lean.inner) <= 12
+    assert (designs["split"].heads, designs["split"].inner, designs["split"].params) == (24, 768, control.params)
+    assert all(d.params <= 0.6 * plan.baseline.params * 1.001 for n, d in designs.items() if n != "baseline")
+    model = leanify.load("vit_base", device="meta")
+    for design in designs.values():
+        assert count(surgery.write(model, design.architecture)).params == design.params
+    assert alternatives.front(plan, 4)[0] == plan.chosen
+    with pytest.raises(leanify.ShapeError, match="'fat' names no design"):
+        alternatives.named(plan, "fat")
+
+
+def test_lean_and_control_side_by_side(tmp_path: Any) -> None:
+    small = {"img_size": 32, "embed_dim": 64, "depth": 6, "num_heads": 4, "num_classes": 7}
+    plan = leanify.redesign("vit_base", target_params=0.75, overrides=small, min_depth=3)
+    target = tmp_path / "some" / "where"
+    plan.save(target, control=True)
+    lean, control = (leanify.load(target / name) for name in ("lean", "control"))
+    assert leanify.read(lean) == plan.chosen.architecture
+    assert leanify.read(control) == plan.control.architecture  # type: ignore[union-attr]
+    with pytest.raises(leanify.DirectoryError, match="--force replaces it"):
+        plan.save(target)
+    plan.save(target, force=True)
+    assert leanify.read(leanify.load(target)) == plan.chosen.architecture
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(leanify.DirectoryError, match="was not written by leanify"):
+        plan.save(tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_absurd_sizes_keep_the_grid_small() -> None:
+    huge = {"intermediate_size": 1_000_000, "num_hidden_layers": 200}
+    plan = leanify.redesign("llama", target_params=0.5, overrides={**LLAMA, **huge})
+    assert plan.searched <= 64 * 65 * 513
