@@ -35,7 +35,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_redesign_prints_a_table_that_fits_100_columns_and_writes_a_directory(tmp_path: Path) -> None:
     done = run("redesign", "vit_base", *SMALL, "--target-params", "0.6", "-o", str(tmp_path / "lean"))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert all(line.startswith("warning ") for line in done.stderr.splitlines())
     lines = done.stdout.splitlines()
     assert max(len(line) for line in lines) <= 100
     words = [line.split()[0] for line in lines if line.strip()]
@@ -71,9 +71,9 @@ def test_profile_shows_ratios_to_the_first() -> None:
         (["redesign", "resnet18", "--target-params", "0.5"], "no attention"),
         (["redesign", "vit_base", "--target-params", "1.5"], "above 1 and has no unit"),
         (["redesign", "vit_base", "--target-params", "-1"], "above zero"),
-        (["redesign", "vit_base", "--target-params", "1M"], "smallest design has 16,153,096"),
+        (["redesign", "vit_base", "--target-params", "1M"], "smallest that trades layers for heads has 23,973,736"),
         (["redesign", "llama", "--heads", "33", "--override", "num_key_value_heads=8"], "multiple of 4"),
-        (["redesign", "vit_base", "--heads", "3.5"], "no whole number"),
+        (["redesign", "vit_base", "--heads", "3.5"], "neither a whole number"),
         (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "none of grow, split, auto"),
         (["redesign", "vit_base", "--depth", "7", "--override", "x"], "takes key=value"),
         (["redesign", "hf/deepseek_v2", "--target-params", "0.7"], "cannot be priced"),
