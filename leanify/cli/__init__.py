@@ -14,8 +14,10 @@ from importlib import import_module
 import typer
 
 from leanify.errors import LeanifyError
+from leanify.upstream import lazy_dynamo
 
 COMMANDS = ("redesign", "train", "glue", "profile", "condition", "recipes", "runs", "zoo")
+NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
 EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
 
@@ -41,6 +43,8 @@ def main() -> None:
     warnings.formatwarning = lambda message, *_: f"leanify: warning: {message}\n"
     arguments = _without_frame(sys.argv[1:])
     asked = arguments[0] if arguments else ""
+    if asked in NEVER_COMPILE:
+        lazy_dynamo.install()
     try:
         if asked in COMMANDS:
             app(asked)(args=arguments[1:], prog_name=f"leanify {asked}")
