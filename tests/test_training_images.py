@@ -102,7 +102,7 @@ def test_samples_are_timms_own(folder: Path) -> None:
         0.5: create_transform((3, 32, 32), **changed, **words),
     }
     for data, erase in ((trainer.splits.validation, 0.0), (trainer.splits.train, 0.5)):
-        batch, _ = Keyed(data, 7).__getitems__([(1, index) for index in range(len(data))])
+        batch, *_ = Keyed(data, 7).__getitems__([(1, index) for index in range(len(data))])
         for index, ours in enumerate(trainer.splits.scaled(batch)):
             seed_everything(SAMPLE, 7, 1, index)
             with data.files[index][0] as file, Image.open(file) as image:  # type: ignore[attr-defined]

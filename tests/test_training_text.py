@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,14 @@ def test_every_token_but_the_first_is_a_target_once(tokens: int) -> None:
 
 
 def test_stories_are_cut_whole_and_the_last_ones_validate(stories: Path) -> None:
-    train, validation, share, words, _ = corpora(
-        DataSection("x", "causal-lm", str(stories), samples=30, holdout=0.1), 16, 256
-    )
+    data = DataSection("x", "causal-lm", str(stories), samples=30, holdout=0.1, subset="first")
+    train, validation, share, words, _ = corpora(data, 16, 256)
     assert bytes(train.ids).decode() == END.join(STORIES[:27]) + END
     assert bytes(validation.ids).decode() == END.join(STORIES[27:30]) + END
+    train, validation, *_ = corpora(replace(data, subset="random"), 16, 256)
+    some = (bytes(train.ids) + bytes(validation.ids)).decode().split(END)[:-1]
+    assert len(some) == 30
+    assert some == [story for story in STORIES if story in some] != STORIES[:30]
     assert share == 1.0
     assert "as bytes" in words
 

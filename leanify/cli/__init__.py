@@ -6,6 +6,7 @@ to list them or to complete a word.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -41,15 +42,15 @@ def app(*names: str) -> typer.Typer:
 def main() -> None:
     """The console script: a LeanifyError is one message on stderr and exit code 2."""
     warnings.formatwarning = lambda message, *_: f"leanify: warning: {message}\n"
-    arguments = _without_frame(sys.argv[1:])
-    asked = arguments[0] if arguments else ""
-    if asked in NEVER_COMPILE:
-        lazy_dynamo.install()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # κ and × become ? where the locale cannot encode them
     try:
-        if asked in COMMANDS:
-            app(asked)(args=arguments[1:], prog_name=f"leanify {asked}")
-        else:
-            app(*COMMANDS)(args=arguments, prog_name="leanify")
+        try:
+            called()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except LeanifyError as error:
         print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -57,6 +58,32 @@ def main() -> None:
         if str(error):
             print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(getattr(error, "code", 130)) from None
+    except BrokenPipeError:
+        unheard()
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.filename is None:
+            unheard()
+        where = "standard output could not be written" if error.filename is None else error.filename
+        print(f"leanify: {where}: {error.strerror or error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def called() -> None:
+    """Run the command that is asked for."""
+    arguments = _without_frame(sys.argv[1:])
+    asked = arguments[0] if arguments else ""
+    if asked in NEVER_COMPILE:
+        lazy_dynamo.install()
+    if asked in COMMANDS:
+        app(asked)(args=arguments[1:], prog_name=f"leanify {asked}")
+    else:
+        app(*COMMANDS)(args=arguments, prog_name="leanify")
+
+
+def unheard() -> None:
+    """Let what is left for standard output go nowhere: the interpreter would fail to write it once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _without_frame(arguments: list[str]) -> list[str]:

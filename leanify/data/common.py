@@ -1,4 +1,4 @@
-"""What loaders of data sets share: parts of a whole, where files lie, and what a model takes."""
+"""What loaders of data sets share: parts of a whole, the location of files, and the inputs that a model takes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,40 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
 
-def first(whole: Any, samples: int | None) -> Any:
-    """The first so many samples."""
-    return whole if samples is None else Part(whole, np.arange(min(samples, len(whole))))
+def subset(whole: Any, data: DataSection) -> Any:
+    """The samples that ``data.samples`` asks for, all where it does not."""
+    if data.samples is None or data.samples >= len(whole):
+        return whole
+    return Part(whole, chosen(whole, data.samples, data.subset))
+
+
+def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
+    """Indices of so many samples, in order: the first ones, or a random subset that is the same for every seed.
+
+    Where the samples have classes, a random subset has them in the whole's proportions: data sets often lie class by
+    class, and the first samples would be of one.
+    """
+    samples = min(samples, len(whole))
+    if how == "first" or samples == len(whole):
+        return np.arange(samples)
+    order = permutation(HOLDOUT, 0, 1, len(whole))
+    labels = getattr(whole, "labels", None)
+    if labels is None or np.asarray(labels).dtype.kind == "f":
+        return np.sort(order[:samples])
+    drawn = np.asarray(labels)[order]
+    classes, counts = np.unique(drawn, return_counts=True)
+    places = [order[drawn == kind][:share] for kind, share in zip(classes, shares(counts, samples), strict=True)]
+    return np.sort(np.concatenate(places))
+
+
+def shares(counts: np.ndarray, samples: int) -> np.ndarray:
+    """How many of ``samples`` each class gets, in proportion to ``counts``; the largest remainders are rounded up."""
+    exact = counts * (samples / counts.sum())
+    whole = np.floor(exact).astype(int)
+    most = np.argsort(whole - exact, kind="stable")[: samples - whole.sum()]
+    whole[most] += 1
+    rounded: np.ndarray = whole
+    return rounded
 
 
 def held_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
@@ -50,6 +81,8 @@ def folder_of(data: DataSection) -> Path:
     path = Path(data.path).expanduser()
     if not path.exists():
         raise DataError(f"data.path {data.path} does not exist")
+    if not (path.is_file() or path.is_dir()):
+        raise DataError(f"data.path {data.path} is a pipe or a device; it must be a file or a folder")
     return path
 
 

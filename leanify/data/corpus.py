@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import hub, tokens
-from leanify.data.common import folder_of, length_of_text, vocabulary_of
+from leanify.data.common import chosen, folder_of, length_of_text, vocabulary_of
+from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.tokens import END as END
 from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
-from leanify.upstream.libraries import import_transformers
+from leanify.upstream.libraries import first_line, import_transformers
 
 PYTHON_BYTES = 4_000_000  # of Python's own sources
 
@@ -58,14 +59,17 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training and validation samples of a text for a model that goes on with it."""
     length = length_of_text(data, model)
     vocabulary, _ = vocabulary_of(model, data.task)
-    train, validation, share, words, test = corpora(data, length, vocabulary)
-    return Splits(train, validation, words, bytes_per_target=share, test=test)
+    faults = Faults(data.on_error == "skip")
+    train, validation, share, words, test = corpora(data, length, vocabulary, faults)
+    return Splits(train, validation, words, bytes_per_target=share, test=test, skipped=tuple(faults.names))
 
 
-def corpora(data: DataSection, length: int, vocabulary: int) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
-    """Samples to train and validate, the bytes that a token has on average, all that in words; samples to test."""
+def corpora(
+    data: DataSection, length: int, vocabulary: int, faults: Faults | None = None
+) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
+    """Samples to train and validate, the bytes that a token has on average, a description; samples to test."""
     encode, by = encoder(data.tokenizer, vocabulary)
-    sources, where = texts_of(data)
+    sources, where = texts_of(data, faults or Faults())
     found = [
         tokens.of(iter([source]), encode) if isinstance(source, str) else tokens.of_text(source, encode, by)
         for source in sources
@@ -91,17 +95,17 @@ def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
     library = import_transformers()
     try:
         found = library.AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raise bare exceptions for a damaged file
         raise DataError(
             f"the tokenizer {tokenizer!r} is no directory here and the hub did not give it: name a directory, "
-            f"--set data.tokenizer=DIR, or train on bytes, --set data.tokenizer= ({str(error).splitlines()[0]})"
+            f"--set data.tokenizer=DIR, or train on bytes, --set data.tokenizer= ({first_line(error)})"
         ) from error
     return (
         lambda text: np.array(found(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
     ), f"by the tokenizer {tokenizer}"
 
 
-def texts_of(data: DataSection) -> tuple[list[str | Text], str]:
+def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
     """Texts to train, to validate and, where the recipe names such a split, to test; and where they are from.
 
     What is cut into parts is read whole; a text that is larger than memory has its splits in files of their own.
@@ -110,13 +114,13 @@ def texts_of(data: DataSection) -> tuple[list[str | Text], str]:
         return [*_cut(_python(), data)], "Python's own sources"
     splits = [data.train, data.validation, *([data.test] if data.test is not None else [])]
     if hub.is_meant(data):
-        found = [Text((data.name, split)) for split in splits]
+        found = [Text((data.name, split), faults) for split in splits]
         where = f"{data.name} of the hub"
     else:
         path = folder_of(data)
         if path.is_file():
-            return [*_cut(Text(path).read(), data)], str(path)
-        found = [Text(_in_folder(path, split)) for split in splits]
+            return [*_cut(Text(path, faults).read(), data)], str(path)
+        found = [Text(_in_folder(path, split), faults) for split in splits]
         where = str(path)
     if data.samples is not None or data.holdout:
         return [*_cut(found[0].read(), data), *found[2:]], str(found[0])
@@ -133,9 +137,11 @@ def _in_folder(path: Path, split: str) -> Path:
 
 
 def _cut(whole: str, data: DataSection) -> tuple[str, str]:
-    """The first ``samples`` stories, the last ``holdout`` of them to validate; characters where there is one story."""
+    """``samples`` of the stories, the last ``holdout`` of them to validate; characters where there is one story."""
     share = data.holdout or 0.1
-    stories = whole.split(END)[: data.samples]
+    stories = whole.split(END)
+    if data.samples is not None:
+        stories = [stories[place] for place in chosen(stories, data.samples, data.subset)]
     if len(stories) == 1:
         place = len(whole) - math.ceil(share * len(whole))
         return whole[:place], whole[place:]

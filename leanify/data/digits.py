@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data.common import check_shape, first, held_out
+from leanify.data.common import check_shape, held_out, subset
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
@@ -46,6 +46,6 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError("the digits are tensors of 8 × 8 pixels: img_size and rand_augment do not apply")
     whole = Digits()
     check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
-    train, validation = held_out(first(whole, data.samples), data.holdout or 0.2)
+    train, validation = held_out(subset(whole, data), data.holdout or 0.2)
     words = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
     return Splits(train, validation, words, images=True, classes=whole.classes)

@@ -19,6 +19,7 @@ from torch import Tensor
 from leanify.data import hub
 from leanify.data.samples import Splits
 from leanify.sources.recipe import DataSection
+from leanify.sources.run_directory import is_run
 
 FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
 SHOWN = 3  # changes that a message names
@@ -72,12 +73,15 @@ def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def _files(root: Path) -> Iterator[tuple[str, int]]:
-    """Every visible file below a folder by its name from there, with its size; in order."""
+    """Every file of data below a folder by its name from there, with its size; in order. Runs there are no data."""
+    from timm.data.readers.img_extensions import get_img_extensions
+
+    suffixes = {".txt", ".csv", ".tsv", ".jsonl", ".parquet", ".npz", *get_img_extensions(as_set=True)}
     for folder, below, names in os.walk(root, followlinks=True):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
+        below[:] = sorted(name for name in below if not name.startswith(".") and not is_run(Path(folder, name)))
+        for name in sorted(names):
             path = Path(folder, name)
-            if path.is_file():
+            if path.suffix.lower() in suffixes and path.is_file():
                 yield path.relative_to(root).as_posix(), path.stat().st_size
 
 

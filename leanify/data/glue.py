@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import hub, vocabulary
-from leanify.data.common import first, folder_of, held_out, vocabulary_of
+from leanify.data.common import folder_of, held_out, refuse, subset, vocabulary_of
 from leanify.data.samples import Part, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
@@ -116,6 +116,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
         if value is not None:
             raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
+    refuse(data, "on_error")
     words, positions = vocabulary_of(model, data.task)
     length = data.length or positions or 512
     if positions is not None and length > positions:
@@ -130,7 +131,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         return Sentences(rows, tokenizer, length, types)
 
     rows, others, files = read(data, name)
-    train = first(encoded(rows), data.samples)
+    train = subset(encoded(rows), data)
     if data.holdout:
         train, validation = held_out(train, data.holdout)
     else:

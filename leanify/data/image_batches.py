@@ -20,8 +20,9 @@ class ImageFolder:
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder = folder
-        self.paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-        self.skipped: list[Path] = []
+        named = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.is_dir())
+        self.paths = [path for path in named if path.is_file()]  # a pipe would block
+        self.skipped = [path for path in named if not path.is_file()]
         if not self.paths:
             raise DataError(f"no image lies in {folder}; looked for {', '.join(SUFFIXES)} in it and below")
         random.Random(seed).shuffle(self.paths)
@@ -50,13 +51,13 @@ class ImageFolder:
 
     def _read(self, path: Path, shape: Sequence[int]) -> Tensor | None:
         """channels, height, width in 0 … 1: the shorter side scaled to fit, the middle cut out."""
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, ImageOps
 
         channels, height, width = shape
         try:
             with Image.open(path) as file:
                 image = file.convert("L" if channels == 1 else "RGB")
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError):  # Pillow raises all of these
+        except Exception:  # Pillow's many formats raise whatever they meet in a damaged file
             self.skipped.append(path)
             return None
         image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from leanify.data import hub
-from leanify.data.common import first, folder_of, held_out
+from leanify.data.common import folder_of, held_out, subset
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import first_line
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
 HUB_KINDS = {"Image": "images", "ClassLabel": "classes"}  # as datasets calls a column's type
@@ -46,25 +48,38 @@ class Pictures:
     targets = None
     workers = 4
 
-    def __init__(self, files: Any, transform: Any, mode: str) -> None:
+    def __init__(self, files: Any, transform: Any, mode: str, skips: bool = False) -> None:
         self.files = files  # a reader of timm's
-        self.transform, self.mode = transform, mode
+        self.transform, self.mode, self.skips = transform, mode, skips
+        known = getattr(files, "samples", None)  # of a folder: paths and classes
+        self.labels = None if known is None else np.array([label for _, label in known])
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """→ (C, H, W) in bytes, or scaled where a part is erased, and a class"""
-        from PIL import Image, UnidentifiedImageError
-
-        file, label = self.files[index]
-        try:
-            with file, Image.open(file) as image:
-                pixels = image.convert(self.mode)
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:  # Pillow raises all of these
-            name = self.files.filename(index, absolute=True)
-            raise DataError(f"the image {name} cannot be read ({type(error).__name__}): mend or remove it") from error
+        pixels, label = opened(self.files, index, self.mode)
         return self.transform(pixels), label
+
+
+def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
+    """An image of a reader of timm's in a mode of Pillow's, and its class. Raises DataError with the file's name."""
+    from PIL import Image
+
+    name = Path(str(files.filename(index, absolute=True)))
+    if hasattr(files, "samples") and not name.is_file():
+        what = "link to nothing" if name.is_symlink() else "pipe or a device" if name.exists() else "file that is gone"
+        raise DataError(f"the image {name} is a {what}: remove it, or --set data.on_error=skip")
+    try:
+        file, label = files[index]
+        with file, Image.open(file) as image:
+            return image.convert(mode), label
+    except Exception as error:  # Pillow's many formats raise whatever they meet in a damaged file
+        reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
+        raise DataError(
+            f"the image {name} cannot be read ({reason}): mend or remove it, or --set data.on_error=skip"
+        ) from error
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
@@ -75,11 +90,12 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(f"data.crop is {list(data.crop)}; it is two shares of the area, the smaller one first")
     readers, classes, where = on_hub(data) if hub.is_meant(data) else in_folder(data, folder_of(data))
     changed, plain, scale, mode = transforms(data, model)
-    train = Pictures(readers[0], changed, mode)
-    validation, *test = (Pictures(reader, plain, mode) for reader in readers[1:])
+    skips = data.on_error == "skip"
+    train = Pictures(readers[0], changed, mode, skips)
+    validation, *test = (Pictures(reader, plain, mode, skips) for reader in readers[1:])
     if data.holdout:
         train, validation = held_out(train, data.holdout, validation)
-    train = first(train, data.samples)
+    train = subset(train, data)
     words = f"{len(train):,} images of {classes:,} classes in {where} to train and {len(validation):,} to validate"
     tested = next(iter(test), None)
     return Splits(train, validation, words, images=True, classes=classes, test=tested, scale=scale)
@@ -189,10 +205,29 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
         interpolation="random",
         **to_bytes,
     )
+    for operation in _operations(changed):
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = posterize
     if data.erase:
         changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
     plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **to_bytes)
     return changed, plain, scale, "L" if channels == 1 else "RGB"
+
+
+def _operations(transform: Any) -> list[Any]:
+    """The operations of timm's random augmentation, where there is one among the transforms."""
+    parts = [part for part in transform.transforms if hasattr(part, "ops") or hasattr(part, "policy")]
+    policies = [part.ops if hasattr(part, "ops") else [op for some in part.policy for op in some] for part in parts]
+    return [operation for policy in policies for operation in policy]
+
+
+def posterize(image: Any, bits: int, **_: Any) -> Any:
+    """Keep the highest bits of every channel. timm asks for none at full strength, which Pillow refuses from 13 on."""
+    from PIL import Image, ImageOps
+
+    if bits < 1:
+        return Image.new(image.mode, image.size)  # as earlier versions of Pillow did
+    return image if bits >= 8 else ImageOps.posterize(image, bits)
 
 
 def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:

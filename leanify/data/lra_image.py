@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from leanify.data.common import folder_of, length_of
-from leanify.data.image_folder import classes_in, names_of
+from leanify.data.image_folder import classes_in, names_of, opened
 from leanify.data.samples import Splits
 from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.errors import DataError
@@ -23,7 +23,6 @@ VOCABULARY = 256  # grey levels; nothing is padded
 
 def images(folder: Path, classes: list[str], side: int) -> Sequences:
     """Every image of side × side as a row of ids, and its class. Raises DataError with the name of one that is none."""
-    from PIL import Image, UnidentifiedImageError
     from timm.data import create_dataset
 
     from leanify.terminal import track
@@ -32,14 +31,9 @@ def images(folder: Path, classes: list[str], side: int) -> Sequences:
     pixels = np.empty((len(files.reader), side * side), dtype=np.uint8)
     labels = np.empty(len(pixels), dtype=np.int64)
     for index in track(range(len(pixels)), f"reading {folder.name}"):
-        file, labels[index] = files.reader[index]
-        name = files.reader.filename(index, absolute=True)
-        try:
-            with file, Image.open(file) as image:
-                grey = image.convert("L")
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:  # Pillow raises all of these
-            raise DataError(f"the image {name} cannot be read ({type(error).__name__}): mend or remove it") from error
+        grey, labels[index] = opened(files.reader, index, "L")
         if grey.size != (side, side):
+            name = files.reader.filename(index, absolute=True)
             raise DataError(
                 f"the image {name} is {grey.width} × {grey.height} pixels; data.length asks for {side} × {side}"
             )

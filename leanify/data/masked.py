@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from leanify.data import corpus, tokens, vocabulary
 from leanify.data.common import length_of_text, vocabulary_of
+from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
 from leanify.data.sampling import HOLDOUT, SAMPLE, Key
 from leanify.data.tokens import Encode, Text
@@ -76,7 +77,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         )
     length = length_of_text(data, model)
     words, _ = vocabulary_of(model, data.task)
-    texts, where = corpus.texts_of(data)
+    faults = Faults(data.on_error == "skip")
+    texts, where = corpus.texts_of(data, faults)
     tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: lines_of(texts[0]), key_of(texts[0]))
     vocabulary.check_fit(tokenizer, words, by)
     if tokenizer.mask_token_id is None:
@@ -87,7 +89,9 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     ]
     train, validation, *test = samples
     told = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
-    return Splits(train, validation, told, test=next(iter(test), None), tokenizer=tokenizer)
+    return Splits(
+        train, validation, told, test=next(iter(test), None), tokenizer=tokenizer, skipped=tuple(faults.names)
+    )
 
 
 # -- text ---------------------------------------------------------------------------------------------------------

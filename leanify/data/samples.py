@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from leanify.data.faults import Faults
 from leanify.data.sampling import SAMPLE, Key, seed_everything
 from leanify.errors import DataError
 
@@ -26,7 +27,8 @@ IGNORED = -100  # a target that does not count, torch's own default
 class Samples(Protocol):
     """``targets`` is how many targets each sample has, None for one each; ``workers`` how many processes read well.
 
-    One that pads its batches has ``lengths`` too: those of like length then come together (`sampling.Order`).
+    One that pads its batches has ``lengths`` too: those of like length then come together (`sampling.Order`). One that
+    knows its classes without reading its samples has ``labels``.
     """
 
     @property
@@ -70,6 +72,9 @@ class Part:
         self.targets = None if whole.targets is None else whole.targets[indices]
         lengths = getattr(whole, "lengths", None)
         self.lengths = None if lengths is None else lengths[indices]
+        labels = getattr(whole, "labels", None)
+        self.labels = None if labels is None else labels[indices]
+        self.skips = getattr(whole, "skips", False)
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
 
@@ -91,7 +96,18 @@ class Keyed(Dataset[Any]):
             return self.samples.draw(self.seed, keys)
         if hasattr(self.samples, "batch"):
             return self.samples.batch(np.array([index for _, index in keys]))
-        return default_collate([self._one(*key) for key in keys])
+        faults = Faults(getattr(self.samples, "skips", False))
+        found = []
+        for key in keys:
+            try:
+                found.append(self._one(*key))
+            except DataError as error:
+                if not faults.skip:
+                    raise
+                faults.found(str(error))
+        if not found:
+            raise DataError(f"none of the {len(keys)} samples of a batch can be read: {faults.names[0]}")
+        return (*default_collate(found), faults.names)
 
     def _one(self, epoch: int, index: int) -> Any:
         seed_everything(SAMPLE, self.seed, epoch, index)
@@ -101,7 +117,8 @@ class Keyed(Dataset[Any]):
 class Reader:
     """Batches in the order of their keys; how many workers read them changes nothing but the time.
 
-    One that is read ``again`` and again keeps its workers.
+    One that is read ``again`` and again keeps its workers. ``skipped`` gets the samples that could not be read, where
+    the data set leaves them out; their batches are smaller.
     """
 
     def __init__(
@@ -112,7 +129,9 @@ class Reader:
         workers: int | None,
         pin: bool = False,
         again: bool = False,
+        skipped: set[str] | None = None,
     ) -> None:
+        self.skipped = set() if skipped is None else skipped
         number = min(samples.workers, os.cpu_count() or 1) if workers is None else workers
         self.loader = DataLoader(
             Keyed(samples, seed),
@@ -125,14 +144,11 @@ class Reader:
 
     def __iter__(self) -> Iterator[Batch]:
         try:
-            yield from self.loader
+            for inputs, targets, *names in self.loader:
+                self.skipped.update(*names)
+                yield inputs, targets
         except DataError as error:  # a worker's comes with its traceback in the message
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
-
-
-def read(samples: Samples, keys: Iterable[list[Key]], seed: int, workers: int | None, pin: bool) -> Iterator[Batch]:
-    """Batches, once."""
-    return iter(Reader(samples, keys, seed, workers, pin))
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import count
@@ -174,8 +174,7 @@ class Passes:
             yield from self.order.passes(step)
 
 
-def in_turn(samples: int, batch_size: int, rank: int, world: int, batches: int | None = None) -> list[list[Key]]:
+def in_turn(indices: np.ndarray | Sequence[int], batch_size: int, rank: int, world: int) -> list[list[Key]]:
     """The keys of an evaluation: every sample once, by whichever process; processes may have different numbers."""
-    starts = range(0, samples, batch_size)[:batches]
-    parts = (range(start, min(start + batch_size, samples))[rank::world] for start in starts)
-    return [[(0, index) for index in part] for part in parts if part]
+    parts = (indices[start : start + batch_size][rank::world] for start in range(0, len(indices), batch_size))
+    return [[(0, int(index)) for index in part] for part in parts if len(part)]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data.common import first, held_out, length_of, refuse, vocabulary_of
+from leanify.data.common import held_out, length_of, refuse, subset, vocabulary_of
 from leanify.data.samples import Part, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
@@ -86,7 +86,7 @@ def only_sequences(data: DataSection, model: nn.Module, *tokenizers: str, vocabu
     task = "pair-classification" if pair else "classification"
     if data.task != task:
         raise RecipeError(f"{data.name} is for {task}, not for {data.task}")
-    refuse(data, "img_size", "rand_augment", "mask")
+    refuse(data, "img_size", "rand_augment", "mask", "on_error")
     if data.tokenizer not in (None, *tokenizers):
         raise RecipeError(f"data.tokenizer is {data.tokenizer}; {data.name} is read as {' or '.join(tokenizers)}")
     if getattr(model, "pair", False) != pair:
@@ -129,8 +129,7 @@ def sequence_splits(
         learnt, checked = held_out(train, data.holdout or 0.1)
     else:
         learnt, checked = train, others[0]
-    learnt = first(learnt, data.samples)
-    labels = train.labels[learnt.indices] if isinstance(learnt, Part) else train.labels
+    learnt = subset(learnt, data)
     sizes = f"{len(learnt):,} sequences to train and {len(checked):,} to validate"
     cuts = f", the first {length:,} tokens of each" if cut and length is not None else ""
     return Splits(
@@ -139,7 +138,7 @@ def sequence_splits(
         f"{words}, {sizes}{cuts}",
         classes=classes,
         test=tests,
-        constant=int(np.bincount(labels).argmax()),
+        constant=int(np.bincount(np.asarray(learnt.labels)).argmax()),
     )
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from leanify.data import hub
+from leanify.data import delimited, hub
+from leanify.data.faults import Faults
 from leanify.errors import DataError
-from leanify.upstream.libraries import import_transformers
+from leanify.upstream.libraries import first_line, import_transformers
 
 Encode = Callable[[str, bool], list[int]]  # a text, and whether to add what the tokenizer puts around a sample
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
@@ -27,7 +29,10 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
         return (
             lambda text, _: [byte % vocab for byte in text.encode()]
         ), f"bytes modulo {vocab}, for want of a tokenizer"
-    tokenizer = import_transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    try:
+        tokenizer = import_transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # tokenizers raise bare exceptions for a damaged file
+        raise DataError(f"the tokenizer in {directory} cannot be read: {first_line(error)}") from error
 
     def encode(text: str, around: bool) -> list[int]:
         return list(tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])
@@ -76,24 +81,55 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
         yield held
 
 
-def rows_in(path: Path) -> Iterator[str]:
+def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:
+    """The texts of a table. Raises DataError, with the row, for one that has none, unless ``faults`` are skipped."""
+    faults = faults or Faults()
     if path.suffix == ".parquet":
-        yield from column_of_texts(path, hub.parquet(path, COLUMNS))
+        yield from column_of_texts(path, numbered(hub.parquet(path, COLUMNS)), faults)
         return
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    limit = csv.field_size_limit(delimited.LONGEST)
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            rows = _of_json(path, file, faults) if path.suffix == ".jsonl" else _of_cells(path, file)
+            yield from column_of_texts(path, rows, faults)
+    except (csv.Error, OSError) as error:
+        raise DataError(f"{path} is no {path.suffix[1:]} table: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _of_json(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            if path.suffix == ".jsonl":
-                yield from column_of_texts(path, (json.loads(line) for line in file if line.strip()))
-            else:
-                yield from column_of_texts(path, csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
-        except (json.JSONDecodeError, csv.Error, AttributeError) as error:
-            raise DataError(f"{path} is no {path.suffix[1:]} table: {error}") from error
+            yield f"line {number}", json.loads(line)
+        except (ValueError, RecursionError) as error:
+            faults.found(f"{path}, line {number} is no JSON ({error})")
 
 
-def column_of_texts(path: Path, rows: Iterator[dict[str, str]]) -> Iterator[str]:
+def _of_cells(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    reader = csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
+    for row in reader:
+        yield f"line {reader.line_num}", row
+
+
+def numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def column_of_texts(path: Path, rows: Iterator[tuple[str, Any]], faults: Faults) -> Iterator[str]:
+    """The texts of rows that come with their places, from the first of the usual columns that a row has."""
     column = None
-    for row in rows:
+    for place, row in rows:
+        if not isinstance(row, dict):
+            faults.found(f"{path}, {place} is {json.dumps(row, default=str)[:40]}, not a table of columns")
+            continue
         column = column or next((name for name in COLUMNS if name in row), None)
         if column is None:
-            raise DataError(f"{path} has no column of text: looked for {', '.join(COLUMNS)}, found {', '.join(row)}")
-        yield row[column]
+            names = ", ".join(map(str, row))
+            raise DataError(f"{path} has no column of text: looked for {', '.join(COLUMNS)}, found {names}")
+        if column not in row:
+            faults.found(f"{path}, {place} has no {column}")
+        elif (found := faults.text(row[column], f"{path}, {place}: {column}")) is not None:
+            yield found

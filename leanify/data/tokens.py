@@ -12,12 +12,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from leanify.data import cache, hub, text
+from leanify.data.faults import Faults
 from leanify.errors import DataError
 
 END = "<|endoftext|>"
@@ -40,6 +41,7 @@ class Text:
     """A file of text or a table of texts, or a split of a data set on the hub: read a piece at a time."""
 
     place: Path | tuple[str, str]
+    faults: Faults = field(default_factory=Faults, compare=False)
 
     def __str__(self) -> str:
         return str(self.place) if isinstance(self.place, Path) else ", ".join(self.place)
@@ -61,9 +63,12 @@ class Text:
         if isinstance(self.place, Path) and self.place.suffix not in text.TABLES:
             yield from _decoded(self.place)
             return
-        rows = text.rows_in(self.place) if isinstance(self.place, Path) else _rows_of(*self.place)
+        rows = text.rows_in(self.place, self.faults) if isinstance(self.place, Path) else self._rows_of(*self.place)
         for number, row in enumerate(rows):
             yield END + row if number else row
+
+    def _rows_of(self, name: str, split: str) -> Iterator[str]:
+        return text.column_of_texts(Path(name), text.numbered(hub.rows(name, split)), self.faults)
 
     def read(self) -> str:
         """The whole text."""
@@ -73,12 +78,8 @@ class Text:
         """What changes when the text does."""
         if isinstance(self.place, Path):
             facts = self.place.stat()
-            return f"{self.place.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+            return f"{self.place.resolve()} {facts.st_size} {facts.st_mtime_ns}{' skip' * self.faults.skip}"
         return f"{hub.rows(*self.place)._fingerprint}"
-
-
-def _rows_of(name: str, split: str) -> Iterator[str]:
-    return text.column_of_texts(Path(name), iter(hub.rows(name, split)))
 
 
 def _decoded(path: Path) -> Iterator[str]:
@@ -131,6 +132,7 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
     if not home.is_dir():
         _keep(source, encode, home)
     card = json.loads((home / "card.json").read_text())
+    source.faults.names.extend(card.get("skipped", []))
     return Ids(np.memmap(home / "ids.bin", dtype=card["dtype"], mode="r"), card["bytes"], card["top"])
 
 
@@ -138,14 +140,15 @@ def _keep(source: Text, encode: Encode, home: Path) -> None:
     """Written beside its place, then renamed; whoever comes second has the same."""
     home.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
-    size, top, kind = 0, 0, ""
+    size, top, kind, known = 0, 0, "", len(source.faults.names)
     try:
         with (folder / "ids.bin").open("wb") as file:
             for block in blocks(source.pieces()):
                 ids = encode(block)
                 ids.tofile(file)
                 size, top, kind = size + len(block.encode()), max(top, int(ids.max(initial=0))), ids.dtype.str
-        (folder / "card.json").write_text(json.dumps({"dtype": kind, "bytes": size, "top": top, "text": str(source)}))
+        facts = {"dtype": kind, "bytes": size, "top": top, "text": str(source), "skipped": source.faults.names[known:]}
+        (folder / "card.json").write_text(json.dumps(facts))
         if not home.exists():
             folder.rename(home)
     except OSError as error:

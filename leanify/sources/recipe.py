@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -27,6 +27,8 @@ from leanify.architecture import Architecture, Stage
 from leanify.errors import RecipeError, ShapeError
 from leanify.sources.strict_toml import read_table, to_table, toml_lines
 
+LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe gives one
+LARGEST = 1 << 20  # bytes of a recipe's file
 Counts = int | tuple[int, ...] | None  # one number for the stages that a redesign turns, or one a stage
 
 
@@ -76,7 +78,9 @@ class DataSection:
     validation: str = "validation"
     test: str | None = None
     holdout: float = 0.0
-    samples: int | None = None  # only so many, from the first on
+    samples: int | None = None  # only so many of them
+    subset: Literal["random", "first"] = "random"  # which: a fixed random subset, classes in proportion; or the first
+    on_error: Literal["stop", "skip"] = "stop"  # what becomes of a sample that cannot be read
     tokenizer: str | None = None  # a directory or a hub id; masked-lm also bytes, wordpiece-32768; else the model's
     length: int | None = None  # tokens
     options: Mapping[str, Any] = field(default_factory=dict)  # what a generator of samples is told
@@ -124,7 +128,7 @@ class ScheduleSection:
     batch_ramp: float = 0.0  # share of the run over which the batch grows to its size, by as much a step
 
     def __post_init__(self) -> None:
-        given = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) != 1:
             raise RecipeError(
                 f"[schedule] takes one of epochs, steps and tokens; it has {' and '.join(given) or 'none of them'}"
@@ -136,7 +140,7 @@ class RunSection:
     seed: int = 0
     precision: Literal["fp32", "bf16", "fp16"] | None = None  # else bf16 on a GPU that has it, fp32 elsewhere
     eval_every: int | None = None  # steps; else once an epoch
-    eval_batches: int | None = None  # else all
+    eval_batches: int | None = None  # so many of them, as data.subset says, the same at every evaluation; else all
     log_every: int = 50  # steps
     checkpoint_every: int | None = None  # steps; else after each evaluation
     keep: int = 3  # the last so many checkpoints, and the best one; 0 keeps all
@@ -214,11 +218,20 @@ def load(source: str | Path) -> Recipe:
     """The recipe of a TOML file, or a built-in one by its name. Raises RecipeError."""
     path = find(str(source)) or Path(source)
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(_text_of(path))
     except OSError as error:
         raise RecipeError(_no_recipe(str(source))) from error
     except (RecipeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from error
+
+
+def _text_of(path: Path) -> str:
+    """The text of a small, regular file: a pipe would block, and a device never ends. Raises OSError, RecipeError."""
+    if path.exists() and not path.is_file():
+        raise RecipeError("this is a folder, a pipe or a device; a recipe is a TOML file")
+    if (size := path.stat().st_size) > LARGEST:
+        raise RecipeError(f"this file has {size:,} bytes; a recipe has a few thousand, and {LARGEST:,} at most")
+    return path.read_text(encoding="utf-8")
 
 
 def parse(text: str) -> Recipe:
@@ -227,6 +240,8 @@ def parse(text: str) -> Recipe:
         return from_dict(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"this is not TOML: {error}") from error
+    except RecursionError as error:
+        raise RecipeError("this is not a recipe: its tables or lists are nested too deep") from error
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -236,8 +251,15 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with ``section.key=value`` set: values are TOML, else words; no value removes a key."""
+    """The recipe with ``section.key=value`` set: values are TOML, else strings; an empty value removes a key.
+
+    A length of the schedule replaces the recipe's in another unit; warm-up and cool-down then keep their shares of it.
+    """
     values = recipe.to_dict()
+    given = {setting.partition("=")[0].strip() for setting in settings}
+    before = dict(values.get("schedule", {}))
+    if any(f"schedule.{unit}" in given for unit in LENGTHS):
+        values["schedule"] = {key: value for key, value in before.items() if key not in LENGTHS}
     for setting in settings:
         path, equals, text = setting.partition("=")
         section, *keys = path.strip().split(".")
@@ -252,13 +274,24 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             table[keys[-1]] = _value(text)
         else:
             table.pop(keys[-1], None)
+    _keep_shares(before, values.get("schedule", {}), given)
     return from_dict(values)
+
+
+def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collection[str]) -> None:
+    """Bring warm-up and cool-down to a new unit of length, unless they are given in it."""
+    old, new = (next(((unit, x[unit]) for unit in LENGTHS if unit in x), None) for x in (before, now))
+    if old is None or new is None or old[0] == new[0] or not isinstance(new[1], int | float):
+        return
+    for key in ("warmup", "cooldown"):
+        if key in before and f"schedule.{key}" not in given:
+            now[key] = before[key] * new[1] / old[1]
 
 
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text.strip()
 
 

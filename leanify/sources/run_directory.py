@@ -102,6 +102,12 @@ class RunDirectory:
         found = _json(self.path / lean_directory.CARD)
         return found if isinstance(found, dict) else {}
 
+    @property
+    def is_older(self) -> bool:
+        """Whether the run was begun before runs kept their recipe twice; subsets of its data are the first samples."""
+        card = self.card()
+        return bool(card) and "recipe" not in card
+
     def mend_card(self, model: nn.Module) -> str | None:
         """Write leanify.json again where it is lost or damaged, and say so."""
         if self.card():

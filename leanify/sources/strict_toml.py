@@ -18,6 +18,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from leanify.errors import RecipeError
 
+TRUTHS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+
 
 def _key(entry: Field[Any]) -> str:
     return str(entry.metadata.get("key", entry.name))
@@ -69,6 +71,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
             return value
         if choice is float and type(value) in (int, float):
             return float(value)
+        if choice is bool and str(value).lower() in TRUTHS:
+            return TRUTHS[str(value).lower()]
         if type(value) is choice:
             return value
     raise RecipeError(f"{where} is {json.dumps(value, default=str)}; it takes {' or '.join(map(_word, choices))}")
@@ -81,7 +85,14 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 def _word(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint))
-    words = {int: "a whole number", float: "a number", str: "a text", tuple: "a list of numbers", Mapping: "a table"}
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        tuple: "a list of numbers",
+        Mapping: "a table",
+    }
     return words[get_origin(hint) or hint]
 
 

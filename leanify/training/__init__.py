@@ -62,11 +62,13 @@ def train(
 
 
 def with_tokenizer_of(run: RunDirectory) -> Recipe:
-    """The recipe of a run, with the tokenizer that it was begun with and keeps."""
-    value = run.recipe
-    if value.data is None or not vocabulary.lies_in(run.path):
-        return value
-    return replace(value, data=replace(value.data, tokenizer=str(run.path)))
+    """The recipe of a run as it was begun: with the tokenizer that it keeps, and of an older run the first samples."""
+    value, data = run.recipe, run.recipe.data
+    if data is not None and vocabulary.lies_in(run.path):
+        data = replace(data, tokenizer=str(run.path))
+    if data is not None and run.is_older:
+        data = replace(data, subset="first")
+    return replace(value, data=data)
 
 
 def resolve(recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = ()) -> Recipe:

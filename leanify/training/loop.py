@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import fingerprint
-from leanify.data.samples import Batch, Inputs, Reader, Samples, read
+from leanify.data.common import chosen
+from leanify.data.samples import Batch, Inputs, Reader, Samples
 from leanify.data.sampling import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, TrainingError
@@ -105,7 +106,7 @@ class Trainer:
 
     def one(self) -> Batch:
         """A batch of one validation sample."""
-        [(inputs, targets)] = read(self.splits.validation, [[(0, 0)]], self.seed, 0, False)
+        [(inputs, targets)] = Reader(self.splits.validation, [[(0, 0)]], self.seed, 0)
         return self.splits.scaled(inputs), targets
 
     def lr(self, step: int) -> float:
@@ -204,7 +205,8 @@ class Trainer:
         """The batches of this process from a step on, in the order of its passes."""
         passes = Passes(self.order, start, self.steps)
         pin = self.accelerator.device.type == "cuda"
-        return read(self.splits.train, passes, self.seed, self.recipe.data.workers, pin)
+        workers = self.recipe.data.workers
+        return iter(Reader(self.splits.train, passes, self.seed, workers, pin, skipped=self.skipped))
 
     def agreed(self, asked: bool, step: int) -> bool:
         """Whether any process was interrupted; several ask each other only where they meet for the log anyway."""
@@ -311,15 +313,17 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, split: Samples | None = None) -> Metrics:
-        """The task's metrics over a split, else the first ``eval_batches`` to validate; of averaged weights if any."""
+        """The task's metrics over a split, else over ``eval_batches`` of validation; of averaged weights if any."""
         samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
         model = self.evaluated
         world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
-        keys = in_turn(len(samples), size, rank, world, limit)
+        number = min(len(samples), size * (limit or len(samples)))
+        keys = in_turn(chosen(samples, number, self.recipe.data.subset), size, rank, world)
         began, parts = time.perf_counter(), []
         model.eval()
         known = self.validation if split is None else None
-        reader = known or Reader(samples, keys, self.seed, self.recipe.data.workers, again=split is None)
+        again, workers = split is None, self.recipe.data.workers
+        reader = known or Reader(samples, keys, self.seed, workers, again=again, skipped=self.skipped)
         if split is None:
             self.validation = reader
         for batch in reader:
@@ -329,7 +333,6 @@ class Trainer:
                 )
         model.train()
         metrics = self.task.metrics(self.everyones(merged(parts)))
-        number = min(len(samples), size * (limit or len(samples)))
         return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
 
     def everyones(self, mine: Tally) -> Tally:

@@ -1,0 +1,294 @@
+"""Ordinary dirty data, right use that used to fail, and streams: one message that names the place, or it works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import DIGITS
+from test_hostile_runs import TEXT, Watcher
+
+from leanify import machine, training
+from leanify.data import image_folder, probe_inputs, text
+from leanify.data.common import chosen, shares
+from leanify.data.faults import Faults
+from leanify.data.image_batches import ImageFolder
+from leanify.errors import DataError, LeanifyError, RecipeError
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
+from leanify.training import loop
+
+CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+GOOD = '{"text": "the quick brown fox jumps over the lazy dog"}\n'
+IMAGES = """
+[model]
+source = "vit_tiny_patch16_224"
+override = { img_size = 8, patch_size = 4, embed_dim = 16, depth = 1, num_heads = 2, num_classes = 2 }
+[data]
+name = "pictures"
+task = "classification"
+workers = 0
+[optim]
+lr = 1e-3
+[schedule]
+epochs = 1
+batch_size = 4
+"""
+
+
+# -- tables of texts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"text": null}', "text is null, not a string"),
+        ('{"text": 3.5}', "text is 3.5, not a string"),
+        ('{"text": ["a"]}', r'text is \["a"\], not a string'),
+        ('{"other": "a"}', "has no text"),
+        ("[1]", r"is \[1\], not a table"),
+        ('{"text": "a\\ud800"}', "text holds half of a surrogate pair at character 1"),
+        ('{"text": ', "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+    ],
+)
+def test_a_dirty_row_is_named_or_skipped_and_counted(tmp_path: Path, row: str, words: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(GOOD * 2 + row + "\n" + GOOD * 40)
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 3:? {words}.*; mend it, .*data\.on_error=skip") as found:
+        training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={file}"])
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+    watcher = Watcher()
+    settings = [f"data.path={file}", "data.on_error=skip"]
+    run = RunDirectory.open(training.train(recipes.parse(TEXT), tmp_path / "run", settings=settings, watcher=watcher))
+    assert run.summary()["skipped"] == 1
+    assert "rows.jsonl, line 3" in run.skipped()[0]
+    assert "1 samples were skipped" in watcher.warnings[-1]
+
+
+def test_short_rows_and_nulls_of_other_tables_are_named(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n2\n3,three\n")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None, "three"]}), tmp_path / "a.parquet")
+    for name, place in (("a.csv", "line 3"), ("a.parquet", "row 2")):
+        with pytest.raises(DataError, match=rf"{name}, {place}: text is null"):
+            list(text.rows_in(tmp_path / name))
+        faults = Faults(skip=True)
+        assert list(text.rows_in(tmp_path / name, faults)) == ["one", "three"]
+        assert len(faults.names) == 1
+
+
+def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(DataError, match="is a pipe or a device"):
+        training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={tmp_path / 'pipe'}"])
+    for place in (tmp_path / "pipe.toml", tmp_path):
+        with pytest.raises(RecipeError, match="a folder, a pipe or a device"):
+            recipes.load(place)
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    with pytest.raises(RecipeError, match="a folder, a pipe or a device"):
+        recipes.load(tmp_path / "zero.toml")
+    with (tmp_path / "large.toml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RecipeError, match=r"has 1,099,511,627,776 bytes"):
+        recipes.load(tmp_path / "large.toml")
+
+
+def test_a_broken_tokenizer_beside_a_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(DataError, match=r"the tokenizer in .* cannot be read") as found:
+        text.encoder(tmp_path, 100)
+    assert "\n" not in str(found.value)
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Two classes of twelve images to train, four to validate."""
+    for split, number in (("train", 12), ("validation", 4)):
+        for kind in ("a", "b"):
+            (tmp_path / "data" / split / kind).mkdir(parents=True)
+            for name in range(number):
+                pixels = np.full((8, 8, 3), 10 * name, dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "data" / split / kind / f"{name}.png")
+    return tmp_path / "data"
+
+
+def broken(folder: Path, how: str) -> Path:
+    """An image that cannot be read."""
+    file = folder / "train" / "a" / "99.png"
+    if how == "pipe":
+        os.mkfifo(file)
+    elif how == "link":
+        file.symlink_to("nowhere.png")
+    elif how == "bomb":
+        import struct
+        import zlib
+
+        def chunk(kind: bytes, data: bytes) -> bytes:
+            return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+        header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
+    else:
+        file.write_bytes((folder / "train/a/1.png").read_bytes()[:50])
+    return file
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("pipe", "is a pipe or a device"),
+        ("link", "is a link to nothing"),
+        ("bomb", "exceeds limit"),
+        ("cut", "cannot be"),
+    ],
+)
+def test_a_dirty_image_is_named_or_skipped_and_counted(pictures: Path, tmp_path: Path, how: str, words: str) -> None:
+    file = broken(pictures, how)
+    settings = [f"data.path={pictures}"]
+    with pytest.raises(DataError, match=rf"the image {file} .*{words}.*data\.on_error=skip"):
+        training.train(recipes.parse(IMAGES), tmp_path / "run", settings=settings)
+    settings += ["data.on_error=skip", "data.workers=1", "schedule.epochs=2"]
+    run = RunDirectory.open(training.train(recipes.parse(IMAGES), tmp_path / "skipped", settings=settings))
+    assert run.summary()["skipped"] == 1  # in two epochs, of one file
+    assert str(file) in run.skipped()[0]
+    assert run.rows()[-1]["top1"] >= 0
+
+    found = ImageFolder(pictures / "train")
+    assert sum(len(batch) for batch in found.batches(100, 8, (3, 8, 8), [0.5] * 3, [0.5] * 3)) == 24
+    assert found.skipped == [file]
+
+
+def test_a_data_set_that_skips_nothing_says_so(tmp_path: Path) -> None:
+    value = recipes.with_settings(recipes.load("listops-small"), ["data.on_error=skip"])
+    with pytest.raises(RecipeError, match=r"on_error means nothing to lra-listops"):
+        training.train(value, tmp_path / "run")
+
+
+# -- subsets ----------------------------------------------------------------------------------------------------------
+
+
+class Sorted:
+    """A data set that lies class by class, as folders do."""
+
+    def __init__(self, labels: Any) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def test_a_subset_has_the_classes_in_proportion_and_is_the_same_for_every_run() -> None:
+    labels = np.repeat([3, 5, 9], [100, 300, 600])
+    places = chosen(Sorted(labels), 50, "random")
+    assert np.unique(labels[places], return_counts=True)[1].tolist() == [5, 15, 30]
+    assert (np.diff(places) > 0).all()
+    assert places.tolist() == chosen(Sorted(labels), 50, "random").tolist() != list(range(50))
+    assert chosen(Sorted(labels), 50, "first").tolist() == list(range(50))
+    assert chosen(Sorted(labels), 5000, "random").tolist() == list(range(1000))
+    assert len(chosen(Sorted(np.linspace(0, 1, 77)), 10, "random")) == 10  # numbers are no classes
+    for samples in range(1, 40):
+        assert shares(np.array([7, 11, 13, 9]), samples).sum() == samples
+
+
+def test_few_images_of_a_folder_and_few_batches_of_validation_have_all_classes(pictures: Path) -> None:
+    trainer = loop.Trainer(
+        recipes.with_settings(recipes.parse(IMAGES), [f"data.path={pictures}", "data.samples=6", "run.eval_batches=1"])
+    )
+    train: Any = trainer.splits.train
+    assert np.bincount(train.labels).tolist() == [3, 3]
+    places = chosen(trainer.splits.validation, 4, "random")
+    assert np.bincount(trainer.splits.validation.labels[places]).tolist() == [2, 2]  # type: ignore[attr-defined]
+    assert trainer.evaluate()["top1"] in (0, 25, 50, 75, 100)
+
+
+# -- right use --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["True", "true", "yes", "on", "1"])
+def test_truths_are_taken_as_people_type_them(word: str) -> None:
+    value = recipes.with_settings(recipes.parse(DIGITS), [f"run.compile={word}"])
+    assert value.run.compile is True
+    assert recipes.parse(value.to_toml()) == value
+    assert recipes.with_settings(value, ["run.compile=No"]).run.compile is False
+    with pytest.raises(RecipeError, match=r'run\.compile is "maybe"; it takes true or false'):
+        recipes.with_settings(value, ["run.compile=maybe"])
+
+
+def test_a_length_in_another_unit_replaces_the_recipes() -> None:
+    value = recipes.parse(DIGITS)  # 3 epochs, 1 of them warm-up
+    other = recipes.with_settings(value, ["schedule.steps=300"]).schedule
+    assert other is not None
+    assert (other.epochs, other.steps, other.warmup) == (None, 300, 100)
+    kept = recipes.with_settings(value, ["schedule.steps=300", "schedule.warmup=7"]).schedule
+    assert kept is not None
+    assert kept.warmup == 7
+    longer = recipes.with_settings(value, ["schedule.epochs=6"]).schedule
+    assert longer is not None
+    assert (longer.epochs, longer.warmup) == (6, 1)
+    with pytest.raises(RecipeError, match="epochs and steps"):
+        recipes.with_settings(value, ["schedule.steps=300", "schedule.epochs=2"])
+
+
+def test_timms_own_augmentation_runs_with_any_pillow(pictures: Path) -> None:
+    settings = [f"data.path={pictures}", "data.rand_augment=rand-m9-mstd0.5-inc1"]
+    trainer = loop.Trainer(recipes.with_settings(recipes.parse(IMAGES), settings))
+    image = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
+    assert np.asarray(image_folder.posterize(image, 0)).max() == 0
+    assert np.asarray(image_folder.posterize(image, 1)).tolist() == (np.asarray(image) & 0x80).tolist()
+    train: Any = trainer.splits.train
+    [augment] = [part for part in train.transform.transforms if hasattr(part, "ops")]
+    hits = [operation for operation in augment.ops if operation.name.startswith("Posterize")]
+    assert hits
+    for operation in hits:
+        operation.prob, operation.magnitude, operation.magnitude_std = 1.0, 10, 0
+        operation(image)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    assert machine.device_of("cpu") == torch.device("cpu")
+    for name in ("x", "cuda:99", "cpu:x", "meta", ""):
+        with pytest.raises(LeanifyError, match="the device") as found:
+            machine.device_of(name)
+        assert "\n" not in str(found.value)
+
+
+def test_no_samples_are_refused() -> None:
+    model: Any = None
+    with pytest.raises(DataError, match="at least one"):
+        probe_inputs.feed(model, samples=0)
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["train", "--list", "--json"]])
+def test_a_full_standard_output_is_one_message(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", CODE, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "leanify: standard output could not be written: No space left on device\n"
+
+
+def test_a_locale_without_greek_gets_question_marks() -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", CODE, "condition", "--help"], capture_output=True, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"condition number ?" in done.stdout
