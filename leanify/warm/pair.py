@@ -26,7 +26,7 @@ from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import features_of, part_of, resize
 from leanify.lens.sites import locate
 from leanify.warm.axes import GROWING, Axes, axes_of
-from leanify.warm.blocks import copied, list_of, with_blocks
+from leanify.warm.blocks import copied, counts_of, difference_in, list_of, with_blocks
 from leanify.warm.norms import affine_of, bias_after, fold, neutralise, precision
 from leanify.warm.residual import Residual, Sublayer, residuals
 
@@ -91,12 +91,13 @@ def _check_alike(located: LocatedModel, first: Residual, second: Residual) -> No
         return [(type(s.site.module).__name__, s.norm, s.scale, s.readers) for group in residual.groups for s in group]
 
     where = f"{first.path} and {second.path} cannot be paired"
+    stage = first.path.rpartition(".")[0]
     if shape(first) != shape(second) or [len(g) for g in first.groups] != [len(g) for g in second.groups]:
         raise UnsupportedModel(f"{where}: they hold different layers")
-    counted = _counts_of_heads(first) | LAYER_COUNTERS
-    for name, module in first.block.named_modules():
-        if different := _different_settings(name, module, second.block.get_submodule(name), counted):
-            raise UnsupportedModel(f"{where}: {different} differs between them")
+    names = list(dict(located.model.get_submodule(stage).named_children()))
+    counted = counts_of(located, stage, names.index(first.path.rpartition(".")[2]))
+    if different := difference_in(first.block, second.block, counted):
+        raise UnsupportedModel(f"{where}: {different} differs between them")
     tables = [s for s in located.sites if s.reading.is_table and "h" in s.sizes]
     if tables:
         raise UnsupportedModel(
@@ -111,34 +112,6 @@ def _check_alike(located: LocatedModel, first: Residual, second: Residual) -> No
             raise UnsupportedModel(
                 f"{where}: one key/value head serves all heads (multi-query attention), and a pair would need two"
             )
-
-
-LAYER_COUNTERS = {"layer_idx", "layer_id", "block_idx", "idx", "drop_prob", "training"}
-SIZES = {"in_features", "out_features", "nf", "nx", "in_channels", "out_channels", "normalized_shape", "num_features"}
-
-
-def _counts_of_heads(residual: Residual) -> set[str]:
-    """The attributes of a block, by path, that say how many heads or hidden units there are."""
-    found: set[str] = set()
-    for sublayer in residual.sublayers:
-        inner = sublayer.site.path.removeprefix(residual.path).lstrip(".")
-        reading = sublayer.site.reading
-        found |= {f"{inner}.{name}".lstrip(".") for name in reading.attributes}
-        found |= {
-            f"{inner}.{part}.{name}".lstrip(".") for part in {**reading.rows, **reading.columns} for name in SIZES
-        }
-    return found
-
-
-def _different_settings(path: str, a: nn.Module, b: nn.Module, counted: set[str]) -> str:
-    """The first plain attribute in which two modules differ, ``counted`` ones apart; "" where there is none."""
-    plain = (bool, int, float, str, tuple, type(None))
-    for name, value in vars(a).items():
-        if name.startswith("_") or name in counted or f"{path}.{name}".lstrip(".") in counted:
-            continue
-        if isinstance(value, plain) and value != getattr(b, name, None):
-            return f"{path}.{name}".lstrip(".")
-    return ""
 
 
 # -- folding ------------------------------------------------------------------------------------------------------

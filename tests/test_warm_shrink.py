@@ -1,0 +1,218 @@
+"""Dropping, narrowing and copying: each step's law, in float64 on random parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leanify
+from leanify.errors import ShapeError, UnsupportedModel
+from leanify.lens.resize import features_of
+from leanify.lens.sites import locate
+from leanify.upstream.inputs import example_inputs
+from leanify.warm.calibration import answers, damage, moments
+from leanify.warm.clone import merge_copies, split_into_copies
+from leanify.warm.drop import best_run, drop, influence
+from leanify.warm.narrow import least_squares, narrow, projections
+from leanify.zoo import tiny
+from leanify.zoo.running import difference, outputs, randomised
+
+TOLERANCE = 1e-10
+PRE_NORM = ["timm/vit_base_patch16_224", "timm/vit_small_patch14_dinov2", "hf/gpt2", "hf/llama", "hf/gpt_neox"]
+ALL = [*PRE_NORM, "hf/bert", "hf/t5", "timm/swin_tiny_patch4_window7_224", "timm/xcit_nano_12_p16_224"]
+
+
+def built(name: str) -> tuple[nn.Module, Any]:
+    library, _, rest = name.partition("/")
+    model, call = tiny.build(library, rest)
+    return randomised(model), call
+
+
+def data(model: nn.Module, count: int = 3) -> list[dict[str, Tensor]]:
+    torch.manual_seed(5)
+    made = [example_inputs(model, 2, 12) for _ in range(count)]
+    return [{k: v.double() if v.is_floating_point() else v for k, v in batch.items()} for batch in made]
+
+
+def run_on(batch: dict[str, Tensor]) -> Any:
+    return lambda model: model(batch["x"]) if "x" in batch else model(**batch)
+
+
+# -- drop ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRE_NORM)
+def test_a_block_whose_output_projections_are_zero_is_dropped_for_nothing(name: str) -> None:
+    model, call = built(name)
+    located = locate(model)
+    stage = located.stages[0]
+    for layer in stage.blocks[1]:
+        for module in projections(replace(located, stages=[replace(stage, blocks=[[layer]])])).values():
+            for parameter in module.parameters():
+                parameter.data.zero_()
+    assert difference(outputs(drop(model, stage.name, [1]), call), outputs(model, call)) < TOLERANCE
+    assert difference(outputs(drop(model, stage.name, [0]), call), outputs(model, call)) > 1e-3
+
+
+def test_the_run_that_changes_least_is_found() -> None:
+    model, _call = built("timm/vit_base_patch16_224")
+    located = locate(model)
+    for module in projections(
+        replace(located, stages=[replace(located.stages[0], blocks=located.stages[0].blocks[1:2])])
+    ).values():
+        for parameter in module.parameters():
+            parameter.data.mul_(0.01)
+    scores = influence(located, "blocks", data(model))
+    assert best_run(scores, 1) == 1
+    assert [math.isnan(x) for x in scores[-1].tolist()] == [False, *[True] * (len(scores) - 1)]
+    assert ((scores.nan_to_num() >= 0) & (scores.nan_to_num() <= 1)).all()
+
+
+def test_blocks_that_are_bound_to_their_place_are_not_moved() -> None:
+    model, _ = built("hf/t5")
+    with pytest.raises(UnsupportedModel, match="has_relative_attention_bias"):
+        drop(model, "encoder.block", [0])
+    with pytest.raises(ShapeError, match="cannot be dropped"):
+        drop(model, "encoder.block", range(9))
+
+
+# -- narrow -------------------------------------------------------------------------------------------------------
+
+
+def halved(model: nn.Module, heads: bool = True) -> Any:
+    def half(layer: Any) -> Any:
+        fewer = max(layer.group, layer.heads // 2 // layer.group * layer.group) if heads else layer.heads
+        return replace(layer.with_heads(fewer), mlp=layer.mlp // 2)
+
+    return leanify.read(model).map_layers(half)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_units_that_are_never_active_are_narrowed_for_nothing(name: str) -> None:
+    """Half of the units, not the first ones, get no way out: `narrow` finds and removes them."""
+    model, call = built(name)
+    shape = halved(model, heads=False)
+    for layer in locate(model).layers:
+        if layer.mlp is None:
+            continue
+        part = next(p for p, how in layer.mlp.reading.columns.items() if "m" in how.split())
+        module = layer.mlp.module.get_submodule(part)
+        axis = features_of(module).input_axis
+        module.weight.data.index_fill_(axis, torch.arange(0, layer.mlp.sizes["m"] // 2 * 2, 2), 0.0)
+    if shape == leanify.read(model):
+        pytest.skip("no MLP")
+    new = narrow(model, shape, data(model))
+    assert leanify.read(new) == shape
+    assert difference(outputs(new, call), outputs(model, call)) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["timm/vit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "hf/t5", "hf/mpnet"])
+def test_heads_that_reach_nothing_are_narrowed_for_nothing(name: str) -> None:
+    model, call = built(name)
+    kept = next(iter(halved(model).layers()))
+    for layer in locate(model).layers:
+        old = layer.read()
+        axis = features_of(layer.output).input_axis
+        dead = torch.arange((old.heads - kept.heads) * old.head_dim)  # the first heads
+        layer.output.weight.data.index_fill_(axis, dead, 0.0)
+    wanted = leanify.read(model).map_layers(lambda layer: layer.with_heads(kept.heads))
+    new = narrow(model, wanted, data(model))
+    assert leanify.read(new) == wanted
+    assert difference(outputs(new, call), outputs(model, call)) < 1e-8
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_narrowed_model_runs_and_the_correction_helps(name: str) -> None:
+    model, _ = built(name)
+    batches = data(model)
+    shape = halved(model)
+    errors = {}
+    for correct in (False, True):
+        new = narrow(model, shape, batches, correct)
+        assert leanify.read(new) == shape
+        errors[correct] = damage(answers(new, batches), answers(model, batches))
+    assert errors[True] <= errors[False] * 1.2
+
+
+def test_the_correction_never_raises_the_calibration_error() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(30):
+        a = torch.randn(40, 12, generator=generator, dtype=torch.float64) @ torch.randn(
+            12, 12, generator=generator, dtype=torch.float64
+        )
+        a[:, 3] = a[:, 4] * (trial % 3)  # singular, too
+        w = torch.randn(5, 12, generator=generator, dtype=torch.float64)
+        kept = torch.randperm(12, generator=generator)[: 1 + trial % 11].sort().values
+        wanted = a @ w.T
+        before = (a[:, kept] @ w[:, kept].T - wanted).square().sum()
+        after = (a[:, kept] @ least_squares(w, a.T @ a, kept).T - wanted).square().sum()
+        assert after <= before * (1 + 1e-12)
+        best = torch.linalg.lstsq(a[:, kept], wanted, driver="gelsd").solution
+        assert after <= (a[:, kept] @ best - wanted).square().sum() + 0.02 * before
+
+
+def test_narrow_to_the_same_shape_changes_nothing() -> None:
+    model, call = built("hf/llama")
+    assert difference(outputs(narrow(model, leanify.read(model), data(model)), call), outputs(model, call)) == 0
+
+
+def test_narrow_adds_what_is_missing_with_zero_columns() -> None:
+    model, call = built("hf/gpt2")
+    shape = leanify.read(model).map_layers(lambda layer: replace(layer.with_heads(layer.heads + 1), mlp=layer.mlp + 7))
+    new = narrow(model, shape, data(model))
+    assert leanify.read(new) == shape
+    assert difference(outputs(new, call), outputs(model, call)) < TOLERANCE
+
+
+def test_padding_does_not_count() -> None:
+    model, _ = built("hf/bert")
+    batch = data(model, 1)[0]
+    padded = {name: torch.cat([x, torch.zeros_like(x[:, :5])], 1) for name, x in batch.items()}
+    modules = projections(locate(model))
+    alone, behind = (moments(model, modules, [b]) for b in (batch, padded))
+    for name, found in alone.items():
+        assert torch.allclose(found.second, behind[name].second, rtol=1e-5)
+
+
+# -- copies -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["timm/vit_base_patch16_224", "timm/beit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "hf/gpt_neox"]
+)
+def test_copies_of_heads_change_nothing_and_merge_to_the_model_they_came_from(name: str) -> None:
+    model, call = built(name)
+    twice = split_into_copies(model, 2)
+    assert [a.heads for a in leanify.read(twice).layers()] == [2 * b.heads for b in leanify.read(model).layers()]
+    assert difference(outputs(twice, call), outputs(model, call)) < TOLERANCE
+    once = merge_copies(twice, 2)
+    for name_, tensor in model.state_dict().items():
+        assert torch.equal(tensor, once.state_dict()[name_])
+
+
+def test_heads_that_are_no_copies_are_not_merged() -> None:
+    model, _ = built("hf/gpt2")
+    with pytest.raises(ShapeError, match="not copies"):
+        merge_copies(model, 2)
+
+
+@pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
+def test_layers_that_share_a_table_of_heads_keep_the_same_heads(name: str) -> None:
+    model, _ = built(name)
+    shape = leanify.read(model).map_layers(lambda layer: layer.with_heads(layer.heads // 2))
+    kept: list[set[int]] = []
+    new = locate(narrow(model, shape, data(model), correct=False))
+    for before, after in zip(locate(model).layers, new.layers, strict=True):
+        part = next(iter(before.attention.reading.rows))
+        rows, left = (layer.attention.module.get_submodule(part).weight for layer in (before, after))
+        size = before.read().head_dim
+        heads = {i for i in range(before.read().heads) if any(torch.equal(rows[i * size], row) for row in left)}
+        assert len(heads) == after.read().heads
+        if before.attention.path.split(".")[0] == "encoder":
+            kept.append(heads)
+    assert all(heads == kept[0] for heads in kept)
