@@ -19,7 +19,7 @@ from leanify.errors import BudgetError, LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.sources import find
 
-SHARES = (0.5, 0.75, 0.9)  # large embeddings leave little for the blocks to save
+SHARES = (0.5, 0.9)  # large embeddings leave little for the blocks to save
 
 
 @dataclass(frozen=True)

@@ -215,11 +215,17 @@ def kept(model: nn.Module, call: Call) -> None:
 
 
 def priced(model: nn.Module, tokens: int = 12) -> bool:
-    """Prices, by arithmetic from shortened models, of the model as it stands and of a leaner one with more heads."""
+    """Prices, by arithmetic from shortened models, of the model as it stands and of a leaner one with more heads.
+
+    It does not apply where pricing is refused: to tokens that are merged on the way or drawn at random.
+    """
     origin = origin_of(model)
     assert origin is not None
     meta = build_model(origin, "meta")
-    prices = PriceList(meta, tokens)
+    try:
+        prices = PriceList(meta, tokens)
+    except UnsupportedModel:
+        return False
     if not prices.turned:
         return False
     base = search.baseline(prices)

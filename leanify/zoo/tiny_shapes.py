@@ -265,6 +265,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "decoder_num_key_value_heads": HEADS,
     },
     "nemotron": {"num_key_value_heads": KV_HEADS},
+    "longcat_flash": {"expert_ffn_hidden_size": HIDDEN},
     "laguna": {"num_attention_heads_per_layer": [HEADS] * LAYERS},
     "mask2former": {
         "backbone_config": FOUR_STAGES,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from leanify.errors import SourceError, UnsupportedModel
+from leanify.lens import surgery
 from leanify.zoo import isolated, laws, tiny, tiny_timm
 from leanify.zoo.answers import answers_of
 from leanify.zoo.running import LawBroken
@@ -87,7 +88,10 @@ def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
             model, call = tiny.build(library, name)
         except Exception as error:
             return (), f"no small example: {_line(error)}"
-        twin = signature(model)
+        try:
+            twin = signature(model)
+        except UnsupportedModel as error:
+            return (), _line(error)
         if twin not in _HELD:
             _HELD[twin] = _held(model, call)
     return _HELD[twin]
@@ -105,13 +109,24 @@ _HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # what came of the laws, by 
 
 
 def signature(model: nn.Module) -> str:
-    """A hash of every module's class, numbers and tensor shapes: models alike in all of them are held once."""
-    facts = []
-    for path, module in model.named_modules():
-        numbers = sorted((k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)))
-        shapes = [(name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False)]
-        facts.append((path, type(module).__module__, type(module).__qualname__, numbers, shapes))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    """A hash of what the laws depend on: models alike in it are held once.
+
+    Every kind of module (its class, its switches and words, the ranks of its tensors) and of layer (MHA, GQA or MQA,
+    with or without an MLP); sizes and how often a kind is repeated do not count.
+    """
+    kinds = {
+        (
+            type(module).__module__,
+            type(module).__qualname__,
+            tuple(sorted((k, v) for k, v in vars(module).items() if isinstance(v, (bool, str)))),
+            tuple((name, parameter.dim()) for name, parameter in module.named_parameters(recurse=False)),
+        )
+        for module in model.modules()
+    }
+    shape = surgery.read(model)
+    layers = {(x.kv_heads == x.heads, x.kv_heads == 1, x.mlp > 0, x.inner == x.width) for x in shape.layers()}
+    shapes = sorted((stage.fixed, stage.depth > 1) for stage in shape.stages)
+    return hashlib.sha256(repr((sorted(map(repr, kinds)), sorted(layers), shapes)).encode()).hexdigest()
 
 
 def _line(error: Exception) -> str:
