@@ -221,11 +221,14 @@ def priced(model: nn.Module, tokens: int = 12) -> bool:
     """
     origin = origin_of(model)
     assert origin is not None
-    meta = build_model(origin, "meta")
     try:
-        prices = PriceList(meta, tokens)
+        return _priced(build_model(origin, "meta"), tokens)
     except UnsupportedModel:
         return False
+
+
+def _priced(meta: nn.Module, tokens: int) -> bool:
+    prices = PriceList(meta, tokens)
     if not prices.turned:
         return False
     base = search.baseline(prices)
