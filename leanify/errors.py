@@ -6,9 +6,9 @@
      ├─ ShapeError          a shape that this model cannot take (heads that break key/value groups, …)
      ├─ RecipeError         a recipe with an unknown key, a wrong type, or none of that name
      ├─ BudgetError         a budget that is malformed or that no design reaches
-     ├─ DataError           data that cannot be read, or that does not suit the model
-     ├─ TrainingError       a training that cannot go on: a loss that is not finite, a disk that is full
-     └─ DirectoryError      an output directory that cannot be written, or one that holds no model
+     ├─ DataError           data that cannot be read or does not fit the model
+     ├─ TrainingError       training that cannot continue: the loss is not finite, the disk is full
+     └─ DirectoryError      an output directory that cannot be written, or an input directory without a model
 
 Every message says what was asked, what was found and what would work. The command line prints it and exits 2.
 """
@@ -39,7 +39,7 @@ class BudgetError(LeanifyError):
 
 
 class DataError(LeanifyError):
-    """Data that cannot be read, that does not suit the model, or in which there is no sample."""
+    """Data that cannot be read, does not fit the model, or is empty."""
 
 
 class DirectoryError(LeanifyError):
@@ -47,4 +47,4 @@ class DirectoryError(LeanifyError):
 
 
 class TrainingError(LeanifyError):
-    """A training that cannot go on; the message says from where it can be resumed."""
+    """Training cannot continue; the message says how to resume it."""

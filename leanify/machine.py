@@ -40,7 +40,7 @@ def _figure(file: Path, key: str) -> int | None:
 
 
 def available(device: torch.device) -> int | None:
-    """Bytes that this process may still take on a device; None where the system does not tell.
+    """Bytes that this process may still take on a device; None where the system does not report it.
 
     On a CPU that is the least of what the machine and the containers around the process leave, by the processes that a
     launcher started beside it.
@@ -55,7 +55,7 @@ def available(device: torch.device) -> int | None:
 
 
 def _contained() -> list[int]:
-    """What each control group around this process leaves, in either version of the kernel's interface."""
+    """Memory left in each control group around this process (cgroups v1 and v2)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -94,7 +94,7 @@ def settled_resident_set() -> int:
 
 
 def reset_resident_peak() -> bool:
-    """Let the kernel count the resident set's peak anew; False where it cannot."""
+    """Reset the kernel's peak of the resident set; False where that is not supported."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -103,7 +103,7 @@ def reset_resident_peak() -> bool:
 
 
 def nvml_used(device: torch.device) -> int | None:
-    """What NVML says is used on the whole device: every process, torch's reserve and the context included."""
+    """Memory used on the whole device by NVML: every process, torch's reserve and the CUDA context included."""
     if device.type != "cuda":
         return None
     import pynvml

@@ -323,7 +323,7 @@ def test_a_checkpoint_whose_keys_do_not_fit(leanify, tmp_path):
 
 def test_checkpoints_that_are_none(leanify, tmp_path):
     refused(leanify(*TINY_VIT, "--checkpoints", tmp_path), "no checkpoint")
-    refused(leanify(*TINY_VIT, "--checkpoints", tmp_path / "none"), "no directory")
+    refused(leanify(*TINY_VIT, "--checkpoints", tmp_path / "none"), "not a directory")
     (tmp_path / "step1.safetensors").write_bytes(b"nothing")
     refused(leanify(*TINY_VIT, "--checkpoints", tmp_path), "truncated")
 

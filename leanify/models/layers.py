@@ -1,4 +1,4 @@
-"""What the models share: attention that does not take inner for width, MLPs, the pre-norm block.
+"""Parts that the models share: attention whose inner width is free, MLPs, the pre-norm block.
 
 Shapes: B batch, N tokens, D width, h heads, d head_dim, M hidden units. A mask is B × N and true where a token counts.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class OwnModel(nn.Module):
-    """A module that remembers the keyword arguments that it was built with, and can draw its weights anew."""
+    """A module that remembers the keyword arguments that it was built with, and can re-initialise itself."""
 
     options: dict[str, Any]
     vocab: int
@@ -25,7 +25,7 @@ class OwnModel(nn.Module):
         return model
 
     def example_ids(self, batch: int, tokens: int | None = None) -> Tensor:
-        """Random token ids, as many as fit unless said. → B, N"""
+        """Random token ids, by default as many as fit. → B, N"""
         return torch.randint(self.vocab, (batch, tokens or self.length))
 
     def example_inputs(self, batch: int, tokens: int | None = None) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ class OwnModel(nn.Module):
         return {"input_ids": self.example_ids(batch, tokens)}
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw one module's weights: N(0, 0.02) for linear maps and embeddings, no bias, norms the identity."""
+        """Initialise one module: N(0, 0.02) for linear maps and embeddings, no bias, norms the identity."""
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, nn.LayerNorm):
@@ -42,7 +42,7 @@ class OwnModel(nn.Module):
             nn.init.zeros_(module.bias)
 
     def init_weights(self) -> None:
-        """Draw the whole model anew, in place."""
+        """Re-initialise the whole model, in place."""
         self.apply(self._init_weights)
 
 
@@ -122,5 +122,5 @@ class Block(nn.Module):
 
 
 def boolean(attention_mask: Tensor | None) -> Tensor | None:
-    """A mask of ones and zeros as one of truths."""
+    """A mask of ones and zeros as booleans."""
     return None if attention_mask is None else attention_mask.bool()

@@ -1,8 +1,8 @@
-"""The spectrum that the theory is about: singular values of the concatenated heads A = [A_1 … A_h], layer by layer.
+"""Measure the singular values of the concatenated heads A = [A_1 … A_h], layer by layer.
 
 A is the input of the output projection, so one hook a layer reads it in every family, fused kernels included, and no
-model code is touched. Spectra are computed inside the hook and A is let go: memory grows neither with layers nor with
-samples, and a probe costs one forward pass and the spectra.
+model code is touched. Spectra are computed inside the hook, then A is freed: memory grows neither with layers nor with
+samples, and a probe costs one forward pass plus the spectra.
 
     probe = leanify.condition(model, inputs)
     probe.layers[0].name, .kappas (one per sample), .kappa (their mean), .spectrum (mean singular values, descending)
@@ -37,7 +37,7 @@ OBJECTS = {
     "timm.models.volo.OutlookAttention": "A_i sums windows of V_i under weights of a linear map, no softmax(q kᵀ)",
     "leanify.models.nystromformer.NystromAttention": "A_i approximates softmax(q kᵀ) v by landmarks",
 }
-"""What A_i is where it is not softmax(q kᵀ) v over tokens; theory is not held against these."""
+"""What A_i is where it is not softmax(q kᵀ) v over tokens; theory is not compared with these."""
 
 
 def condition(
@@ -49,10 +49,10 @@ def condition(
     weights: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> Probe:
-    """Probe every layer's A on ``inputs``: one batch of any length (it is cut up), or an iterable of batches.
+    """Probe every layer's A on ``inputs``: one batch of any length (it is split), or an iterable of batches.
 
-    Tokens masked out by an ``attention_mask`` of shape (batch, tokens) are no rows of A. ``on_batch`` is called with
-    the number of samples done. The model is left as it was, its training mode included.
+    Tokens masked out by an ``attention_mask`` of shape (batch, tokens) are left out of A. ``on_batch`` is called with
+    the number of samples done. The model is left unchanged, its training mode included.
 
     Raises UnsupportedModel where there is no attention, and SourceError where weights or heads are not finite.
     """
@@ -85,7 +85,7 @@ def check_finite(model: nn.Module) -> None:
 
 
 def _is_finite(weight: Tensor) -> bool:
-    """By the sum, which no NaN or infinity survives; a sum may overflow too, so a bad one is looked into."""
+    """Check the sum first, which is fast; a sum that is not finite may have overflowed, so then check every entry."""
     return math.isfinite(weight.sum()) or bool(weight.isfinite().all())
 
 
@@ -113,7 +113,7 @@ def _hooked(recorders: list[_Recorder]) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while: dropout would be probed too."""
+    """Evaluation mode meanwhile, so that dropout does not act."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -127,7 +127,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Recorder:
-    """Reads A of one layer, batch after batch. A module called several times in a forward gives several layers."""
+    """Records A of one layer, batch after batch. One called several times in a forward pass gives several layers."""
 
     def __init__(self, layer: LocatedLayer, per_head: bool) -> None:
         self.layer, self.per_head = layer, per_head
@@ -135,7 +135,7 @@ class _Recorder:
         self.calls: list[_Record] = []
 
     def begin(self, batch: ModelInputs) -> None:
-        """Get ready for one forward pass."""
+        """Prepare for one forward pass."""
         self.size, self.call = _length(batch), 0
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
         self.mask = mask.bool() if mask is not None and mask.dim() == 2 and not mask.all() else None
@@ -166,7 +166,7 @@ class _Recorder:
         if len(a) % self.size or a.shape[-1] != self.columns.numel():
             raise UnsupportedModel(
                 f"{self.layer.output_path} takes a tensor of shape {tuple(a.shape)} for {self.size} samples of inner "
-                f"width {self.columns.numel()}: which of its axes are tokens is not known"
+                f"width {self.columns.numel()}: which of its axes holds the tokens is not known"
             )
         a = a.reshape(self.size, -1, a.shape[-1]) if a.dim() == 2 else a.flatten(1, -2)
         return a.reshape(self.size, -1, *a.shape[1:])
@@ -177,13 +177,13 @@ class _Recorder:
         return spectra(split.flatten(0, 1)).kappa.view(len(matrices), len(self.columns))
 
     def _rows_that_count(self, a: Tensor) -> list[Tensor]:
-        """(matrices, tokens, inner): all at once, or one sample after another where padding is to be left out."""
+        """(matrices, tokens, inner): all at once, or sample by sample where padding must be left out."""
         if self.mask is None or a.shape[1:3] != (1, self.mask.shape[1]):
             return [a.flatten(0, 1)]
         return [sample[:, keep] for sample, keep in zip(a, self.mask, strict=True) if keep.any()]
 
     def layers(self, weights: bool) -> Iterator[LayerProbe]:
-        """What was found, one value a call."""
+        """The results, one value for each call in a forward pass."""
         site = self.layer.attention
         heads, head_dim = self.columns.shape
         other = OBJECTS.get(site.reading.name, "")
@@ -203,7 +203,7 @@ class _Recorder:
 
 
 class _Record:
-    """One layer so far: a few numbers a sample, and the sum of the spectra."""
+    """Running results of one layer: a few numbers per sample, and the sum of the spectra."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -213,7 +213,7 @@ class _Record:
         self.windows = 1
 
     def add(self, found: Spectra, tokens: int, windows: int) -> None:
-        """Take in (samples · windows) spectra."""
+        """Add (samples · windows) spectra."""
         values = found.values
         ranks = (found.rank.double(), found.stable_rank, found.effective_rank)
         table = torch.stack([found.kappa, *ranks, values[:, 0], values[:, -1], found.error], dim=1)

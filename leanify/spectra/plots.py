@@ -209,7 +209,7 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
 
 
 def _shown(value: float | None) -> float:
-    """What a logarithmic axis can show; the rest leaves a gap."""
+    """NaN, which leaves a gap, for what a logarithmic axis cannot show."""
     return value if value is not None and math.isfinite(value) and value > 0 else math.nan
 
 

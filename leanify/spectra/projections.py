@@ -44,7 +44,7 @@ def head_kappas(site: Site) -> dict[str, tuple[float, ...]]:
 
 
 def _module(owner: nn.Module, path: str) -> nn.Module | None:
-    """A linear map by its path; None where upstream left it out, or where it is a norm."""
+    """A linear map by its path; None where the module lacks it, or where it is a norm."""
     for name in path.split("."):
         owner = getattr(owner, name, None)  # type: ignore[assignment]
     weight = getattr(owner, "weight", None)

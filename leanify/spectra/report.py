@@ -1,4 +1,4 @@
-"""A probe as JSON, as tables of 100 columns, and what a reader of it has to be told."""
+"""A probe as JSON, as tables of 100 columns, and the warnings that belong to its numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanify.spectra.results import LayerProbe, Point, Probe
 
 
 def _number(value: float | None) -> float | str | None:
-    """JSON has no infinity: "inf" says it; null where nothing is defined."""
+    """JSON has no infinity, so it is written "inf"; null where κ is not defined."""
     if value is None or math.isnan(value):
         return None
     return value if math.isfinite(value) else "inf"
@@ -117,7 +117,7 @@ def _table(title: str, *columns: str) -> Any:
 
 
 def _short_names(layers: Sequence[LayerProbe]) -> tuple[list[str], str]:
-    """Layers' names without what they share, and the pattern that they share: (["0", "1"], "blocks.*.attn")."""
+    """Layer names without their common parts, and the common pattern: (["0", "1"], "blocks.*.attn")."""
     parts = [layer.name.split(".") for layer in layers]
     if len(parts) < 2:
         return [layer.name for layer in layers], ""
@@ -140,7 +140,7 @@ def layer_tables(
 
 
 def _shared(parts: Sequence[Sequence[str]]) -> int:
-    """How many first words all of them have in common."""
+    """The length of the longest common prefix."""
     columns = zip(*parts, strict=False)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
@@ -190,7 +190,7 @@ def _weights_table(probe: Probe) -> Any:
 
 
 def heads_table(source: str, points: Sequence[Point], data: str) -> Any:
-    title = f"{source} drawn anew · {points[0].seeds} seeds · {data}"
+    title = f"{source} re-initialised · {points[0].seeds} seeds · {data}"
     table = _table(title, "heads", "mode", "head_dim", "inner", "κ median", "quartiles", "mean", "theory")
     for point in points:
         low, median, high = point.quartiles
@@ -217,17 +217,19 @@ def training_table(source: str, steps: Sequence[tuple[int, Probe]], data: str) -
     return table
 
 
-# -- in words ---------------------------------------------------------------------------------------------------------
+# -- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def cautions(probe: Probe, asked: int) -> list[str]:
-    """What a reader of the numbers has to know."""
-    said = [f"only {probe.samples} of {asked} samples were found"] if probe.samples < asked else []
+    """Warnings that a reader of the numbers needs."""
+    found = [f"only {probe.samples} of {asked} samples were found"] if probe.samples < asked else []
     if probe.unseen:
-        said.append(f"not seen, for no forward pass calls their output projection: {', '.join(probe.unseen[:3])}")
+        found.append(
+            f"not measured, because the forward pass never calls their output projection: {', '.join(probe.unseen[:3])}"
+        )
     broken = [layer for layer in probe.layers if math.isinf(layer.kappa) and not layer.is_vector]
     if broken:
-        said.append(
+        found.append(
             f"{len(broken)} layers are rank-deficient in at least one sample, so their mean κ is infinite: "
             + ", ".join(f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in broken[:3])
             + (", …" if len(broken) > 3 else "")
@@ -236,10 +238,10 @@ def cautions(probe: Probe, asked: int) -> list[str]:
         layer.name for layer in probe.layers if max(s.error for s in layer.samples) > 1e-6 and layer not in broken
     ]
     if doubtful:
-        said.append(f"κ is beyond what float64 resolves to 1e-6 in {', '.join(doubtful[:3])}")
+        found.append(f"float64 does not resolve κ to 1e-6 in {', '.join(doubtful[:3])}")
     objects = {layer.object for layer in probe.layers if layer.object != "tokens × inner"}
-    said += [f"{text}: {', '.join(_names(probe, text))}" for text in sorted(objects)]
-    return said
+    found += [f"{text}: {', '.join(_names(probe, text))}" for text in sorted(objects)]
+    return found
 
 
 def _names(probe: Probe, kind: str) -> list[str]:

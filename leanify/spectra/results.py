@@ -1,4 +1,4 @@
-"""What a probe finds: values, without torch."""
+"""The results of a probe, as values: no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one sample gives in one layer; means over its windows, where the layer attends within windows.
+    """One sample in one layer; means over its windows where the layer attends within windows.
 
     rank            singular values above the rounding noise of A's own dtype
     stable_rank     ‖A‖_F²/‖A‖₂²
@@ -57,7 +57,7 @@ class Sample:
 class LayerProbe:
     """One layer's A = [A_1 … A_h], tokens × inner, over all samples.
 
-    object     what kind of matrix this is, in words
+    object     what kind of matrix A is
     spectrum   singular values, descending: means over the samples (and windows) long enough to have them
     per_head   κ of each A_i (tokens × head_dim), means over samples; empty unless asked for
     weights    κ of each head's own rows of W_q, W_k, W_v and columns of W_o, by "q", "k", "v", "o"; if asked for
@@ -96,7 +96,7 @@ class LayerProbe:
 
     @property
     def rank(self) -> int:
-        """``full_rank`` less the largest deficiency of a sample: what the worst sample has, at full length."""
+        """The rank of the worst sample: ``full_rank`` less the largest deficiency of any sample."""
         missing = max(min(sample.tokens, self.inner) - sample.rank for sample in self.samples)
         return self.full_rank - math.ceil(missing)
 
@@ -107,12 +107,12 @@ class LayerProbe:
 
     @property
     def is_vector(self) -> bool:
-        """One token, as in class attention: a single singular value, so that κ = 1 says nothing."""
+        """One token, as in class attention: a single singular value, so κ = 1 is meaningless."""
         return self.tokens == 1
 
     @property
     def kappa_theory(self) -> float | None:
-        """The Gaussian prediction for this shape; None where A is a vector, or its heads are no softmax over tokens."""
+        """The Gaussian prediction for this shape; None for a vector, or without softmax attention over tokens."""
         if self.is_vector or not self.mixes_tokens:
             return None
         return statistics.fmean(gaussian_kappa(self.inner, sample.tokens) for sample in self.samples)
@@ -124,9 +124,9 @@ class LayerProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """The layers of a model in the order in which they stand, each over the same samples.
+    """The layers of a model in model order, each over the same samples.
 
-    unseen   layers whose output projection no forward pass called (a head that is not used), by name
+    unseen   names of layers whose output projection was never called (an unused head)
     """
 
     layers: tuple[LayerProbe, ...]
@@ -138,14 +138,14 @@ class Probe:
 
     @property
     def kappa(self) -> float:
-        """The mean over layers, as in the paper's Figure 2; vectors left out, NaN where nothing is left."""
+        """The mean over layers, as in the paper's Figure 2, without vectors; NaN if none is left."""
         kappas = [layer.kappa for layer in self.layers if not layer.is_vector]
         return statistics.fmean(kappas) if kappas else math.nan
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model drawn anew with so many heads: κ over layers, samples and seeds.
+    """A model re-initialised with ``heads`` heads: κ over layers, samples and seeds.
 
     kappa      mean, as in the paper's Figure 2; its expectation is infinite where A is square
     quartiles  at 25, 50 and 75 %

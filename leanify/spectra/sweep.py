@@ -21,7 +21,7 @@ FEW = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h 
 
 
 def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int, int]], list[str]]:
-    """(mode, heads, head_dim) of every model to draw, and what is left out in words.
+    """(mode, heads, head_dim) of every model to initialise, and why others are left out.
 
     grow keeps head_dim; split keeps inner = heads · head_dim, so heads must divide it. Raises ShapeError for heads
     that no mode allows.
@@ -59,20 +59,20 @@ def over_heads(
     seeds: int = 3,
     on_model: Callable[[int], None] | None = None,
 ) -> list[Point]:
-    """κ against heads at initialisation: each shape drawn anew by upstream's initialiser, ``seeds`` times."""
+    """κ against heads at initialisation: each shape initialised by upstream's initialiser, ``seeds`` times."""
     points: list[Point] = []
     for mode, heads, head_dim in shapes:
         probes = []
         for again in range(seeds):
             torch.manual_seed(seed + again)
-            probes.append(condition(_redrawn(model, heads, head_dim), inputs))
+            probes.append(condition(_reinitialised(model, heads, head_dim), inputs))
             if on_model is not None:
                 on_model(len(points) * seeds + again + 1)
         points.append(_point(mode, heads, head_dim, probes))
     return points
 
 
-def _redrawn(model: nn.Module, heads: int, head_dim: int) -> nn.Module:
+def _reinitialised(model: nn.Module, heads: int, head_dim: int) -> nn.Module:
     arch = surgery.read(model)
     stages = tuple(
         stage.reshape(heads=heads, head_dim=head_dim) if index in arch.varied else stage
@@ -97,10 +97,10 @@ def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
 
 
 def verdict(points: Sequence[Point]) -> list[str]:
-    """What the measured points do to the claim that more heads lower κ (Theorem 3.2 and Figure 2), in sentences."""
+    """Sentences that hold the measured points against the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
     grown, split = ([point for point in points if point.mode == mode] for mode in ("grow", "split"))
-    said = [_of_growth(grown)] if len(grown) > 1 else []
-    return said + ([_of_splits(split)] if len(split) > 1 else [])
+    sentences = [_of_growth(grown)] if len(grown) > 1 else []
+    return sentences + ([_of_splits(split)] if len(split) > 1 else [])
 
 
 def _of_growth(grown: list[Point]) -> str:
@@ -122,19 +122,18 @@ def _of_growth(grown: list[Point]) -> str:
 
 def _of_splits(split: list[Point]) -> str:
     low, high = min(split, key=_median), max(split, key=_median)
-    said = (
+    sentence = (
         f"Split (inner {low.inner} throughout): A has the same shape whatever the number of heads, so the theorem "
         f"predicts a flat line. Measured, median κ lies between {figures(_median(low))} at {low.heads} heads and "
         f"{figures(_median(high))} at {high.heads}"
     )
     tail = [point for point in split if point.heads >= FEW]
     if len(tail) in (0, 1, len(split)):
-        return said + "."
+        return sentence + "."
     factor = max(map(_median, tail)) / min(map(_median, tail))
     return (
-        f"{said}, and within a factor of {factor:.2g} from {tail[0].heads} heads on. Below that the attention maps "
-        "decide, not the width of A: h maps of tokens × tokens side by side are square at h = 1 and well-conditioned "
-        "from a few on."
+        f"{sentence}, and within a factor of {factor:.2g} from {tail[0].heads} heads on. Below that the attention "
+        "maps matter, not the width of A: a single map of tokens × tokens is square, several side by side are not."
     )
 
 
@@ -151,7 +150,7 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     A run's own layout is ``RUN/checkpoints/STEP/model.safetensors``. Raises SourceError where there is none.
     """
     if not run.is_dir():
-        raise SourceError(f"{run} is no directory: --checkpoints takes the directory of a run")
+        raise SourceError(f"{run} is not a directory: --checkpoints takes the directory of a run")
     named = ((path, _step(path.relative_to(run))) for path in run.rglob("*.safetensors"))
     found = sorted((step, path) for path, step in named if step is not None)
     if not found:
@@ -190,7 +189,7 @@ def read_into(model: nn.Module, path: Path) -> None:
             for name in shapes:
                 wanted[name].copy_(file.get_tensor(name))
     except (SafetensorError, OSError) as error:
-        raise SourceError(f"the checkpoint {path} is truncated or no safetensors file: {error}") from error
+        raise SourceError(f"the checkpoint {path} is truncated or not a safetensors file: {error}") from error
 
 
 def _check_fit(path: Path, wanted: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

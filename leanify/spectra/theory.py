@@ -1,7 +1,7 @@
 """What theory predicts about the spectrum of concatenated heads.
 
-The paper (Leaner Transformers, arXiv 2505.20802) takes the heads for independent Gaussian matrices. Measured attention
-is not; the prediction shows where the peak lies, not how high the numbers are.
+The paper (Leaner Transformers, arXiv 2505.20802) models the heads as independent Gaussian matrices. Real attention is
+not Gaussian: the prediction shows where the peak lies, not how high κ is.
 """
 
 from __future__ import annotations
