@@ -25,6 +25,7 @@ FLOORS = (
     ("tasks", "zoo"),
     ("training",),
     ("warm",),
+    ("study",),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

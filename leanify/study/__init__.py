@@ -1,0 +1,1 @@
+"""Studies: does a design pay, on the user's own data?"""
