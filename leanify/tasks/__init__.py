@@ -28,10 +28,15 @@ Tally = Mapping[str, Tensor]
 
 
 class Task(Protocol):
-    """``metric`` tells the best checkpoint; ``sign`` is 1 where more of it is better, −1 where less is."""
+    """``metric`` tells the best checkpoint; ``sign`` is 1 where more of it is better, −1 where less is.
+
+    ``margin`` is a loss of it that most users would accept for a model of half the size: the default margin of a
+    non-inferiority test.
+    """
 
     metric: str
     sign: int
+    margin: float
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """The loss of a training step, summed over the targets."""

@@ -15,7 +15,7 @@ from leanify.tasks.outputs import answer
 class CausalLm:
     """The next token: cross-entropy, perplexity and bits per byte."""
 
-    metric, sign = "loss", -1
+    metric, sign, margin = "loss", -1, 0.02  # nats a token, 2 % of perplexity
 
     def __init__(self, smoothing: float, bytes_per_target: float | None) -> None:
         self.smoothing, self.bytes_per_target = smoothing, bytes_per_target

@@ -16,7 +16,7 @@ from leanify.tasks.outputs import answer
 class Classification:
     """Samples into classes: cross-entropy, top-1 and top-5; beside ``constant``, an answer that is always the same."""
 
-    metric, sign = "top1", 1
+    metric, sign, margin = "top1", 1, 1.0  # a point of top-1
 
     def __init__(
         self, classes: int, mixup: float, cutmix: float, smoothing: float, constant: int | None = None

@@ -73,7 +73,7 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
 class Glue:
     """A class of a sentence or pair by cross-entropy; for STS-B a number by the squared error."""
 
-    sign = 1
+    sign, margin = 1, 1.0  # a point
 
     def __init__(self, name: str, smoothing: float) -> None:
         self.name, self.classes, self.smoothing = name, len(TASKS[name].labels), smoothing

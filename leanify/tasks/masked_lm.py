@@ -18,7 +18,7 @@ from leanify.tasks.outputs import logits_of
 class MaskedLm:
     """The words that were masked (Devlin et al. 2019): cross-entropy, perplexity, and the share guessed right."""
 
-    metric, sign = "loss", -1
+    metric, sign, margin = "loss", -1, 0.02  # nats a token, 2 % of perplexity
 
     def __init__(self, smoothing: float) -> None:
         self.smoothing = smoothing

@@ -1,0 +1,288 @@
+"""The designs of a study: by name, as a directory, as a grid, or written out; each with its exact prices.
+
+baseline, lean, control    what `redesign` says of the recipe's own model under the budget
+depth-only                 layers dropped until the budget is met; heads and MLP untouched
+mlp-only                   the MLP narrowed until the budget is met; depth and heads untouched
+wide-heads                 lean's inner width by wider heads instead of more of them
+split                      more heads of the same inner width
+front:N                    the N best-ranked designs that spend the budget to within 3 %
+DIR                        the shape of a lean directory
+name=depth:7,heads:18,mlp:1536    a shape; what it does not name stays the baseline's; one a stage by 4/4/8/2
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from leanify.architecture import Architecture
+from leanify.design import counting
+from leanify.design.plan import Design, Plan, redesign
+from leanify.errors import BudgetError, LeanifyError, ShapeError
+from leanify.lens import surgery
+from leanify.sources import find
+from leanify.sources.find import ModelSource
+from leanify.sources.recipe import ModelSection, Recipe
+from leanify.study.plan import BASELINE, CONTROL, LEAN, PlannedDesign, ranked
+from leanify.upstream.inputs import example_inputs
+
+AXES = ("depth", "heads", "head_dim", "mlp")
+SPENT = 0.97  # of the budget: what a design of front:N uses at least
+FRONT = 400  # candidates that are looked through for it
+
+
+@dataclass
+class Designer:
+    """Finds and prices designs of a recipe's model under a budget; prices are asked for when they are needed."""
+
+    recipe: Recipe
+    budget: str | None
+    _file: Path = field(init=False)
+
+    def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
+        """The designs that are named, then the grid's; ranked. Raises LeanifyError for a name that means nothing."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._file = Path(folder) / "recipe.toml"
+            self._file.write_text(self.recipe.to_toml(), encoding="utf-8")
+            found = [design for name in names for design in self.named(name)]
+            found += [self.shaped(name, pins) for name, pins in grid(sweep)]
+        _check_names([design.name for design in found])
+        return ranked(tuple(found))
+
+    def named(self, name: str) -> Iterator[PlannedDesign]:
+        """One design, or several for ``front:N``."""
+        if name in _NAMED:
+            yield self.planned(name, _NAMED[name](self))
+        elif name.startswith("front:"):
+            yield from self.front(name)
+        elif "=" in name:
+            yield self.shaped(*parse_shape(name))
+        elif Path(name).is_dir():
+            yield self.directory(Path(name))
+        else:
+            known = ", ".join([*_NAMED, "front:N"])
+            raise ShapeError(
+                f'{name!r} is not a design: give {known}, a lean directory, or a shape, "name=depth:7,heads:18"'
+            )
+
+    # -- prices -------------------------------------------------------------------------------------------------------
+
+    def asked(self, **request: Any) -> Plan:
+        """`redesign` of the recipe's model."""
+        tokens = None if self.recipe.data is None else self.recipe.data.length
+        return redesign(self._file, tokens=tokens, **request)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Under the budget."""
+        if self.budget is None:
+            raise BudgetError("lean and its like need a budget: --target-params 0.5")
+        return self.asked(target_params=self.budget)
+
+    @cached_property
+    def baseline(self) -> Design:
+        return (self.asked(target_params=1.0) if self.budget is None else self.plan).baseline
+
+    @cached_property
+    def unshaped(self) -> Architecture:
+        """Of the recipe's source, before the recipe shapes it."""
+        return surgery.read(find.build_on_meta(self.source))
+
+    @cached_property
+    def source(self) -> ModelSource:
+        model = self.recipe.model
+        return find.find(model.source, overrides=model.override, cls=model.cls)
+
+    # -- designs ------------------------------------------------------------------------------------------------------
+
+    def control(self) -> Design:
+        if self.plan.control is None:
+            raise ShapeError(f"{self.recipe.model.source} has no control: its stages have no MLP to widen")
+        return self.plan.control
+
+    def depth_only(self) -> Design:
+        base = self.baseline
+        return self.asked(target_params=self.budget, heads=base.heads, head_dim=base.head_dim, mlp=base.mlp).chosen
+
+    def mlp_only(self) -> Design:
+        base = self.baseline
+        return self.asked(target_params=self.budget, depth=base.depth, heads=base.heads, head_dim=base.head_dim).chosen
+
+    def wide_heads(self) -> Design:
+        base, lean = self.baseline, self.plan.chosen
+        if not isinstance(lean.inner, int) or not isinstance(base.heads, int):
+            raise ShapeError("wide-heads is for models of one stage: write the shape out instead")
+        head_dim = max(1, round(lean.inner / base.heads))
+        return self.asked(depth=lean.depth, heads=base.heads, head_dim=head_dim, mlp=lean.mlp).chosen
+
+    def split(self) -> Design:
+        return self.asked(target_params=self.budget, heads_mode="split").chosen
+
+    def front(self, name: str) -> Iterator[PlannedDesign]:
+        number = _count(name)
+        plan = self.asked(target_params=self.budget, top=FRONT)
+        limit = plan.chosen.params
+        spent = [design for design in plan.candidates if design.params >= SPENT * limit]
+        if len(spent) < number:
+            raise BudgetError(f"{name} was asked for, and {len(spent)} designs spend the budget to within 3 %")
+        for place, design in enumerate(spent[:number], 1):
+            yield self.planned(f"front-{place}", design)
+
+    def shaped(self, name: str, pins: Mapping[str, int | list[int]]) -> PlannedDesign:
+        return self.planned(name, self.asked(**pins).chosen)
+
+    def directory(self, path: Path) -> PlannedDesign:
+        """The shape of a lean directory, drawn anew by each seed; another model than the recipe's starts as it is."""
+        found = find.find(path)
+        model = find.build_on_meta(found)
+        ours = find.build_on_meta(find.find(self._file))
+        _check_task(path, _signature(model), _signature(ours))
+        shape = surgery.read(model)
+        alike = (found.origin.library, found.origin.name) == (self.source.origin.library, self.source.origin.name)
+        section = self.section(shape) if alike else ModelSection(str(path.absolute()))
+        tokens = None if self.recipe.data is None else self.recipe.data.length
+        cost = counting.count(model, tokens)
+        mains = [(stage.depth, stage.main) for stage in shape.stages if stage.main is not None]
+        columns = zip(*((depth, m.heads, m.head_dim, m.mlp) for depth, m in mains), strict=True)
+        sizes = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
+        return PlannedDesign(path.name, section, *sizes, cost.params, cost.macs)
+
+    def planned(self, name: str, design: Design) -> PlannedDesign:
+        own = name == BASELINE
+        section = self.recipe.model if own else self.section(design.architecture)
+        sizes = [_as_tuple(getattr(design, axis)) for axis in AXES]
+        return PlannedDesign(name, section, *sizes, design.params, design.macs, 0, predicted(design))
+
+    def section(self, wanted: Architecture) -> ModelSection:
+        """[model] of the recipe with another shape. Raises ShapeError where a recipe cannot say it."""
+        mains = [(stage.depth, stage.main) for stage in wanted.stages]
+        every = range(len(wanted.stages))
+        for stages in (every, wanted.varied, self.unshaped.varied):
+            if any(mains[i][1] is None for i in stages):
+                continue
+            columns = {
+                axis: [mains[i][0] if axis == "depth" else getattr(mains[i][1], axis) for i in stages] for axis in AXES
+            }
+            sizes = {axis: column[0] if len(column) == 1 else tuple(column) for axis, column in columns.items()}
+            section = replace(self.recipe.model, **{axis: size or None for axis, size in sizes.items()})
+            if section.shape(self.unshaped) == wanted:
+                return section
+        raise ShapeError(f"a recipe cannot say this shape: {wanted}")
+
+
+_NAMED: Mapping[str, Callable[[Designer], Design]] = {
+    BASELINE: lambda designer: designer.baseline,
+    LEAN: lambda designer: designer.plan.chosen,
+    CONTROL: Designer.control,
+    "depth-only": Designer.depth_only,
+    "mlp-only": Designer.mlp_only,
+    "wide-heads": Designer.wide_heads,
+    "split": Designer.split,
+}
+
+
+def predicted(design: Design) -> float | None:
+    """What the ranking of `redesign` goes by, less is better: κ/depth."""
+    depth = sum(design.depth) if isinstance(design.depth, list) else design.depth
+    return None if design.kappa_predicted == float("inf") else design.kappa_predicted / depth
+
+
+# -- reading what was typed -----------------------------------------------------------------------------------------
+
+
+def split_names(texts: Iterable[str]) -> list[str]:
+    """``baseline,lean,a=depth:4,heads:8,b=mlp:64`` → one entry a design: a shape's own commas belong to it."""
+    names: list[str] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        if names and part.split(":")[0] in AXES and "=" in names[-1]:
+            names[-1] += f",{part}"
+        elif part:
+            names.append(part)
+    return names
+
+
+def parse_shape(text: str) -> tuple[str, dict[str, int | list[int]]]:
+    """``narrow=depth:7,heads:18`` → its name and its pins."""
+    name, _, shape = text.partition("=")
+    pins: dict[str, int | list[int]] = {}
+    for part in shape.split(","):
+        axis, _, value = part.partition(":")
+        if axis not in AXES:
+            raise ShapeError(f"the design {text!r} names {axis!r}; a shape is made of {', '.join(AXES)}")
+        pins[axis] = _sizes(text, value)
+    return name, pins
+
+
+def parse_sweep(texts: Iterable[str]) -> dict[str, list[int]]:
+    """``heads=2,4,8`` → the values of an axis."""
+    sweep: dict[str, list[int]] = {}
+    for text in texts:
+        axis, _, values = text.partition("=")
+        if axis not in AXES:
+            raise ShapeError(f"--sweep {text!r}: give one of {', '.join(AXES)} with its values, heads=2,4,8")
+        found = _sizes(f"--sweep {text}", values.replace(",", "/"))
+        sweep[axis] = found if isinstance(found, list) else [found]
+    return sweep
+
+
+def grid(sweep: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, dict[str, int | list[int]]]]:
+    """Every combination of a sweep with its name, ``depth8-heads4``; nothing where nothing is swept."""
+    if sweep:
+        for values in product(*sweep.values()):
+            pins = dict(zip(sweep, values, strict=True))
+            yield "-".join(f"{axis}{value}" for axis, value in pins.items()), dict(pins)
+
+
+def _sizes(text: str, value: str) -> int | list[int]:
+    try:
+        numbers = [int(part) for part in value.split("/")]
+    except ValueError:
+        raise ShapeError(f"{text!r} has {value!r} where a whole number belongs (one a stage: 4/4/8/2)") from None
+    if min(numbers) < 1:
+        raise ShapeError(f"{text!r} has a size below 1")
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _count(name: str) -> int:
+    number = name.partition(":")[2]
+    if not number.isdigit() or int(number) < 1:
+        raise ShapeError(f"{name!r}: front takes a number of designs, front:6")
+    return int(number)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ShapeError(f"two designs are called {twice[0]!r}; each needs a name of its own")
+    odd = [name for name in names if not name.replace("-", "").replace("_", "").replace(".", "").isalnum()]
+    if odd:
+        raise ShapeError(f"{odd[0]!r} names a folder of runs: use letters, digits, '-', '_' and '.'")
+
+
+# -- tasks ----------------------------------------------------------------------------------------------------------
+
+
+def _signature(model: Any) -> tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]:
+    """The shapes of a model's inputs and outputs for one sample."""
+    inputs = example_inputs(model, 1, device="meta")
+    with counting.plain(model), counting.Countable():
+        outputs: Any = counting.call(model, inputs)
+    tensors = [outputs] if hasattr(outputs, "shape") else [v for v in outputs.values() if hasattr(v, "shape")]
+    return {name: tuple(value.shape) for name, value in inputs.items()}, [tuple(tensors[0].shape)]
+
+
+def _check_task(path: Path, theirs: Any, ours: Any) -> None:
+    if theirs != ours:
+        raise LeanifyError(
+            f"{path} is made for another task than the recipe's model: it takes {theirs[0]} and gives {theirs[1][0]}; "
+            f"the recipe's takes {ours[0]} and gives {ours[1][0]}"
+        )
+
+
+def _as_tuple(size: int | list[int]) -> int | tuple[int, ...]:
+    return tuple(size) if isinstance(size, list) else size

@@ -1,0 +1,95 @@
+"""What the designs of a study cost, measured in turn, round after round, so that noise meets all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanify import machine
+from leanify.design import profiling
+from leanify.lens import surgery
+from leanify.sources import find
+from leanify.sources.recipe import ModelSection
+from leanify.study.plan import StudyPlan
+from leanify.study.results import Costs
+from leanify.upstream.inputs import example_inputs
+
+ROUNDS = 7
+MOST_SAMPLES = 32  # of a batch that is measured
+
+
+def on_meta(section: ModelSection) -> nn.Module:
+    """The model of a recipe in no memory."""
+    model = find.build_on_meta(find.find(section.source, overrides=section.override, cls=section.cls))
+    return surgery.write(model, section.shape(surgery.read(model))) if section.reshapes else model
+
+
+def measure(plan: StudyPlan) -> dict[str, Costs]:
+    """The costs of every design on this machine, with the study's number of threads on a CPU."""
+    assert plan.recipe.schedule is not None
+    batch = min(plan.recipe.schedule.batch_size, MOST_SAMPLES)
+    tokens = None if plan.recipe.data is None else plan.recipe.data.length
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.threads)
+    try:
+        shells = {design.name: on_meta(design.model) for design in plan.designs}
+        memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}
+        seconds = _rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
+    finally:
+        torch.set_num_threads(before)
+    words = machine.device_name(device)
+    return {
+        name: Costs(
+            latency_s=one,
+            throughput_per_s=batch / many,
+            train_per_s=batch / step,
+            train_peak_bytes=memory[name].train_peak_bytes,
+            train_predicted_bytes=memory[name].train_predicted_bytes,
+            batch=batch,
+            device=words,
+        )
+        for name, (one, many, step) in seconds.items()
+    }
+
+
+def _memory(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> profiling.Memory:
+    predicted = profiling.predicted_training_bytes(shell, batch, tokens, fused=device.type == "cuda")
+    before = machine.settled_resident_set()
+    real = profiling.fresh(shell, device)
+    return profiling.measured_memory(real, example_inputs(real, batch, tokens, device), predicted, before)
+
+
+def _work(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> list[Callable[[], float]]:
+    """What is timed of a design: a forward of one sample, a forward of a batch, a training step of a batch."""
+    real: Any = profiling.fresh(shell, device)
+    one, many = (example_inputs(real, size, tokens, device) for size in (1, batch))
+
+    def forward(inputs: Any) -> float:
+        real.eval()
+        return profiling.seconds(real, inputs, 3)
+
+    def train() -> float:
+        real.train()
+        begun = time.perf_counter()
+        profiling.training_steps(real, many)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - begun) / 2
+
+    return [lambda: forward(one), lambda: forward(many), train]
+
+
+def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[float, ...]]:
+    """The median of each piece of work, all designs taking turns."""
+    times: dict[str, list[list[float]]] = {name: [[] for _ in pieces] for name, pieces in work.items()}
+    for _ in range(ROUNDS):
+        for place in range(3):
+            for name, pieces in work.items():
+                times[name][place].append(pieces[place]())
+    return {name: tuple(statistics.median(column) for column in columns) for name, columns in times.items()}

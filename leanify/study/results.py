@@ -1,0 +1,328 @@
+"""What a study found, as values: quality with its uncertainty, paired differences, two verdicts, costs beside them.
+
+Differences are signed so that more is better, whatever the metric. The two questions about the design in focus (lean,
+as a rule) were fixed before the study and are each tested at 5 %; the table of pairs looks at everything, so its
+p-values are corrected together (Holm 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.study import statistics
+from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
+from leanify.study.statistics import Answer
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The metric over seeds with its 95 % interval; None where too few runs finished. ``failed`` runs count in none."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured in one interleaved round: a forward of one sample, forwards and training steps of ``batch`` samples."""
+
+    latency_s: float
+    throughput_per_s: float
+    train_per_s: float
+    train_peak_bytes: int | None
+    train_predicted_bytes: int
+    batch: int
+    device: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run; ``path`` is its folder within the study."""
+
+    seed: int
+    status: str
+    quality: float | None
+    reason: str
+    path: str
+
+
+@dataclass(frozen=True)
+class DesignResult:
+    """One design: its shape and prices, its quality, its κ at the start and at the end, what it costs measured."""
+
+    plan: PlannedDesign
+    quality: Quality
+    runs: tuple[RunResult, ...]
+    kappa_begin: float | None
+    kappa: float | None
+    costs: Costs | None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def to_json(self) -> dict[str, Any]:
+        plan, costs = self.plan, self.costs
+        shape = {key: getattr(plan, key) for key in ("name", "depth", "heads", "head_dim", "inner", "mlp", "params")}
+        measured: dict[str, Any] = dict.fromkeys(Costs.__dataclass_fields__) if costs is None else asdict(costs)
+        return {
+            **shape,
+            "macs": plan.macs,
+            "rank": plan.rank,
+            "predicted": plan.predicted,
+            "quality": asdict(self.quality),
+            **measured,
+            "kappa_begin": self.kappa_begin,
+            "kappa": self.kappa,
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``design`` less ``against``, seed by seed; more is better. ``p`` is two-sided, corrected over all pairs."""
+
+    design: str
+    against: str
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    seeds: tuple[tuple[int, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seeds": [{"seed": seed, "difference": value} for seed, value in self.seeds]}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to a question, with its sizes in ``words``. ``seeds_needed`` in all, None where it cannot be said."""
+
+    question: str
+    answer: Answer
+    words: str
+    seeds_needed: int | None
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study and what it found so far. ``metric`` is None, and everything empty, before the first run has finished."""
+
+    path: Path
+    plan: StudyPlan
+    metric: str | None
+    split: str | None
+    higher_is_better: bool
+    margin: float | None
+    results: tuple[DesignResult, ...]
+    pairs: tuple[Pair, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def missing(self) -> int:
+        """Runs that have not ended."""
+        return sum(len(self.plan.seeds) - len(result.runs) for result in self.results)
+
+    def result(self, name: str) -> DesignResult:
+        return next(result for result in self.results if result.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``leanify compare --json`` prints and ``results.json`` holds."""
+        return {
+            "study": str(self.path),
+            "task": None if self.plan.recipe.data is None else self.plan.recipe.data.task,
+            "data": None if self.plan.recipe.data is None else self.plan.recipe.data.name,
+            "metric": self.metric,
+            "split": self.split,
+            "higher_is_better": self.higher_is_better,
+            "margin": self.margin,
+            "seeds": list(self.plan.seeds),
+            "missing": self.missing,
+            "designs": [result.to_json() for result in self.results],
+            "pairs": [pair.to_json() for pair in self.pairs],
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "fronts": {cost: list(names) for cost, names in fronts(self).items()},
+        }
+
+    def html(self, path: str | Path) -> Path:
+        """Write the study as one page that needs nothing else. Raises DirectoryError without matplotlib."""
+        from leanify.study.report import write
+
+        return write(self, Path(path))
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a run, for pandas. Raises ImportError where that is not installed."""
+        import pandas
+
+        rows = [
+            {"design": result.name, "params": result.plan.params, "macs": result.plan.macs} | asdict(run)
+            for result in self.results
+            for run in result.runs
+        ]
+        return pandas.DataFrame(rows)
+
+
+# -- from a folder ----------------------------------------------------------------------------------------------------
+
+
+def study_of(folder: StudyFolder) -> Study:
+    """What a study's folder holds by now. Raises DirectoryError where a file of it is damaged."""
+    plan, outcomes, known = folder.plan, folder.outcomes(), folder.results()
+    costs = {entry["name"]: entry for entry in known.get("designs", [])}
+    results = tuple(
+        _design(folder, design, [o for o in outcomes if o.design == design.name], costs.get(design.name, {}))
+        for design in plan.designs
+    )
+    first = next((outcome for outcome in outcomes if outcome.status == "finished"), None)
+    if first is None:
+        return Study(folder.path, plan, None, None, True, plan.margin, results, (), ())
+    margin = plan.margin if plan.margin is not None else first.margin
+    pairs = _pairs(plan, outcomes, first.sign)
+    verdicts = tuple(_verdicts(plan, results, pairs, first.metric, margin))
+    return Study(folder.path, plan, first.metric, first.split, first.sign > 0, margin, results, pairs, verdicts)
+
+
+def _design(
+    folder: StudyFolder, design: PlannedDesign, outcomes: Sequence[Outcome], known: dict[str, Any]
+) -> DesignResult:
+    finished = [outcome for outcome in outcomes if outcome.status == "finished"]
+    found = statistics.interval([outcome.quality for outcome in finished if outcome.quality is not None])
+    failed = len(outcomes) - len(finished)
+    quality = Quality(_number(found.mean), _number(found.low), _number(found.high), found.count, failed)
+    runs = tuple(
+        RunResult(o.seed, o.status, o.quality, o.reason, str(folder.run(o.key).relative_to(folder.path)))
+        for o in outcomes
+    )
+    begin, end = ([o.kappas[i][1] for o in finished if o.kappas] for i in (0, -1))
+    costs = Costs(**{key: known[key] for key in Costs.__dataclass_fields__}) if known.get("latency_s") else None
+    return DesignResult(design, quality, runs, _mean(begin), _mean(end), costs)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else value
+
+
+def _pairs(plan: StudyPlan, outcomes: Sequence[Outcome], sign: int) -> tuple[Pair, ...]:
+    """Every design against the baseline, and every other one against the control."""
+    values = {o.key: sign * o.quality for o in outcomes if o.quality is not None}
+    names = [design.name for design in plan.designs]
+    wanted = [(name, BASELINE) for name in names if name != BASELINE and BASELINE in names]
+    wanted += [(name, CONTROL) for name in names if name not in (BASELINE, CONTROL) and CONTROL in names]
+    raw = [(a, b, _differences(plan, values, a, b)) for a, b in wanted]
+    raw = [(a, b, found) for a, b, found in raw if found]
+    ps = statistics.holm([statistics.two_sided([value for _, value in found]) for _, _, found in raw])
+    return tuple(_pair(a, b, found, p) for (a, b, found), p in zip(raw, ps, strict=True))
+
+
+def _differences(plan: StudyPlan, values: dict[Key, float], design: str, against: str) -> tuple[tuple[int, float], ...]:
+    both = [seed for seed in plan.seeds if Key(design, seed) in values and Key(against, seed) in values]
+    return tuple((seed, values[Key(design, seed)] - values[Key(against, seed)]) for seed in both)
+
+
+def _pair(design: str, against: str, found: tuple[tuple[int, float], ...], p: float) -> Pair:
+    span = statistics.interval([value for _, value in found])
+    return Pair(design, against, span.mean, _number(span.low), _number(span.high), _number(p), found)
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def _verdicts(
+    plan: StudyPlan, results: Sequence[DesignResult], pairs: Sequence[Pair], metric: str, margin: float
+) -> list[Verdict]:
+    """The questions that a study is made for, as far as it has the designs."""
+    focus = plan.focus
+    failures = [result for result in results if result.quality.failed]
+    found = []
+    for against, allowed in ((BASELINE, margin), (CONTROL, 0.0)):
+        pair = next((pair for pair in pairs if (pair.design, pair.against) == (focus, against)), None)
+        if pair is not None:
+            found.append(_verdict(pair, allowed, metric, failures))
+    return found
+
+
+def _verdict(pair: Pair, margin: float, metric: str, failures: Sequence[DesignResult]) -> Verdict:
+    name, unit = pair.design, metric.replace("_", " ")
+    if margin:
+        question = f"Is {name} not worse than the {pair.against} by more than {margin:g} {unit}?"
+        claims = (
+            f"{name} is not worse than the {pair.against} by more than {margin:g} {unit}",
+            f"{name} is worse than the {pair.against} by more than {margin:g} {unit}",
+        )
+    else:
+        question = f"Does {name} beat the {pair.against}?"
+        claims = (f"{name} beats the {pair.against}", f"{name} does not beat the {pair.against}: it is worse")
+    decision = statistics.decide([value for _, value in pair.seeds], margin)
+    answer = decision.answer
+    broken = [result for result in failures if result.name in (name, pair.against)]
+    if answer == "shown" and any(result.name == name for result in broken):
+        answer = "undecided"  # a mean over the runs that survived flatters the design
+    heads = {"shown": claims[0], "refuted": claims[1], "undecided": f"Not decided whether {claims[0]}"}
+    words = f"{heads[answer][0].upper()}{heads[answer][1:]}: {_size(pair)}"
+    words += "".join(
+        f"; {result.quality.failed} of {len(result.runs)} runs of {result.name} failed" for result in broken
+    )
+    if answer == "undecided" and not broken:
+        words += f"; {_needed(decision.seeds_needed)}"
+    return Verdict(question, answer, words + ".", decision.seeds_needed, _number(decision.p))
+
+
+def _size(pair: Pair) -> str:
+    if pair.low is None or pair.high is None:
+        return f"the difference is {pair.difference:+.3g} in the one pair that there is"
+    return (
+        f"the difference is {pair.difference:+.3g}, 95 % interval {pair.low:+.3g} to {pair.high:+.3g}, "
+        f"{len(pair.seeds)} seeds"
+    )
+
+
+def _needed(seeds: int | None) -> str:
+    if seeds is None:
+        return f"more than {statistics.MOST_SEEDS} seeds would be needed at the effect seen"
+    return f"about {seeds} seeds in all would decide it at the effect seen"
+
+
+# -- quality against cost ---------------------------------------------------------------------------------------------
+
+
+def fronts(study: Study) -> dict[str, tuple[str, ...]]:
+    """For each cost the designs that no other beats in both mean quality and that cost, cheapest first."""
+    sign = 1 if study.higher_is_better else -1
+    costs: dict[str, Callable[[DesignResult], float | None]] = {
+        "params": lambda result: result.plan.params,
+        "macs": lambda result: result.plan.macs,
+        "train_seconds": lambda result: None if result.costs is None else 1 / result.costs.train_per_s,
+        "latency_s": lambda result: None if result.costs is None else result.costs.latency_s,
+    }
+    return {name: _front(study, sign, cost) for name, cost in costs.items()}
+
+
+def _front(study: Study, sign: int, cost: Callable[[DesignResult], float | None]) -> tuple[str, ...]:
+    known = []
+    for result in study.results:
+        price = cost(result)
+        if result.quality.mean is not None and price is not None:
+            known.append((price, -sign * result.quality.mean, result.name))
+    best, front = math.inf, []
+    for _, shortfall, name in sorted(known):
+        if shortfall < best:
+            best = shortfall
+            front.append(name)
+    return tuple(front)
