@@ -7,6 +7,7 @@
     plan  = leanify.redesign("vit_base", target_params=0.5)
     facts = leanify.profile("vit_base")
     run   = leanify.train("digits")                  a recipe → the folder of its run
+    study = leanify.compare("digits", target_params=0.5, seeds=5)   trained side by side, with uncertainty
     probe = leanify.condition(model, inputs)         spectra and κ of every layer's concatenated heads
     leanify.save(lean, "lean/")
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from leanify.sources.find import load
     from leanify.sources.lean_directory import save
     from leanify.spectra.measure import condition
+    from leanify.study import compare
     from leanify.training import train
 
 __version__ = "0.1.0"
@@ -47,6 +49,7 @@ _HOMES = {
     "Architecture": "architecture",
     "Layer": "architecture",
     "Stage": "architecture",
+    "compare": "study",
     "condition": "spectra.measure",
     "grow": "lens.surgery",
     "load": "sources.find",
@@ -71,6 +74,7 @@ __all__ = [
     "Stage",
     "TrainingError",
     "UnsupportedModel",
+    "compare",
     "condition",
     "grow",
     "load",

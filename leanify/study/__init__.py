@@ -1,27 +1,51 @@
 """Studies: does trading depth for heads pay, on the user's own data?
 
 `designs` finds and prices what is compared, `plan` is the study as a value, `folder` the same on disk, `worker` one
-run, `runner` many; `statistics` and `results` are what can be said of them, `measure` what they cost, `report` the page.
+run, `runner` many, `engines` who starts them; `statistics` and `results` are what can be said of them, `measure` and
+`forecast` what they cost, `report` a page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leanify import training
 from leanify.errors import RecipeError
 from leanify.sources.recipe import Recipe
-from leanify.study import runner
+from leanify.study import engines, runner
 from leanify.study.designs import Designer
-from leanify.study.folder import StudyFolder, is_study
+from leanify.study.folder import REPORT, StudyFolder, is_study
+from leanify.study.forecast import forecast
 from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, StudyPlan
 from leanify.study.results import Study, study_of
-from leanify.study.runner import Engine, OnRow
-from leanify.training.preparation import check_supported
+from leanify.study.runner import Engine
+from leanify.training.preparation import trainable
 
 ALONE = "digits-study"  # the built-in recipe of a study that is not told what of
-DESIGNS = (BASELINE, LEAN, CONTROL)
+DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL), 3, "0.5"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a study; None is the default, or what a study that is gone on with has already."""
+
+    recipe: str | Path | Recipe | None = None
+    target_params: float | int | str | None = None
+    seeds: int | Sequence[int] | None = None
+    designs: Sequence[str] | None = None
+    sweep: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+    margin: float | None = None
+    jobs: int = 1
+
+    @property
+    def study(self) -> StudyFolder | None:
+        """The study that is gone on with."""
+        known = not isinstance(self.recipe, Recipe) and self.recipe is not None and is_study(self.recipe)
+        return StudyFolder(Path(str(self.recipe))) if known else None
 
 
 def compare(
@@ -29,104 +53,87 @@ def compare(
     output: str | Path | None = None,
     *,
     target_params: float | int | str | None = None,
-    seeds: int | Sequence[int] = 3,
-    designs: Sequence[str] = DESIGNS,
+    seeds: int | Sequence[int] | None = None,
+    designs: Sequence[str] | None = None,
     sweep: Mapping[str, Sequence[int]] | None = None,
     settings: Sequence[str] = (),
     margin: float | None = None,
     jobs: int = 1,
-    engine: Engine | None = None,
+    engine: str | Engine = "local",
     retry: bool = False,
     measure: bool = True,
-    on_row: OnRow | None = None,
-    on_end: Callable[[Key], None] | None = None,
 ) -> Study:
     """Train every design with every seed, and say what came of it: the study that ``leanify compare`` prints.
 
     ``recipe`` is what `leanify.train` takes, or a study's folder, which goes on; by default a study of the built-in
-    digits. ``output`` is the study's folder; runs that ended in it are never run again, so that the same call goes on
-    where it was interrupted, and one with more seeds or designs adds them. ``seeds`` is a number of them or their list.
-    ``engine`` is anything with a ``submit`` like that of `concurrent.futures`; without one ``jobs`` runs at a time
-    share this machine. Raises LeanifyError.
+    digits. ``output`` is the study's folder. Runs that have ended in it are never run again, so the same call goes on
+    where it was interrupted, and one with more seeds or designs adds them. ``seeds`` is their number, or their list.
+    ``jobs`` runs at a time share this machine; ``engine`` is ``"slurm"``, ``"ray"``, or anything with a ``submit``
+    like that of `concurrent.futures`. Raises LeanifyError.
     """
-    if recipe is not None and not isinstance(recipe, Recipe) and is_study(recipe):
-        folder = StudyFolder.open(Path(recipe))
-    else:
-        plan = planned(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs)
-        folder = opened(Path(output) if output is not None else new_folder(recipe), plan)
+    request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs)
+    if isinstance(engine, str):
+        engines.check_engine(engine)
+    folder = folder_of(request, output)
     if retry:
         folder.forget_failures()
-    train_all(folder, folder.missing(), jobs, engine, on_row, on_end)
+    opened = engines.engine_of(engine, folder, jobs) if isinstance(engine, str) else nullcontext(engine)
+    with opened as runs:
+        train_all(folder, runs)
     if measure:
         measure_costs(folder)
     return finished(folder)
 
 
-def planned(
-    recipe: str | Path | Recipe | None,
-    target_params: float | int | str | None = None,
-    seeds: int | Sequence[int] = 3,
-    designs: Sequence[str] = DESIGNS,
-    sweep: Mapping[str, Sequence[int]] | None = None,
-    settings: Sequence[str] = (),
-    margin: float | None = None,
-    jobs: int = 1,
-) -> StudyPlan:
-    """A study as a value: everything resolved and priced, nothing written."""
-    chosen = ALONE if recipe is None else recipe
-    value = training.resolve(chosen, list(settings))
-    check_supported(value)
-    if margin is not None and not margin > 0:
-        raise RecipeError(f"--margin {margin:g} is not a margin: it is the loss that is still acceptable, above 0")
-    budget = "0.5" if target_params is None else str(target_params)
-    return StudyPlan(
+def planned(request: Request) -> StudyPlan:
+    """A study as a value: everything resolved and priced, nothing written. Raises LeanifyError."""
+    old = request.study.plan if request.study is not None else None
+    chosen = ALONE if request.recipe is None else request.recipe
+    value = training.resolve(chosen if old is None else old.recipe, list(request.settings))
+    trainable(value)
+    if request.margin is not None and not request.margin > 0:
+        raise RecipeError(f"--margin {request.margin:g} is not a margin: it is the loss that is acceptable, above 0")
+    budget = request.target_params if request.target_params is not None else BUDGET if old is None else old.budget
+    seeds = request.seeds if request.seeds is not None else SEEDS if old is None else old.seeds
+    names = request.designs if request.designs is not None else DESIGNS if old is None else ()
+    plan = StudyPlan(
         title=title_of(chosen),
         recipe=value,
-        budget=budget,
+        budget=str(budget),
         seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        designs=Designer(value, budget).all(designs, sweep or {}),
-        threads=runner.threads_for(jobs),
-        margin=margin,
+        designs=Designer(value, str(budget)).all(names, request.sweep),
+        threads=runner.threads_for(request.jobs),
+        margin=request.margin,
     )
+    return plan if old is None else old.joined(replace(plan, title=old.title, threads=old.threads))
+
+
+def folder_of(request: Request, output: str | Path | None = None) -> StudyFolder:
+    """The study's folder, made with the plan or grown by it. Raises RecipeError where it holds another study."""
+    path = Path(output) if output is not None else new_folder(request)
+    folder = request.study or (StudyFolder(path) if is_study(path) else None)
+    if folder is None:
+        return StudyFolder.create(path, planned(request))
+    if request.study is not None and request == Request(recipe=request.recipe, jobs=request.jobs):
+        return folder
+    plan = folder.plan.joined(planned(request))
+    if plan != folder.plan:
+        folder.replan(plan)
+    return folder
 
 
 def title_of(recipe: str | Path | Recipe) -> str:
     return "study" if isinstance(recipe, Recipe) else Path(recipe).stem
 
 
-def new_folder(recipe: str | Path | Recipe | None) -> Path:
+def new_folder(request: Request) -> Path:
     """studies/NAME"""
-    return Path("studies") / title_of(ALONE if recipe is None else recipe)
+    return Path("studies") / title_of(ALONE if request.recipe is None else request.recipe)
 
 
-def opened(path: Path, plan: StudyPlan) -> StudyFolder:
-    """The study's folder, made with this plan or grown by it. Raises RecipeError where it holds another study."""
-    if not is_study(path):
-        return StudyFolder.create(path, plan)
-    folder = StudyFolder.open(path)
-    joined = folder.plan.joined(plan)
-    if joined != folder.plan:
-        folder.replan(joined)
-    return folder
-
-
-def train_all(
-    folder: StudyFolder,
-    keys: Sequence[Key],
-    jobs: int = 1,
-    engine: Engine | None = None,
-    on_row: OnRow | None = None,
-    on_end: Callable[[Key], None] | None = None,
-    stop: int | None = None,
-) -> None:
-    """Bring runs to their end, or to a step."""
-    if not keys:
-        return
-    if engine is None:
-        runner.check_jobs(folder.plan, jobs)
-        with runner.Local(folder, min(jobs, len(keys)), on_row) as here:
-            return train_all(folder, keys, jobs, here, on_row, on_end, stop)
-    for key in runner.run_all(folder, keys, engine, stop):
+def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
+    """Bring every run that has not ended to its end."""
+    for key in runner.run_all(folder, folder.missing(), engine):
         if on_end is not None:
             on_end(key)
 
@@ -146,10 +153,10 @@ def measure_costs(folder: StudyFolder) -> None:
 
 
 def finished(folder: StudyFolder) -> Study:
-    """The study as it stands, with ``results.json`` and ``report.html`` brought up to date."""
+    """The study as it stands, with ``results.json`` brought up to date."""
     study = study_of(folder)
     folder.write_results(study.to_json())
     return study
 
 
-__all__ = ["Study", "StudyFolder", "StudyPlan", "compare"]
+__all__ = ["REPORT", "Study", "StudyFolder", "StudyPlan", "compare", "forecast", "is_study"]

@@ -13,7 +13,7 @@ name=depth:7,heads:18,mlp:1536    a shape; what it does not name stays the basel
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from leanify.architecture import Architecture
-from leanify.design import counting
+from leanify.design import alternatives, counting
 from leanify.design.plan import Design, Plan, redesign
-from leanify.errors import BudgetError, LeanifyError, ShapeError
+from leanify.errors import LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find
 from leanify.sources.find import ModelSource
 from leanify.sources.recipe import ModelSection, Recipe
-from leanify.study.plan import BASELINE, CONTROL, LEAN, PlannedDesign, ranked
+from leanify.study.plan import BASELINE, PlannedDesign, ranked
 from leanify.upstream.inputs import example_inputs
 
 AXES = ("depth", "heads", "head_dim", "mlp")
-SPENT = 0.97  # of the budget: what a design of front:N uses at least
-FRONT = 400  # candidates that are looked through for it
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Designer:
     """Finds and prices designs of a recipe's model under a budget; prices are asked for when they are needed."""
 
     recipe: Recipe
-    budget: str | None
+    budget: str
     _file: Path = field(init=False)
 
     def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
@@ -56,16 +54,19 @@ class Designer:
 
     def named(self, name: str) -> Iterator[PlannedDesign]:
         """One design, or several for ``front:N``."""
-        if name in _NAMED:
-            yield self.planned(name, _NAMED[name](self))
+        if name == BASELINE:
+            yield self.planned(name, self.plan.baseline)
+        elif name in alternatives.NAMES:
+            yield self.planned(name, alternatives.named(self.plan, name))
         elif name.startswith("front:"):
-            yield from self.front(name)
+            found = alternatives.front(self.plan, _count(name))
+            yield from (self.planned(f"front-{place}", design) for place, design in enumerate(found, 1))
         elif "=" in name:
             yield self.shaped(*parse_shape(name))
         elif Path(name).is_dir():
             yield self.directory(Path(name))
         else:
-            known = ", ".join([*_NAMED, "front:N"])
+            known = ", ".join([*alternatives.NAMES, "front:N"])
             raise ShapeError(
                 f'{name!r} is not a design: give {known}, a lean directory, or a shape, "name=depth:7,heads:18"'
             )
@@ -80,13 +81,7 @@ class Designer:
     @cached_property
     def plan(self) -> Plan:
         """Under the budget."""
-        if self.budget is None:
-            raise BudgetError("lean and its like need a budget: --target-params 0.5")
         return self.asked(target_params=self.budget)
-
-    @cached_property
-    def baseline(self) -> Design:
-        return (self.asked(target_params=1.0) if self.budget is None else self.plan).baseline
 
     @cached_property
     def unshaped(self) -> Architecture:
@@ -100,41 +95,8 @@ class Designer:
 
     # -- designs ------------------------------------------------------------------------------------------------------
 
-    def control(self) -> Design:
-        if self.plan.control is None:
-            raise ShapeError(f"{self.recipe.model.source} has no control: its stages have no MLP to widen")
-        return self.plan.control
-
-    def depth_only(self) -> Design:
-        base = self.baseline
-        return self.asked(target_params=self.budget, heads=base.heads, head_dim=base.head_dim, mlp=base.mlp).chosen
-
-    def mlp_only(self) -> Design:
-        base = self.baseline
-        return self.asked(target_params=self.budget, depth=base.depth, heads=base.heads, head_dim=base.head_dim).chosen
-
-    def wide_heads(self) -> Design:
-        base, lean = self.baseline, self.plan.chosen
-        if not isinstance(lean.inner, int) or not isinstance(base.heads, int):
-            raise ShapeError("wide-heads is for models of one stage: write the shape out instead")
-        head_dim = max(1, round(lean.inner / base.heads))
-        return self.asked(depth=lean.depth, heads=base.heads, head_dim=head_dim, mlp=lean.mlp).chosen
-
-    def split(self) -> Design:
-        return self.asked(target_params=self.budget, heads_mode="split").chosen
-
-    def front(self, name: str) -> Iterator[PlannedDesign]:
-        number = _count(name)
-        plan = self.asked(target_params=self.budget, top=FRONT)
-        limit = plan.chosen.params
-        spent = [design for design in plan.candidates if design.params >= SPENT * limit]
-        if len(spent) < number:
-            raise BudgetError(f"{name} was asked for, and {len(spent)} designs spend the budget to within 3 %")
-        for place, design in enumerate(spent[:number], 1):
-            yield self.planned(f"front-{place}", design)
-
     def shaped(self, name: str, pins: Mapping[str, int | list[int]]) -> PlannedDesign:
-        return self.planned(name, self.asked(**pins).chosen)
+        return self.planned(name, self.asked(**pins, min_depth=1, min_mlp=0).chosen)
 
     def directory(self, path: Path) -> PlannedDesign:
         """The shape of a lean directory, drawn anew by each seed; another model than the recipe's starts as it is."""
@@ -149,14 +111,16 @@ class Designer:
         cost = counting.count(model, tokens)
         mains = [(stage.depth, stage.main) for stage in shape.stages if stage.main is not None]
         columns = zip(*((depth, m.heads, m.head_dim, m.mlp) for depth, m in mains), strict=True)
-        sizes = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
-        return PlannedDesign(path.name, section, *sizes, cost.params, cost.macs)
+        sizes: list[Any] = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
+        depth, heads, head_dim, mlp = sizes
+        return PlannedDesign(path.name, section, depth, heads, head_dim, mlp, cost.params, cost.macs)
 
     def planned(self, name: str, design: Design) -> PlannedDesign:
         own = name == BASELINE
         section = self.recipe.model if own else self.section(design.architecture)
-        sizes = [_as_tuple(getattr(design, axis)) for axis in AXES]
-        return PlannedDesign(name, section, *sizes, design.params, design.macs, 0, predicted(design))
+        depth, heads, head_dim, mlp = (_as_tuple(getattr(design, axis)) for axis in AXES)
+        costs = (design.params, design.macs, 0, predicted(design))
+        return PlannedDesign(name, section, depth, heads, head_dim, mlp, *costs)
 
     def section(self, wanted: Architecture) -> ModelSection:
         """[model] of the recipe with another shape. Raises ShapeError where a recipe cannot say it."""
@@ -168,22 +132,13 @@ class Designer:
             columns = {
                 axis: [mains[i][0] if axis == "depth" else getattr(mains[i][1], axis) for i in stages] for axis in AXES
             }
-            sizes = {axis: column[0] if len(column) == 1 else tuple(column) for axis, column in columns.items()}
-            section = replace(self.recipe.model, **{axis: size or None for axis, size in sizes.items()})
+            sizes: dict[str, Any] = {
+                axis: column[0] if len(column) == 1 else tuple(column) for axis, column in columns.items()
+            }
+            section = replace(self.recipe.model, **sizes)
             if section.shape(self.unshaped) == wanted:
                 return section
         raise ShapeError(f"a recipe cannot say this shape: {wanted}")
-
-
-_NAMED: Mapping[str, Callable[[Designer], Design]] = {
-    BASELINE: lambda designer: designer.baseline,
-    LEAN: lambda designer: designer.plan.chosen,
-    CONTROL: Designer.control,
-    "depth-only": Designer.depth_only,
-    "mlp-only": Designer.mlp_only,
-    "wide-heads": Designer.wide_heads,
-    "split": Designer.split,
-}
 
 
 def predicted(design: Design) -> float | None:

@@ -22,7 +22,8 @@ from typing import Any, Literal
 
 from leanify.errors import DirectoryError
 from leanify.sources import lean_directory, run_directory
-from leanify.sources.run_directory import METRICS, write_small
+from leanify.sources.checkpoints import write_small
+from leanify.sources.run_directory import METRICS
 from leanify.study import plan as plans
 from leanify.study.plan import Key, StudyPlan
 

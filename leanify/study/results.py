@@ -1,8 +1,8 @@
 """What a study found, as values: quality with its uncertainty, paired differences, two verdicts, costs beside them.
 
 Differences are signed so that more is better, whatever the metric. The two questions about the design in focus (lean,
-as a rule) were fixed before the study and are each tested at 5 %; the table of pairs looks at everything, so its
-p-values are corrected together (Holm 1979).
+as a rule) were fixed before the study and are each answered by its interval; the table of pairs looks at everything, so
+its p-values are corrected together (Holm 1979).
 """
 
 from __future__ import annotations
@@ -155,12 +155,6 @@ class Study:
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "fronts": {cost: list(names) for cost, names in fronts(self).items()},
         }
-
-    def html(self, path: str | Path) -> Path:
-        """Write the study as one page that needs nothing else. Raises DirectoryError without matplotlib."""
-        from leanify.study.report import write
-
-        return write(self, Path(path))
 
     def frame(self) -> pandas.DataFrame:
         """One row a run, for pandas. Raises ImportError where that is not installed."""

@@ -56,6 +56,7 @@ class Worker:
     def __init__(self, folder: StudyFolder, gpu: int | None = None) -> None:
         threads = str(folder.plan.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down the runs beside them
         environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
         self.folder = folder
         with (folder.path / RUNS / LOG).open("a", encoding="utf-8") as log:
@@ -142,9 +143,9 @@ class Local:
     """So many runs at a time on this machine; GPUs go round, those with the most free memory first."""
 
     def __init__(self, folder: StudyFolder, jobs: int, on_row: OnRow | None = None) -> None:
-        self.folder, self.on_row, self.pool = folder, on_row, ThreadPoolExecutor(jobs)
+        self.folder, self.on_row, self.pool = folder, on_row, ThreadPoolExecutor(max(1, jobs))
         self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        found = gpus() or [None]
+        found: Sequence[int | None] = gpus() or [None]
         self.workers = [Worker(folder, found[place % len(found)]) for place in range(jobs)]
         for worker in self.workers:
             self.idle.put(worker)
@@ -176,7 +177,7 @@ class Local:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def gpus() -> list[int | None]:
+def gpus() -> list[int]:
     """This machine's GPUs, those with the most free memory first; none where NVML finds none, or some are chosen."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return []
@@ -188,7 +189,7 @@ def gpus() -> list[int | None]:
         free = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles]
     except pynvml.NVMLError:
         return []
-    return sorted(range(len(free)), key=lambda i: -free[i])
+    return sorted(range(len(free)), key=free.__getitem__, reverse=True)
 
 
 def threads_for(jobs: int) -> int:

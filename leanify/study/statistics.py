@@ -1,7 +1,8 @@
 """What a few seeds can say: intervals, paired differences, and two questions answered by their proper tests.
 
 Runs of one seed see the same samples in the same order, so differences are taken seed by seed and the tests are paired
-t-tests. All intervals are two-sided 95 % intervals; both questions are tested one-sided at 5 %:
+t-tests. All intervals are two-sided 95 % intervals, and both questions are tested one-sided at 2.5 %, so that an answer
+is what the interval beside it shows:
 
     non-inferiority   is the loss against a reference smaller than a margin? (Schuirmann 1987, one side of TOST)
     superiority       is there a gain over a reference at all?
@@ -19,7 +20,8 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-CONFIDENCE, ALPHA, POWER = 0.95, 0.05, 0.8
+CONFIDENCE, POWER = 0.95, 0.8
+ALPHA = (1 - CONFIDENCE) / 2
 MOST_SEEDS = 1000  # beyond so many seeds nobody decides anything by training
 
 Answer = Literal["shown", "refuted", "undecided"]

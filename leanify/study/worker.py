@@ -1,9 +1,9 @@
 """Runs of a study, each in a process of its own: ``python -m leanify.study.worker STUDY``.
 
-Each line of its standard input asks for a run: ``DESIGN SEED``, or ``DESIGN SEED STEP`` to stop there with a checkpoint.
-The run is begun or gone on with in a forked process, so that the imports are paid once and no run inherits anything
-from another; κ is probed on the way, and the outcome is left beside the run. Standard output has one JSON object for
-each row of a run's log, and one with its exit code at its end.
+Each line of its standard input asks for a run: ``DESIGN SEED``, or ``DESIGN SEED STEP`` to stop there, saved. A forked
+process begins the run or goes on with it, so that the imports are paid once and no run inherits anything from another.
+κ is probed on the way, and the outcome is left beside the run. Standard output has one JSON object for each row of a
+run's log, and one with its exit code at its end.
 
 When its standard input is closed it kills the run and ends: nothing is left behind where whoever started it was killed.
 """
@@ -27,7 +27,8 @@ import torch
 
 from leanify.data.samples import read
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
-from leanify.sources.run_directory import RunDirectory, is_run, write_small
+from leanify.sources.checkpoints import write_small
+from leanify.sources.run_directory import RunDirectory, is_run
 from leanify.spectra.measure import condition
 from leanify.study.folder import PROBES, Outcome, StudyFolder
 from leanify.study.plan import Key
@@ -208,9 +209,11 @@ def _report(child: int) -> None:
 
 
 def _waited(waiter: threading.Thread) -> bool:
-    """Whether the run ended before standard input was closed; nothing else is asked for meanwhile."""
+    """Whether the run ended before the other end of standard input was closed; nothing is read of it meanwhile."""
+    closed = select.poll()
+    closed.register(sys.stdin, 0)  # a hang-up is told in any case
     while waiter.is_alive():
-        if select.select([sys.stdin], [], [], 0.05)[0] and not os.read(sys.stdin.fileno(), 1):
+        if closed.poll(0):
             return False
         waiter.join(0.05)
     return True

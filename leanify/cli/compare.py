@@ -1,0 +1,157 @@
+"""``leanify compare``"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanify.cli.options import Json
+
+if TYPE_CHECKING:
+    from leanify.study import StudyFolder, StudyPlan
+    from leanify.study.plan import Key
+
+Words = list[str] | None
+
+
+def compare(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE | STUDY", help="a recipe (default: the built-in digits), or a study to go on with"
+        ),
+    ] = None,
+    target_params: Annotated[
+        str | None, typer.Option(metavar="SHARE|COUNT", help="what lean may have: 0.5, 43M (default: 0.5)")
+    ] = None,
+    designs: Annotated[
+        Words,
+        typer.Option(
+            metavar="NAME,…",
+            help="baseline, lean, control, depth-only, mlp-only, wide-heads, split, front:N, a lean directory, or a "
+            "shape, narrow=depth:7,heads:18,mlp:1536 (default: the first three)",
+        ),
+    ] = None,
+    sweep: Annotated[Words, typer.Option(metavar="AXIS=N,N,…", help="a grid: depth, heads, head_dim or mlp")] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="runs of each design (default: 3)")] = None,
+    margin: Annotated[
+        float | None, typer.Option(metavar="X", help="the loss that is acceptable (default: the metric's own)")
+    ] = None,
+    settings: Annotated[
+        Words, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: schedule.epochs=5")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="STUDY", help="the folder (default: studies/NAME)")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time on this machine")] = None,
+    engine: Annotated[str, typer.Option(metavar="local|slurm|ray", help="who starts the runs")] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="price, rank and time the designs on two steps each; write nothing")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="show a study as it stands; train nothing")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="run failed runs again")] = False,
+    json: Json = False,
+) -> None:
+    """Train baseline, lean and control side by side, and say with its uncertainty whether lean pays.
+
+    Every design is trained with the same seeds on the same samples in the same order. A study is a folder: killed at
+    any moment, the same command goes on; runs that have ended are never run twice. More seeds or designs are added by
+    asking for them: leanify compare STUDY --seeds 5.
+    """
+    from leanify import study as studies
+    from leanify.cli import study_tables, tables
+    from leanify.errors import LeanifyError
+    from leanify.study.designs import parse_sweep, split_names
+    from leanify.study.engines import check_engine
+
+    check_engine(engine)
+    at_once = jobs if jobs is not None else 2 if recipe is None else 1
+    request = studies.Request(
+        recipe=recipe,
+        target_params=target_params,
+        seeds=seeds,
+        designs=None if designs is None else tuple(split_names(designs)),
+        sweep=parse_sweep(sweep or []),
+        settings=tuple(settings or ()),
+        margin=margin,
+        jobs=at_once,
+    )
+    if report and (recipe is None or not studies.is_study(recipe)):
+        raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")
+    if dry_run:
+        forecast = studies.forecast(studies.planned(request), at_once)
+        return tables.print_json(forecast) if json else study_tables.render_forecast(forecast)
+    folder = studies.folder_of(request, output)
+    if not report:
+        _train(folder, at_once, engine, retry)
+    study = studies.finished(folder)
+    if json:
+        tables.print_json(study.to_json())
+    else:
+        study_tables.render_study(study, None)
+
+
+def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
+    from leanify import study as studies
+    from leanify.study.engines import engine_of
+
+    if retry:
+        folder.forget_failures()
+    with Board(folder) as board, engine_of(engine, folder, jobs, board.row) as runs:
+        studies.train_all(folder, runs, board.ended)
+    studies.measure_costs(folder)
+
+
+class Board:
+    """One bar for the study and one for each run on a terminal; a line for every run that ends otherwise."""
+
+    def __init__(self, folder: StudyFolder) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.folder, self.plan = folder, folder.plan
+        self.console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.tasks: dict[Key, Any] = {}
+
+    def __enter__(self) -> Board:
+        todo, known = len(self.folder.missing()), len(list(self.plan.runs()))
+        self.console.print(_opening(self.folder, self.plan, known, todo), soft_wrap=True)
+        self.progress.start()
+        self.whole = self.progress.add_task("runs", total=known, completed=known - todo)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def row(self, key: Key, row: Mapping[str, Any]) -> None:
+        """A row of a run's log."""
+        if "began" in row:
+            self.tasks[key] = self.progress.add_task(str(key), total=row["steps"], completed=row["step"])
+        elif key in self.tasks:
+            self.progress.update(
+                self.tasks[key], completed=row["step"], description=f"{key} · {row['split']} loss {row['loss']:.4g}"
+            )
+
+    def ended(self, key: Key) -> None:
+        """A run that came to its end, well or badly."""
+        if key in self.tasks:
+            self.progress.remove_task(self.tasks.pop(key))
+        outcome = self.folder.outcome(key)
+        self.progress.advance(self.whole)
+        if outcome is None:
+            return
+        if outcome.status == "failed":
+            self.console.print(f"{key} failed: {outcome.reason}", soft_wrap=True)
+        else:
+            self.console.print(f"{key} · {outcome.metric} {outcome.quality:.4g}", soft_wrap=True)
+
+
+def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, todo: int) -> str:
+    names = ", ".join(design.name for design in plan.designs)
+    done = f", {runs - todo} done" if todo < runs else ""
+    return f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds = {runs} runs{done}"

@@ -1,0 +1,146 @@
+"""A study, as people read it on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from leanify.cli.tables import table
+from leanify.terminal import console
+from leanify.units import binary, gigas, millions, seconds
+
+if TYPE_CHECKING:
+    from leanify.study import Study
+    from leanify.study.results import DesignResult, Pair
+
+STYLES = {"shown": "bold green", "refuted": "bold red", "undecided": "bold yellow"}
+
+
+def render_study(study: Study, page: Path | None) -> None:
+    """Designs with their quality, costs, differences, and the verdicts in words."""
+    out = console()
+    out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
+    out.print()
+    quality = f"{study.metric or 'quality'} (95 %)"
+    shown = table(("", "depth", "heads × dim", "mlp", "params", quality, "seeds", "κ"), [])
+    for result in study.results:
+        shown.add_row(*_design_row(result))
+    out.print(shown)
+    if any(result.costs for result in study.results):
+        out.print()
+        out.print(_costs(study))
+    if study.pairs:
+        out.print()
+        out.print(_pairs(study))
+    _conclusions(study)
+    if page is not None:
+        out.print(f"page: {page}", soft_wrap=True)
+
+
+def _about(study: Study) -> str:
+    data = study.plan.recipe.data
+    words = [f"{data.name}, {data.task}" if data else "", f"budget {study.plan.budget}"]
+    if study.missing:
+        words.append(f"{study.missing} runs to go")
+    return " · ".join(words)
+
+
+def _design_row(result: DesignResult) -> tuple[str, ...]:
+    plan, quality = result.plan, result.quality
+    failed = f" ({quality.failed} failed)" if quality.failed else ""
+    return (
+        result.name,
+        _sizes(plan.depth),
+        f"{_sizes(plan.heads)} × {_sizes(plan.head_dim)}",
+        _sizes(plan.mlp),
+        millions(plan.params),
+        _interval(quality.mean, quality.low, quality.high),
+        f"{quality.seeds}{failed}",
+        "–" if result.kappa is None else f"{result.kappa:.3g}",
+    )
+
+
+def _sizes(size: int | tuple[int, ...]) -> str:
+    return str(size) if isinstance(size, int) else "/".join(map(str, size))
+
+
+def _interval(mean: float | None, low: float | None, high: float | None) -> str:
+    if mean is None:
+        return "–"
+    if low is None or high is None:
+        return f"{mean:.4g}"
+    return f"{mean:.4g} ± {(high - low) / 2:.2g}"
+
+
+def _costs(study: Study) -> Any:
+    shown = table(("", "MMACs", "latency", "inference/s", "training/s", "training memory"), [])
+    for result in study.results:
+        costs = result.costs
+        if costs is not None:
+            shown.add_row(
+                result.name,
+                f"{result.plan.macs / 1e6:,.3g}",
+                seconds(costs.latency_s),
+                f"{costs.throughput_per_s:,.0f}",
+                f"{costs.train_per_s:,.0f}",
+                binary(costs.train_peak_bytes),
+            )
+    return shown
+
+
+def _pairs(study: Study) -> Any:
+    better = "more" if study.higher_is_better else "less"
+    shown = table((f"difference ({better} {study.metric} is +)", "mean", "95 % interval", "p (Holm)", "seeds"), [])
+    for pair in study.pairs:
+        shown.add_row(*_pair_row(pair))
+    return shown
+
+
+def _pair_row(pair: Pair) -> tuple[str, ...]:
+    span = "–" if pair.low is None or pair.high is None else f"{pair.low:+.3g} to {pair.high:+.3g}"
+    p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
+    return f"{pair.design} − {pair.against}", f"{pair.difference:+.3g}", span, p, str(len(pair.seeds))
+
+
+def _conclusions(study: Study) -> None:
+    out = console()
+    out.print()
+    for verdict in study.verdicts:
+        out.print(Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}"))
+    for result in study.results:
+        for run in result.runs:
+            if run.status == "failed":
+                out.print(Text.assemble(("failed", "bold red"), f"  {result.name}, seed {run.seed}: {run.reason}"))
+
+
+def render_forecast(forecast: Mapping[str, Any]) -> None:
+    """What a study would take."""
+    out = console()
+    shown = table(("", "depth", "heads × dim", "mlp", "params", "GMACs", "rank", "min a run"), [])
+    for design in forecast["designs"]:
+        shown.add_row(
+            design["name"],
+            _sizes(design["depth"]),
+            f"{_sizes(design['heads'])} × {_sizes(design['head_dim'])}",
+            _sizes(design["mlp"]),
+            millions(design["params"]),
+            gigas(design["macs"]),
+            str(design["rank"]),
+            f"{60 * design['hours_a_run']:.2g}",
+        )
+    out.print(forecast["data"])
+    out.print()
+    out.print(shown)
+    out.print()
+    memory = f" · memory {binary(forecast['memory_predicted_bytes'])}" if forecast["memory_predicted_bytes"] else ""
+    out.print(
+        f"{forecast['runs']} runs, {forecast['jobs']} at a time · {_hours(forecast['hours_predicted'])} · "
+        f"at most {binary(forecast['bytes_predicted'])} of disk{memory}"
+    )
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{max(60 * hours, 0.1):.1f} minutes"

@@ -1,0 +1,44 @@
+"""What a study would take, before anything runs: two steps of each design tell the time, arithmetic the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leanify import training
+from leanify.study.plan import Key, StudyPlan
+
+TENSORS = 3  # that a checkpoint holds for each parameter: itself and AdamW's moments, 4 bytes each
+
+
+def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
+    """The object that ``leanify compare --dry-run --json`` prints. Reads the data; writes nothing."""
+    seed = plan.seeds[0]
+    facts = {design.name: training.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
+    hours = sum(fact["training_hours_predicted"] for fact in facts.values()) * len(plan.seeds)
+    kept = plan.recipe.run.keep + 1  # the best one too
+    disk = sum(design.params for design in plan.designs) * 4 * TENSORS * kept * len(plan.seeds)
+    needs = [fact["memory_predicted_bytes"] for fact in facts.values() if fact["memory_predicted_bytes"]]
+    return {
+        "study": None,
+        "task": plan.recipe.data and plan.recipe.data.task,
+        "data": next(iter(facts.values()))["data"],
+        "budget": plan.budget,
+        "seeds": list(plan.seeds),
+        "runs": len(list(plan.runs())),
+        "jobs": jobs,
+        "hours_predicted": hours / jobs,
+        "bytes_predicted": disk,
+        "memory_predicted_bytes": jobs * max(needs) if needs else None,
+        "designs": [
+            {
+                **{key: getattr(design, key) for key in ("name", "depth", "heads", "head_dim", "inner", "mlp")},
+                "params": design.params,
+                "macs": design.macs,
+                "rank": design.rank,
+                "predicted": design.predicted,
+                "hours_a_run": facts[design.name]["training_hours_predicted"],
+                "memory_predicted_bytes": facts[design.name]["memory_predicted_bytes"],
+            }
+            for design in plan.designs
+        ],
+    }

@@ -1,0 +1,83 @@
+"""Small studies for tests: the digits, tiny models, two epochs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+NARROW = "narrow=depth:2,heads:3,mlp:16"
+
+RECIPE = """
+[model]
+source = "vit_tiny_patch16_224"
+[model.override]
+img_size = 8
+patch_size = 2
+in_chans = 1
+num_classes = 10
+embed_dim = 16
+depth = 4
+num_heads = 2
+[data]
+name = "digits"
+task = "classification"
+samples = 400
+holdout = 0.2
+mixup = 0.2
+[optim]
+lr = 3e-3
+[schedule]
+epochs = 4
+batch_size = 32
+[run]
+log_every = 4
+checkpoint_every = 3
+"""
+
+
+def recipe_file(folder: Path, text: str = RECIPE) -> Path:
+    file = folder / "tiny.toml"
+    file.write_text(text)
+    return file
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", CODE, "compare", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def run(*arguments: str, where: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), cwd=where)
+
+
+def outcomes(study: Path) -> dict[str, Any]:
+    """What must be equal whoever ran a study and however often it was killed: outcomes, logs, last weights."""
+    import torch
+
+    from leanify.sources.run_directory import RunDirectory
+
+    found: dict[str, Any] = {}
+    for file in sorted((study / "runs").glob("*.json")):
+        path = RunDirectory.open(file.with_suffix(""))
+        rows = [{k: v for k, v in row.items() if k != "samples_per_s"} for row in path.rows()]
+        weights = path.checkpoints()[-1].weights()
+        assert all(isinstance(tensor, torch.Tensor) for tensor in weights.values())
+        sums = {name: tensor.double().sum().item() for name, tensor in weights.items()}
+        found[file.stem] = (json.loads(file.read_text()), rows, sums)
+    return found
+
+
+def starts(study: Path) -> dict[str, int]:
+    """How often each run that has ended was started."""
+    return {
+        file.stem: len(json.loads((file.with_suffix("") / "environment.json").read_text()))
+        for file in sorted((study / "runs").glob("*.json"))
+    }

@@ -1,0 +1,339 @@
+"""``compare``: what is planned, what is run, what is known of it afterwards."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from studies import NARROW, RECIPE, command, environment, outcomes, recipe_file, run, starts
+
+import leanify
+from leanify import study as studies
+from leanify.errors import BudgetError, DirectoryError, LeanifyError, RecipeError, ShapeError
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import ModelSection
+from leanify.study import Request, engines, runner
+from leanify.study.designs import Designer, parse_shape, parse_sweep, split_names
+from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.plan import Key, PlannedDesign, StudyPlan, ranked
+
+TINY = recipes.parse(RECIPE)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    """A study that was run by the command, two runs at a time, and the object that it printed."""
+    folder = tmp_path_factory.mktemp("study")
+    done = run(
+        str(recipe_file(folder)), "-o", str(folder / "s"), "--designs", f"baseline,{NARROW}", "--seeds", "2",
+        "--jobs", "2", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "s", json.loads(done.stdout)
+
+
+# -- what is planned --------------------------------------------------------------------------------------------------
+
+
+def test_designs_are_read_as_they_are_typed() -> None:
+    assert split_names(["baseline,a=depth:4,heads:8,b=mlp:64", "front:3"]) == [
+        "baseline", "a=depth:4,heads:8", "b=mlp:64", "front:3",
+    ]  # fmt: skip
+    assert parse_shape("a=depth:4/2,heads:8") == ("a", {"depth": [4, 2], "heads": 8})
+    assert parse_sweep(["heads=2,4", "depth=8"]) == {"heads": [2, 4], "depth": [8]}
+    for text in ("a=width:4", "a=depth:four", "a=depth:0"):
+        with pytest.raises(ShapeError):
+            parse_shape(text)
+    with pytest.raises(ShapeError, match="heads=2,4,8"):
+        parse_sweep(["width=3"])
+
+
+def test_designs_cost_what_their_models_have() -> None:
+    """Prices, shapes and the recipe's [model] say the same model, for every kind of design."""
+    from leanify.design import counting
+    from leanify.lens import surgery
+    from leanify.study.measure import on_meta
+
+    names = ["baseline", "lean", "depth-only", "mlp-only", "wide-heads", NARROW]
+    designs = Designer(recipes.load("digits-study"), "0.5").all(names, {"heads": [3]})
+    assert [design.name for design in designs] == ["baseline", "lean", *names[2:5], "narrow", "heads3"]
+    for design in designs:
+        model = on_meta(design.model)
+        [stage] = surgery.read(model).stages
+        assert stage.main is not None
+        assert (stage.depth, stage.main.heads, stage.main.head_dim, stage.main.mlp) == (
+            design.depth, design.heads, design.head_dim, design.mlp,
+        )  # fmt: skip
+        assert sum(p.numel() for p in model.parameters()) == design.params
+        assert counting.count(model, None).macs == design.macs
+    assert sorted(design.rank for design in designs) == list(range(1, 8))
+    base, lean, depth, mlp, wide, *_ = designs
+    assert max(lean.params, depth.params, mlp.params) <= base.params / 2
+    assert (depth.heads, depth.mlp) == (base.heads, base.mlp)
+    assert (mlp.depth, mlp.heads) == (base.depth, base.heads)
+    assert (wide.inner, wide.heads, wide.params) == (lean.inner, base.heads, lean.params)
+
+
+def plan(*designs: str, seeds: tuple[int, ...] = (0, 1)) -> StudyPlan:
+    made = tuple(
+        PlannedDesign(name, replace(TINY.model, depth=i + 1), i + 1, 2, 8, 64, 1000 * (i + 1), 5000, 0, 3.0 - i)
+        for i, name in enumerate(designs)
+    )
+    return StudyPlan("tiny", TINY, "0.5", seeds, ranked(made), 1)
+
+
+def test_a_plan_is_written_and_read_back(tmp_path: Path) -> None:
+    written = replace(plan("baseline", "lean", "front-1"), margin=0.5)
+    (tmp_path / "study.toml").write_text(written.to_toml())
+    assert StudyPlan.read(tmp_path / "study.toml") == written
+    (tmp_path / "study.toml").write_text("format = 99\n")
+    with pytest.raises(DirectoryError, match="newer leanify"):
+        StudyPlan.read(tmp_path / "study.toml")
+
+
+def test_a_plan_grows_and_does_not_change() -> None:
+    old = plan("baseline", "lean")
+    grown = old.joined(plan("baseline", "lean", "control", seeds=(0, 1, 2)))
+    assert [design.name for design in grown.designs] == ["baseline", "lean", "control"]
+    assert [design.rank for design in grown.designs] == [3, 2, 1]
+    assert grown.seeds == (0, 1, 2)
+    other = replace(old, recipe=recipes.with_settings(TINY, ["optim.lr=1"]))
+    with pytest.raises(RecipeError, match=r"another study: optim.lr: 0.003 → 1.0; name another one with -o"):
+        old.joined(other)
+    with pytest.raises(RecipeError, match="the shape of 'lean'"):
+        old.joined(plan("lean"))
+
+
+def test_what_determines_a_run_is_its_fingerprint() -> None:
+    old = plan("baseline", "lean")
+    prints = {old.fingerprint(key) for key in old.runs()}
+    assert len(prints) == 4
+    again = replace(old, title="other", margin=3.0, threads=4, seeds=(1, 0))
+    assert {again.fingerprint(key) for key in again.runs()} == prints
+    longer = replace(old, recipe=recipes.with_settings(TINY, ["schedule.epochs=5"]))
+    assert not prints & {longer.fingerprint(key) for key in longer.runs()}
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_one_seed_has_no_interval() -> None:
+    with pytest.raises(RecipeError, match="--seeds 2 at least"):
+        plan("baseline", seeds=(0,))
+
+
+def test_a_design_of_another_task_is_refused(tmp_path: Path) -> None:
+    leanify.save(leanify.load("vit_tiny_patch16_224", overrides={"depth": 1, "img_size": 32}), tmp_path / "other")
+    with pytest.raises(LeanifyError, match="another task than the recipe's model") as caught:
+        Designer(TINY, "0.5").all([str(tmp_path / "other")], {})
+    assert "(1, 1000)" in str(caught.value)
+    assert "(1, 10)" in str(caught.value)
+
+
+def test_a_lean_directory_is_a_design(tmp_path: Path) -> None:
+    """Its shape is taken; every seed draws its weights anew."""
+    source = leanify.load("vit_tiny_patch16_224", overrides=dict(TINY.model.override))
+    leanify.save(leanify.write(source, leanify.read(source).grown(heads=3)), tmp_path / "more")
+    [design] = Designer(TINY, "0.5").all([str(tmp_path / "more")], {})
+    assert (design.name, design.heads, design.model.source, design.model.heads) == ("more", 3, TINY.model.source, 3)
+
+
+def test_an_engine_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="an extra: pip install submitit")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LeanifyError, match="no Slurm can be reached"):
+        engines.check_engine("slurm")
+    with pytest.raises(LeanifyError, match="none of local, slurm, ray"):
+        engines.check_engine("pbs")
+
+
+def test_more_jobs_than_memory_are_refused_with_the_number_that_fits() -> None:
+    with pytest.raises(RecipeError, match=r"--jobs 100000 needs about .* GiB of memory.*: --jobs \d+ fits"):
+        runner.check_jobs(plan("baseline"), 100_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "1"], "--seeds 2 at least"),
+        (["--designs", "leaner"], "'leaner' is not a design"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run(str(recipe_file(tmp_path)), *arguments, where=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+# -- what is run ------------------------------------------------------------------------------------------------------
+
+
+def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str, object]]) -> None:
+    path, found = study
+    assert {"study", "task", "metric", "margin", "designs", "pairs", "verdicts"} <= set(found)
+    assert (found["study"], found["task"], found["metric"], found["margin"]) == (str(path), "classification", "top1", 1)
+    for design in found["designs"]:  # type: ignore[attr-defined]
+        assert {"name", "depth", "heads", "head_dim", "mlp", "params", "macs", "rank", "predicted"} <= set(design)
+        assert {"latency_s", "throughput_per_s", "train_peak_bytes", "kappa", "kappa_begin"} <= set(design)
+        quality = design["quality"]
+        assert quality["low"] <= quality["mean"] <= quality["high"]
+        assert (quality["seeds"], quality["failed"]) == (2, 0)
+    [pair] = found["pairs"]  # type: ignore[misc]
+    assert (pair["design"], pair["against"]) == ("narrow", "baseline")
+    [verdict] = found["verdicts"]  # type: ignore[misc]
+    assert verdict["answer"] in ("shown", "refuted", "undecided")
+    assert json.loads((path / "results.json").read_text()) == found
+
+
+def test_the_numbers_are_those_of_the_runs(study: tuple[Path, dict[str, object]]) -> None:
+    path, found = study
+    for design in found["designs"]:  # type: ignore[attr-defined]
+        for entry in design["runs"]:
+            rows = [json.loads(line) for line in (path / entry["path"] / "metrics.jsonl").read_text().splitlines()]
+            assert entry["quality"] == rows[-1]["top1"]
+        assert design["quality"]["mean"] == pytest.approx(sum(run["quality"] for run in design["runs"]) / 2)
+
+
+def test_a_run_of_a_study_is_that_of_train(study: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
+    """The same recipe, trained by `leanify train`, gives the same rows: nothing of a study changes a run."""
+    import torch
+
+    path, _ = study
+    folder = StudyFolder.open(path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(folder.plan.threads)
+    try:
+        leanify.train(folder.plan.recipe_of(Key("narrow", 1)), tmp_path / "alone")
+    finally:
+        torch.set_num_threads(threads)
+    rows = [json.loads(line) for line in (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()]
+    for row in (*rows, *(theirs := folder.rows(Key("narrow", 1)))):
+        row.pop("samples_per_s", None)
+    assert rows == theirs
+
+
+def test_a_study_is_shown_and_grown_without_running_anything_twice(study: tuple[Path, dict[str, object]]) -> None:
+    path, found = study
+    before = outcomes(path)
+    shown = run(str(path), "--report", "--json")
+    assert json.loads(shown.stdout) == found
+    grown = leanify.compare(path, seeds=3, jobs=2, measure=False)
+    assert [result.quality.seeds for result in grown.results] == [3, 3]
+    assert {name: count for name, count in starts(path).items() if name in before} == dict.fromkeys(before, 1)
+    assert {name: value for name, value in outcomes(path).items() if name in before} == before
+    assert grown.result("narrow").costs is not None
+    with pytest.raises(RecipeError, match="another study"):
+        leanify.compare(TINY, path, settings=["optim.lr=1"], designs=[])
+
+
+def test_a_damaged_file_is_named(study: tuple[Path, dict[str, object]]) -> None:
+    path, _ = study
+    whole = (path / "results.json").read_text()
+    try:
+        (path / "results.json").write_text(whole[: len(whole) // 2])
+        done = run(str(path), "--report")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "results.json is damaged" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    finally:
+        (path / "results.json").write_text(whole)
+
+
+def test_what_fails_is_reported_and_run_again_when_asked(tmp_path: Path) -> None:
+    """A loss that is not finite fails a run; the rest goes on."""
+    folder = StudyFolder.create(tmp_path / "s", plan_of_failures())
+    with engines.engine_of("local", folder, 1) as engine:
+        studies.train_all(folder, engine)
+    found = studies.finished(folder)
+    assert [run.status for run in found.result("broken").runs] == ["failed", "failed"]
+    assert "is not finite" in found.result("broken").runs[0].reason
+    assert (found.result("broken").quality.failed, found.result("baseline").quality.seeds) == (2, 2)
+    assert folder.missing() == []
+    folder.forget_failures()
+    assert [str(key) for key in folder.missing()] == ["broken-0", "broken-1"]
+    assert not (tmp_path / "s" / "runs" / "broken-0").exists()
+
+
+def plan_of_failures() -> StudyPlan:
+    """A baseline, and a design whose activations overflow."""
+    recipe = recipes.with_settings(TINY, ["schedule.epochs=1"])
+    huge = replace(recipe.model, override={**recipe.model.override, "init_values": 1e38})
+    return StudyPlan("tiny", recipe, None, (0, 1), (_planned("baseline", recipe.model), _planned("broken", huge)), 1)
+
+
+def _planned(name: str, model: ModelSection) -> PlannedDesign:
+    return PlannedDesign(name, model, 4, 2, 8, 64, 1000, 5000)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_at_any_moment_a_study_goes_on_to_the_same_results(kills: int, tmp_path: Path) -> None:
+    """SIGKILL to the command alone: its workers end with it. No run that has ended is started again."""
+    file = recipe_file(tmp_path)
+    designs = ["--designs", f"baseline,{NARROW}", "--seeds", "2", "--jobs", "2"]
+    whole = run(str(file), "-o", str(tmp_path / "whole"), *designs)
+    assert whole.returncode == 0, whole.stderr
+    draw, target, killed = random.Random(kills), tmp_path / "killed", 0
+    known: dict[str, int] = {}
+    while killed < kills:
+        process = subprocess.Popen(
+            command(str(file), "-o", str(target), *designs), stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        assert process.stderr is not None
+        process.stderr.readline()  # it has said what it will run
+        time.sleep(draw.uniform(0, 6))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        now = starts(target)
+        assert {name: now[name] for name in known} == known
+        known, killed = now, killed + 1
+        if process.returncode == 0:
+            break
+    done = run(str(file), "-o", str(target), *designs)
+    assert done.returncode == 0, done.stderr
+    assert {name: count for name, count in starts(target).items() if name in known} == known
+    assert outcomes(target) == outcomes(tmp_path / "whole")
+
+
+def test_outcomes_of_another_plan_are_refused(tmp_path: Path) -> None:
+    folder = StudyFolder.create(tmp_path / "s", plan("baseline", "lean"))
+    folder.record(Outcome("lean", 0, "0123", "finished", quality=1.0))
+    with pytest.raises(DirectoryError, match="trained by another plan"):
+        folder.outcomes()
+
+
+def test_a_budget_is_needed_and_reached() -> None:
+    with pytest.raises(BudgetError):
+        studies.planned(Request(recipe=TINY, target_params=0.01))
+
+
+def test_nothing_is_left_of_a_killed_study(tmp_path: Path) -> None:
+    """Its workers and their runs end with the process that was killed."""
+    process = subprocess.Popen(
+        command(str(recipe_file(tmp_path)), "-o", str(tmp_path / "s"), "--designs", f"baseline,{NARROW}",
+                "--set", "schedule.epochs=1000", "--seeds", "2"),
+        stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    log = tmp_path / "s" / "runs" / "baseline-0" / "metrics.jsonl"
+    while not (log.exists() and log.read_text()):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+    for _ in range(200):
+        size = log.stat().st_size
+        time.sleep(0.25)
+        if log.stat().st_size == size:
+            break
+    else:
+        pytest.fail("a run went on after its study was killed")
