@@ -61,7 +61,7 @@ def test_designs_cost_what_their_models_have() -> None:
     from leanify.study.measure import on_meta
 
     names = ["baseline", "lean", "depth-only", "mlp-only", "wide-heads", NARROW]
-    designs = Designer(recipes.load("digits-study"), "0.5").all(names, {"heads": [3]})
+    designs = Designer(recipes.load("digits-study"), "0.65").all(names, {"heads": [3]})
     assert [design.name for design in designs] == ["baseline", "lean", *names[2:5], "narrow", "heads3"]
     for design in designs:
         model = on_meta(design.model)
@@ -74,7 +74,7 @@ def test_designs_cost_what_their_models_have() -> None:
         assert counting.count(model, None).macs == design.macs
     assert sorted(design.rank for design in designs) == list(range(1, 8))
     base, lean, depth, mlp, wide, *_ = designs
-    assert max(lean.params, depth.params, mlp.params) <= base.params / 2
+    assert max(lean.params, depth.params, mlp.params) <= 0.65 * base.params
     assert (depth.heads, depth.mlp) == (base.heads, base.mlp)
     assert (mlp.depth, mlp.heads) == (base.depth, base.heads)
     assert (wide.inner, wide.heads, wide.params) == (lean.inner, base.heads, lean.params)

@@ -101,10 +101,11 @@ def planned(request: Request) -> StudyPlan:
         recipe=value,
         budget=str(budget),
         seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        designs=Designer(value, str(budget)).all(names, request.sweep),
+        designs=(),
         threads=runner.threads_for(request.jobs),
         margin=request.margin,
     )
+    plan = replace(plan, designs=Designer(value, str(budget)).all(names, request.sweep))
     return plan if old is None else old.joined(replace(plan, title=old.title, threads=old.threads))
 
 

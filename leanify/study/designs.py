@@ -23,7 +23,7 @@ from typing import Any
 from leanify.architecture import Architecture
 from leanify.design import alternatives, counting
 from leanify.design.plan import Design, Plan, redesign
-from leanify.errors import LeanifyError, ShapeError
+from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find
 from leanify.sources.find import ModelSource
@@ -55,7 +55,7 @@ class Designer:
     def named(self, name: str) -> Iterator[PlannedDesign]:
         """One design, or several for ``front:N``."""
         if name == BASELINE:
-            yield self.planned(name, self.plan.baseline)
+            yield self.planned(name, self.baseline)
         elif name in alternatives.NAMES:
             yield self.planned(name, alternatives.named(self.plan, name))
         elif name.startswith("front:"):
@@ -82,6 +82,16 @@ class Designer:
     def plan(self) -> Plan:
         """Under the budget."""
         return self.asked(target_params=self.budget)
+
+    @cached_property
+    def baseline(self) -> Design:
+        """The recipe's model as it stands; no budget is too small for it."""
+        try:
+            return self.plan.baseline
+        except BudgetError:
+            stages = surgery.read(find.build_on_meta(find.find(self._file))).stages
+            depths = [stage.depth for stage in stages]
+            return self.asked(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0).baseline
 
     @cached_property
     def unshaped(self) -> Architecture:
