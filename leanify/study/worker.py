@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from leanify.data.samples import read
+from leanify.data.samples import Reader
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
 from leanify.sources.checkpoints import write_small
 from leanify.sources.run_directory import RunDirectory, is_run
@@ -99,7 +99,7 @@ def kappa(trainer: Trainer) -> float | None:
     """κ of the concatenated heads on the first validation samples; None where the model has none that is finite."""
     samples = trainer.splits.validation
     keys = [[(0, index) for index in range(min(PROBED, len(samples)))]]
-    [batch] = read(samples, keys, trainer.seed, 0, False)
+    [batch] = Reader(samples, keys, trainer.seed, 0)
     inputs, _ = trainer.moved(batch)
     try:
         layers = condition(trainer.evaluated, inputs).layers
