@@ -28,7 +28,9 @@ class Layer:
     heads     query heads
     kv_heads  key/value heads; fewer than ``heads`` under grouped-query attention
     head_dim  channels of one head
-    mlp       hidden units of the MLP; 0 where no MLP belongs to this attention
+    mlp       hidden units of the MLP, or of one expert; 0 where no MLP belongs to this attention
+    experts   routed experts of a mixture; 0 where the MLP is dense
+    active    experts that the router sends a token to; 0 where the configuration does not say
     """
 
     width: int
@@ -36,6 +38,8 @@ class Layer:
     kv_heads: int
     head_dim: int
     mlp: int
+    experts: int = 0
+    active: int = 0
 
     @property
     def inner(self) -> int:
@@ -244,7 +248,7 @@ class Architecture:
                     "name": stage.name,
                     "fixed": stage.fixed,
                     "blocks": [
-                        {"repeat": count, "layers": [asdict(layer) for layer in block]}
+                        {"repeat": count, "layers": [_layer_to_json(layer) for layer in block]}
                         for block, count in run_lengths(stage.blocks)
                     ],
                 }
@@ -275,6 +279,12 @@ class Architecture:
             raise ShapeError(f"this is not an architecture: {error}") from error
 
 
+def _layer_to_json(layer: Layer) -> dict[str, int]:
+    """The numbers of a layer; those of a mixture only where it is one."""
+    dense = () if layer.experts else ("experts", "active")
+    return {name: value for name, value in asdict(layer).items() if name not in dense}
+
+
 def run_lengths(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     """Equal consecutive blocks, each with how often it stands there."""
     return [(block, sum(1 for _ in run)) for block, run in groupby(blocks)]
@@ -288,4 +298,5 @@ def _words(blocks: tuple[Block, ...]) -> str:
 
 def _layer_words(layer: Layer) -> str:
     kv = "" if layer.kv_heads == layer.heads else f" on {layer.kv_heads} kv"
-    return f"{layer.heads}×{layer.head_dim}{kv}, mlp {layer.mlp}, width {layer.width}"
+    experts = f"{layer.experts} experts of " if layer.experts else ""
+    return f"{layer.heads}×{layer.head_dim}{kv}, mlp {experts}{layer.mlp}, width {layer.width}"

@@ -70,6 +70,8 @@ class LocatedLayer:
             kv_heads=sizes.get("g", sizes["h"]),
             head_dim=sizes["d"],
             mlp=self.mlp.sizes["m"] if self.mlp else 0,
+            experts=self.mlp.sizes.get("x", 0) if self.mlp else 0,
+            active=self.mlp.sizes.get("a", 0) if self.mlp else 0,
         )
 
 

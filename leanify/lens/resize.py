@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +106,12 @@ def resize(
             _resize_linear(
                 model, f"{path}.{part}", module, reading.rows.get(part), reading.columns.get(part), old, sizes
             )
-    for part, layouts in reading.tensors.items():
-        _resize_tensor(site, part, layouts, old, sizes)
+    bare = {part: axes for part, axes in reading.tensors.items() if isinstance(attribute_of(site, part), Tensor)}
+    if bare.keys() & reading.columns.keys():  # a map without a module of its own: the matrices of experts
+        _resize_maps(model, path, site, reading, bare, old, sizes)
+    else:
+        for part, layouts in reading.tensors.items():
+            _resize_tensor(site, part, layouts, old, sizes)
     for part, how in reading.attributes.items():
         if notation.symbols(how) <= sizes.keys():  # what reads another layer's keys has no groups of its own
             _update_attribute(site, part, how, old, sizes)
@@ -160,6 +165,30 @@ def _resize_linear(
         _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
 
 
+def _resize_maps(
+    model: nn.Module,
+    path: str,
+    site: nn.Module,
+    reading: Reading,
+    tensors: dict[str, tuple[str, ...]],
+    old: notation.Sizes,
+    new: notation.Sizes,
+) -> None:
+    """Resize linear maps that are bare tensors of their module: what fits is carried over, new inputs are zero."""
+    before = {name: parameter.detach() for name, parameter in site.named_parameters(recurse=False)}
+    for part, layouts in tensors.items():
+        shape = [_length(how, length, new) for how, length in zip(layouts, before[part].shape, strict=True)]
+        _replace(site, part, _like(before[part], shape))
+    if next(iter(before.values())).is_meta:
+        return
+    initialise_module(model, path, site)
+    for name, parameter in before.items():
+        layouts = tensors.get(name, ())
+        axes = {axis: how for axis, how in enumerate(layouts) if notation.symbols(how) - {"x"}}
+        inputs = reading.columns.get(name)
+        _carry(parameter, getattr(site, name).data, axes, layouts.index(inputs) if inputs else -1, old, new)
+
+
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:
     """Noise with a tensor's mean and spread: what stands where upstream's initialiser knows nothing of a module."""
     new = tensor.new_empty(shape)
@@ -186,24 +215,40 @@ def _in_place(how: str, old: notation.Sizes, new: notation.Sizes) -> bool:
 
 
 def _carry(
-    source: Tensor, target: Tensor, axes: dict[int, str | None], zeroed: int, old: notation.Sizes, new: notation.Sizes
+    source: Tensor,
+    target: Tensor,
+    axes: Mapping[int, str | None],
+    zeroed: int,
+    old: notation.Sizes,
+    new: notation.Sizes,
 ) -> None:
     """Copy what fits from ``source`` into ``target``; new positions along the axis ``zeroed`` become zero."""
     taken = source
-    slots: list[Tensor] = []
-    for axis in range(target.dim()):
-        how = axes.get(axis)
+    slots: list[tuple[int, Tensor]] = []
+    for axis, how in axes.items():
         if how is None:
-            slots.append(torch.arange(target.shape[axis]))
             continue
         origin, slot = notation.positions(how, old, new)
         taken = taken.index_select(axis, origin.to(source.device))
-        slots.append(slot)
+        slots.append((axis, slot.to(target.device)))
         if axis == zeroed:
             added = torch.ones(target.shape[axis], dtype=torch.bool)
             added[slot] = False
             target.index_fill_(axis, added.nonzero().flatten().to(target.device), 0.0)
-    target[torch.meshgrid(*(slot.to(target.device) for slot in slots), indexing="ij")] = taken
+    _put(target, slots, taken)
+
+
+def _put(target: Tensor, slots: list[tuple[int, Tensor]], values: Tensor) -> None:
+    """Write ``values`` at the product of these positions, axis by axis: indices of all elements would not fit."""
+    if not slots:
+        target.copy_(values)
+        return
+    (axis, slot), *others = slots
+    if others:
+        part = target.index_select(axis, slot)
+        _put(part, others, values)
+        values = part
+    target.index_copy_(axis, slot, values)
 
 
 def _resize_tensor(

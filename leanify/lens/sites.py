@@ -13,9 +13,10 @@ from torch import nn
 
 from leanify.errors import UnsupportedModel
 from leanify.lens import discovery
-from leanify.lens.families import known, reading_of
+from leanify.lens.families import expanded, known, reading_of
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, within
 from leanify.lens.resize import features_of, part_of, sizes_of
+from leanify.upstream.spelling import experts_per_token
 
 
 def locate(model: nn.Module) -> LocatedModel:
@@ -38,18 +39,19 @@ def locate(model: nn.Module) -> LocatedModel:
 
 
 def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
-    """The MLPs that end in the residual width; one inside an attention may make a table of positions instead."""
+    """The MLPs that end in the residual width."""
     by_path = {site.path: site for site in attentions}
+    return [site for site in sites if site.reading.is_mlp and not _serves_attention(site, by_path)]
 
-    def serves_attention(mlp: Site) -> bool:
-        around = next((by_path[p] for p in ancestors(mlp.path) if p in by_path and p != mlp.path), None)
-        columns = mlp.reading.columns.items()
-        last = next(part for path, how in columns if "m" in how and (part := part_of(mlp.module, path)))
-        return (
-            around is not None and features_of(last).outputs != features_of(LocatedLayer(around, None).output).outputs
-        )
 
-    return [site for site in sites if site.reading.is_mlp and not serves_attention(site)]
+def _serves_attention(mlp: Site, attentions: dict[str, Site]) -> bool:
+    """Whether an MLP inside an attention makes something else than the residual stream: a table of positions."""
+    around = next((attentions[p] for p in ancestors(mlp.path) if p in attentions and p != mlp.path), None)
+    ends = (part_of(mlp.module, path) for path, how in mlp.reading.columns.items() if "m" in how)
+    last = next((end for end in ends if end is not None), None)
+    if around is None or last is None:
+        return False
+    return features_of(last).outputs != features_of(LocatedLayer(around, None).output).outputs
 
 
 def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> LocatedStage:
@@ -65,7 +67,11 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
 
 
 def _layers(attentions: list[Site], mlps: list[Site]) -> list[LocatedLayer]:
-    """Pair the attentions of a block with its MLPs: one each, or the last attention takes the only MLP."""
+    """Pair the attentions of a block with its MLPs: one each, or the last attention takes the only MLP.
+
+    Where a mixture of experts stands beside a dense MLP or a shared expert, the mixture is the block's MLP.
+    """
+    mlps = [mlp for mlp in mlps if "x" in mlp.sizes] or mlps
     if len(mlps) > len(attentions):
         mlps = mlps[-len(attentions) :] if attentions else []
     padded: list[Site | None] = [None] * (len(attentions) - len(mlps)) + list(mlps)
@@ -76,15 +82,25 @@ def _layers(attentions: list[Site], mlps: list[Site]) -> list[LocatedLayer]:
 
 
 def sites_of(model: nn.Module) -> list[Site]:
-    """Every module that a row describes. Raises UnsupportedModel where a row says why it cannot be redesigned."""
+    """Every module that a row describes; the experts of a mixture are read as one.
+
+    Raises UnsupportedModel where a row says why it cannot be redesigned.
+    """
     sites = []
+    active = experts_per_token(model)
+    mixtures: set[str] = set()
     for path, module in model.named_modules():
         reading = reading_of(module)
-        if reading is None:
+        if reading is None or not mixtures.isdisjoint(ancestors(path)):
             continue
+        reading = expanded(reading, module)
         if reading.refused:
             raise UnsupportedModel(f"{name_of(model)} cannot be redesigned: {reading.refused} ({path or 'the model'})")
-        sites.append(Site(path, module, reading, {} if reading.kept else sizes_of(path, module, reading)))
+        sizes = {} if reading.kept else sizes_of(path, module, reading)
+        if "x" in sizes:
+            mixtures.add(path)
+            sizes["a"] = active
+        sites.append(Site(path, module, reading, sizes))
     return sites
 
 

@@ -123,6 +123,11 @@ def _check(old: Architecture, new: Architecture) -> None:
 def _check_layer(where: str, old: Layer, new: Layer) -> None:
     if new.width != old.width:
         raise ShapeError(f"{where} is {old.width} wide; a redesign keeps the width, {new.width} was asked for")
+    if (new.experts, new.active) != (old.experts, old.active):
+        raise ShapeError(
+            f"{where} has {old.experts} experts, {old.active} of them active; a redesign keeps both, "
+            f"{new.experts} and {new.active} were asked for"
+        )
     if min(new.heads, new.kv_heads, new.head_dim) < 1 or (new.mlp < 1) != (old.mlp < 1):
         raise ShapeError(f"{where} was asked for {new}; every number of it must be positive")
     if old.with_heads(new.heads).kv_heads != new.kv_heads:

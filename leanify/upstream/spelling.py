@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from leanify.architecture import Architecture, Layer, Stage
 from leanify.upstream.origin import Origin
 from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
 
+_ACTIVE_KEYS = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 _MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 
 
@@ -66,30 +68,33 @@ def _uniform(stage: Stage) -> bool:
 
 def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, Any]:
     """The configuration's keys that a new shape changes, with their new values; a key speaks for all stages that had
-    its old value, and changes where they change alike. Uniform stages only.
+    its old value, and changes where they change alike. Stages with one attention in all blocks only.
     """
     pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].main]
-    if not pairs or not all(_uniform(stage) for pair in pairs for stage in pair):
+    if not pairs or not all(_is_one_attention(stage) for pair in pairs for stage in pair):
         return {}
     get: Callable[[str], Any] = config.get if isinstance(config, dict) else partial(_attribute, config)
     keys = config.keys() if isinstance(config, dict) else set(dir(config))
     words: dict[str, Any] = {}
 
-    def say(names: tuple[str, ...], measure: Callable[[Stage], int], pairs: list[tuple[Stage, Stage]] = pairs) -> None:
+    def say(
+        names: tuple[str, ...], measure: Callable[[Stage], int | None], pairs: list[tuple[Stage, Stage]] = pairs
+    ) -> None:
         key = next((name for name in names if name in keys), None)
         said = get(key) if key else 0
-        news = {measure(after) for before, after in pairs if said is None or measure(before) == said}
+        news = {measure(after) for before, after in pairs if said is None or measure(before) == said} - {None}
         if key and len(news) == 1 and news != {said} and any(measure(a) != measure(b) for a, b in pairs):
             words[key] = news.pop()
 
     say(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
     say(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_layer(stage).heads)
     say(("num_key_value_heads",), lambda stage: primary_layer(stage).kv_heads)
-    say(_MLP_KEYS, lambda stage: primary_layer(stage).mlp)
+    say(_MLP_KEYS, _units)
+    say(("moe_intermediate_size",), lambda stage: _units(stage, experts=True))
     for side in ("encoder", "decoder"):
         own = [pair for pair in pairs if side in pair[0].name.split(".")]
         say((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
-        say((f"{side}_ffn_dim",), lambda stage: primary_layer(stage).mlp, own)
+        say((f"{side}_ffn_dim",), _units, own)
     before, after = pairs[0]
     layer_before, layer = primary_layer(before), primary_layer(after)
     if layer.inner != layer.width or layer.head_dim != layer_before.head_dim:
@@ -98,6 +103,27 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
     if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
         words["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
     return words
+
+
+def _is_one_attention(stage: Stage) -> bool:
+    """Whether all blocks are equal but for their MLPs: a mixture's first layers are often dense."""
+    return len({tuple(replace(x, mlp=0, experts=0, active=0) for x in block) for block in stage.blocks}) == 1
+
+
+def _units(stage: Stage, experts: bool = False) -> int | None:
+    """The hidden units of all MLPs (or of all routed experts, where the key is theirs alone), if they are one number."""
+    layers = [layer for layer in stage.mains if layer.mlp]
+    some = [layer for layer in layers if bool(layer.experts) == experts] or layers
+    units = {layer.mlp for layer in some}
+    return units.pop() if len(units) == 1 else None
+
+
+def experts_per_token(model: Any) -> int:
+    """How many of its experts a mixture's router sends a token to; 0 where the configuration does not say."""
+    config: Any = getattr(model, "config", None)
+    configs = (config, config.get_text_config()) if hasattr(config, "get_text_config") else ()
+    found = (getattr(one, key, None) for one in configs for key in _ACTIVE_KEYS)
+    return next((value for value in found if isinstance(value, int)), 0)
 
 
 def _attribute(config: Any, key: str) -> Any:

@@ -5,8 +5,10 @@ upstream classes that it describes and says how symbols lie in their tensors, in
 
     classes     dotted paths: ``models.xcit.XCA`` in timm, ``bert.BertAttention`` in transformers' modeling files
     when        attributes that a module must have for this row to be its own, where one class is laid out in two ways
-    rows        linear maps whose *outputs* are heads or units (q, k, v, fc1, a norm over them)
-    columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2
+    rows        linear maps whose *outputs* are heads or units (q, k, v, fc1, a norm over them); ``*`` in a path matches
+                any name (``expert_*.fc1``)
+    columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2;
+                or one of ``tensors`` (the matrices of experts), whose module is then resized like a linear map
     tensors     bare parameters and buffers, one layout an axis ("1" for an axis that stays)
     attributes  numbers that a forward reads; under ``config.`` they are changed in a copy of the configuration
     clear       caches (dicts) that go stale with another number of heads
@@ -27,10 +29,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from torch import nn
 
 Strings = Mapping[str, str]
 
@@ -102,6 +107,18 @@ def known() -> dict[str, list[Reading]]:
         for reading in readings(library):
             rows.setdefault(reading.name, []).append(reading)
     return rows
+
+
+def expanded(reading: Reading, module: nn.Module) -> Reading:
+    """A row for one module, with every ``expert_*`` in its paths replaced by the parts that are there."""
+    if not any("*" in part for part in (*reading.rows, *reading.columns)):
+        return reading
+    paths = [path for path, _ in module.named_modules()]
+    rows, columns = (
+        {path: how for part, how in parts.items() for path in paths if fnmatch(path, part)}
+        for parts in (reading.rows, reading.columns)
+    )
+    return replace(reading, rows=rows, columns=columns)
 
 
 def learn(reading: Reading) -> None:
