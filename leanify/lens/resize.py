@@ -175,7 +175,10 @@ def _resize_maps(
     new: notation.Sizes,
 ) -> None:
     """Resize linear maps that are bare tensors of their module: what fits is carried over, new inputs are zero."""
-    before = {name: parameter.detach() for name, parameter in site.named_parameters(recurse=False)}
+    before = {  # the initialiser would overwrite in place what keeps its shape
+        name: parameter.detach() if name in tensors else parameter.detach().clone()
+        for name, parameter in site.named_parameters(recurse=False)
+    }
     for part, layouts in tensors.items():
         shape = [_length(how, length, new) for how, length in zip(layouts, before[part].shape, strict=True)]
         _replace(site, part, _like(before[part], shape))

@@ -111,10 +111,11 @@ def _is_one_attention(stage: Stage) -> bool:
 
 
 def _units(stage: Stage, experts: bool = False) -> int | None:
-    """The hidden units of all MLPs (or of all routed experts, where the key is theirs alone), if they are one number."""
+    """The hidden units of all dense MLPs, or of all routed experts, if they are one number."""
     layers = [layer for layer in stage.mains if layer.mlp]
-    some = [layer for layer in layers if bool(layer.experts) == experts] or layers
-    units = {layer.mlp for layer in some}
+    dense = [layer for layer in layers if not layer.experts]
+    mixtures = [layer for layer in layers if layer.experts]
+    units = {layer.mlp for layer in (mixtures if experts else dense or mixtures)}
     return units.pop() if len(units) == 1 else None
 
 
