@@ -131,6 +131,8 @@ class Stage:
         if depth < 1 or (self.fixed and depth != self.depth):
             allowed = "exactly 1" if self.fixed else "at least 1"
             raise ShapeError(f"stage {self.name!r} was asked for {depth} blocks; it takes {allowed}")
+        if mlp is not None and mlp < 1 and self.main and self.main.mlp:
+            raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; they take at least 1")
         if mlp and self.main and not self.main.mlp:
             raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; it has none that are known")
         blocks = self.blocks[:depth] + self.blocks[-1:] * (depth - self.depth)

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,23 @@ def test_layers_that_differ_change_in_proportion() -> None:
     assert [block[0].heads for block in mixture.reshape(heads=12).blocks] == [12, 18]
     with pytest.raises(ShapeError, match="layers of 180 and of 40 mlp, which change in proportion"):
         mixture.reshape(mlp=100)
+
+
+def test_experts_are_written_where_there_are_some() -> None:
+    """A dense layer's JSON is what it was before layers had experts."""
+    dense, mixture = Layer(64, 4, 4, 16, 96), Layer(64, 4, 4, 16, 96, experts=8, active=2)
+    assert dense != mixture
+    stage = Stage("layers", ((dense,), (mixture,), (mixture,)))
+    shape = Architecture("hf/y", (stage,))
+    first, second = (run["layers"][0] for run in shape.to_json()["stages"][0]["blocks"])
+    assert first == {"width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "mlp": 96}
+    assert second == {**first, "experts": 8, "active": 2}
+    assert Architecture.from_json(json.loads(json.dumps(shape.to_json()))) == shape
+    assert "2 × [4×16, mlp 8 experts of 96, width 64]" in str(shape)
+    narrow = Stage("layers", ((replace(dense, mlp=48),), (replace(mixture, mlp=48),), (replace(mixture, mlp=48),)))
+    assert stage.reshape(mlp=48) == narrow
+    with pytest.raises(ShapeError, match="asked for MLPs of 0 units"):
+        stage.reshape(mlp=0)
 
 
 @pytest.mark.parametrize(
