@@ -73,7 +73,7 @@ def test_a_mixture_is_priced_by_its_experts() -> None:
         wanted = replace(
             prices.architecture, stages=tuple(stage.reshape(2, 12, 8, units) for stage in prices.architecture.stages)
         )
-        assert said == count(leanify.write(meta, wanted), 12)
+        assert said == count(leanify.write(meta, wanted), 12, prices.context)
 
 
 def test_the_number_of_experts_stays() -> None:

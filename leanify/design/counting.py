@@ -233,7 +233,7 @@ def idle_parameters(located: LocatedModel) -> int:
     for layer in located.layers:
         shape = layer.read()
         experts, active = getattr(shape, "experts", 0), getattr(shape, "active", 0)
-        if experts and layer.mlp is not None:
+        if experts and active and layer.mlp is not None:  # 0 active: the configuration does not say
             idle += parameters(layer.mlp.module) * (experts - active) // experts
     return idle
 
