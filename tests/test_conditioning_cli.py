@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from leanify.cli import main
-from leanify.sources.find import load, parse_overrides
+from leanify.sources.find import load
+from leanify.sources.overrides import parse_overrides
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 

@@ -17,6 +17,7 @@ from leanify.design.counting import call, count
 from leanify.design.prices import PriceList, StageDesign
 from leanify.design.search import Candidate, main_of
 from leanify.lens import sites, surgery
+from leanify.sources import describe
 from leanify.sources.find import find
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
@@ -130,7 +131,7 @@ def test_upstreams_own_constructor_gives_the_same_model(case: Case) -> None:
     shape = leanify.read(model)
     for name, wanted in lean_shapes(shape).items():
         lean = leanify.write(model, wanted).eval()
-        native = leanify.sources.lean_directory.expressed(lean, origin, wanted)  # type: ignore[attr-defined]
+        native = describe.expressed(lean, origin, wanted)
         if name == "grown":
             assert (native is not None) == case.native
         if native is None:

@@ -84,7 +84,7 @@ def condition(
     A is the input of the output projection, tokens × inner, taken sample by sample. κ = σ_max/σ_min over
     min(tokens, inner) singular values; infinite where A is rank-deficient at its own precision.
     """
-    from leanify.sources.find import parse_overrides
+    from leanify.sources.overrides import parse_overrides
     from leanify.spectra.plots import check_plot
 
     check_plot(plot)

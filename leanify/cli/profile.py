@@ -25,10 +25,10 @@ def profile(
     """Count parameters, MACs and memory of models, and measure latency, throughput and peaks on the device."""
     from leanify.cli import tables
     from leanify.design import profiling
-    from leanify.sources import find
+    from leanify.sources.overrides import parse_overrides
     from leanify.terminal import track
 
-    overrides = find.parse_overrides(override or [])
+    overrides = parse_overrides(override or [])
     if img_size is not None:
         overrides |= {"img_size": img_size}
     profiles = []

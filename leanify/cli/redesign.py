@@ -62,8 +62,8 @@ def redesign(
     from leanify.cli import plans, tables
     from leanify.design.plan import redesign as redesign_source
     from leanify.errors import LeanifyError
-    from leanify.sources.find import parse_overrides
     from leanify.sources.lean_directory import check_new_directory
+    from leanify.sources.overrides import parse_overrides
     from leanify.terminal import progress
 
     for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):

@@ -9,38 +9,22 @@ from torch import nn
 
 from leanify import machine
 from leanify.architecture import Architecture
-from leanify.errors import DirectoryError, LeanifyError, SourceError
+from leanify.errors import DirectoryError, LeanifyError
 from leanify.lens import surgery
-from leanify.sources import find, lean_directory
-from leanify.sources.find import ModelSource
+from leanify.sources.describe import expressed
+from leanify.sources.source import ModelSource, build_on_meta
 from leanify.upstream.build import build_model
-from leanify.upstream.origin import is_hf, set_origin
+from leanify.upstream.origin import set_origin
 
 
 def build_fresh(found: ModelSource, architecture: Architecture) -> nn.Module:
     """A model of this shape, initialised by upstream: by its constructor where it can, else by surgery."""
-    on_meta = surgery.write(find.build_on_meta(found), architecture)
-    native = lean_directory.expressed(on_meta, found.origin, architecture)
+    on_meta = surgery.write(build_on_meta(found), architecture)
+    native = expressed(on_meta, found.origin, architecture)
     if native is None:
         return surgery.write(build_model(found.origin), architecture, "fresh")
     model = build_model(native)
     set_origin(model, found.origin)
-    return model
-
-
-def with_weights_of(found: ModelSource, weights: str | Path, pretrained: bool) -> nn.Module:
-    """The source with the weights of a SOURCE: a checkpoint file, a directory, a hub id, upstream's own."""
-    path = Path(weights)
-    if path.is_file() and path.suffix in find.CHECKPOINTS:
-        tensors = lean_directory.read_tensors(path)
-    elif find.find(weights, pretrained=pretrained).weights is None:
-        raise SourceError(f"{weights} names a model without weights: name a checkpoint, a directory or a hub id")
-    else:
-        tensors = dict(find.load(weights, pretrained=pretrained).state_dict())
-    model = lean_directory.shell(found.origin, found.architecture)
-    lean_directory.load_weights(model, tensors, weights)
-    if is_hf(model):
-        model.tie_weights()  # type: ignore[operator]
     return model
 
 

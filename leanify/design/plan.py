@@ -17,7 +17,7 @@ from torch import nn
 from leanify.architecture import Architecture
 from leanify.design import budget, search
 from leanify.design.budget import Budget
-from leanify.design.build import build_fresh, room_for, with_weights_of
+from leanify.design.build import build_fresh, room_for
 from leanify.design.constraints import Constraints
 from leanify.design.control import control as control_of
 from leanify.design.grid import Candidate, HeadsMode, Request, turned_stages
@@ -129,7 +129,7 @@ class Plan:
         shape = (design or self.chosen).architecture
         torch.manual_seed(seed)
         if weights is not None or pretrained:
-            donor = with_weights_of(self.found, weights if weights is not None else str(self.found.origin), pretrained)
+            donor = find.with_weights(self.found, weights, pretrained)
             return surgery.write(donor, shape, "keep")
         return build_fresh(self.found, shape)
 

@@ -1,96 +1,96 @@
-"""A model on disk: the lean directory that `redesign` writes, and safe reading of tensors.
+"""The lean directory that `redesign` writes: upstream's own layout, and a card.
 
-    leanify.json        how upstream builds the source, the architecture that leanify gives it, versions
-    model.safetensors   weights
-    config.json         upstream's own configuration
+    config.json         upstream's configuration, with the architecture where upstream's own keys cannot express it
+    model.safetensors   weights, in shards where they are large
+    tokenizer*, …       what lay beside the source: tokenizer, processors, chat template, sentence-transformers' modules
+    leanify.json        how upstream builds the source, the architecture, versions, checksums of the weights
     README.md           the lines that load it
 
-Where upstream cannot build the shape there is no ``config.json`` and the weights are ``leanify.safetensors``:
-upstream's loaders then find nothing and fail, instead of building something else. Nothing is ever half written: the
-directory is made beside its place, then renamed.
+config.json is the truth; the card is read where there is none (leanify's own models). Upstream alone loads what it can
+express. What it cannot, it refuses, because config.json then names a model type that only leanify registers
+(`transformers_hooks`, `timm_hooks`).
+
+Nothing is ever half written: the directory is made beside its place, then renamed. The folder in the making is named
+``.NAME.leanify-XXXXXXXX`` and locked by the process that writes it. A process that is killed cannot clean up, but the
+kernel drops its lock: whoever next writes beside it knows the folder by its name and the free lock, and removes it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
+import re
+import secrets
 import shutil
-import tempfile
-import warnings
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from leanify.architecture import Architecture
-from leanify.errors import DirectoryError, LeanifyError, SourceError
+from leanify.errors import DirectoryError, ShapeError
 from leanify.lens import surgery
-from leanify.lens.located import name_of
-from leanify.upstream.build import build_model, build_shell
-from leanify.upstream.libraries import import_transformers
-from leanify.upstream.origin import Origin, is_hf, origin_of, set_origin
-from leanify.upstream.spelling import respell
+from leanify.sources import side_files, timm_hooks
+from leanify.sources.describe import describe
+from leanify.sources.files import read_json
+from leanify.sources.source import ModelSource
+from leanify.sources.tensors import digest
+from leanify.upstream.origin import Origin, origin_of
+from leanify.upstream.wall import wall
 
 CARD = "leanify.json"
 WEIGHTS = "model.safetensors"
-OWN_WEIGHTS = "leanify.safetensors"
-FORMAT = 1
-
-
-# -- writing ------------------------------------------------------------------------------------------------------
+FORMAT = 2
 
 
 def save(model: nn.Module, directory: str | Path, force: bool = False) -> Path:
-    """Write ``model`` as a lean directory that `leanify.load` loads, and upstream's loader where upstream can.
+    """Write ``model`` as a lean directory, which `leanify.load` and, once leanify is imported, upstream's loader load.
 
-    Raises DirectoryError where the directory cannot be written or is not empty, SourceError where nothing is known
-    of how upstream built the model.
+    What lay beside the source of its weights is carried over. Raises DirectoryError where the directory cannot be
+    written or is not empty, SourceError where nothing would build the model again.
     """
-    origin = origin_of(model)
-    if origin is None:
-        raise SourceError(
-            f"this {type(model).__name__} is neither a timm nor a transformers model, so no loader could build it "
-            "again; build it with leanify.load, timm.create_model or transformers"
-        )
-    architecture = surgery.read(model)
-    native = expressed(model, origin, architecture)
+    found = describe(model)
     with new_directory(directory, force) as folder:
-        tied = _write_weights(model, folder, native)
-        card = {
-            "format": FORMAT,
-            "origin": {"library": origin.library, "name": origin.name, "options": origin.options, "cls": origin.cls},
-            "architecture": architecture.to_json(),
-            "upstream": native is not None,
-            "tied": tied,
-            "requires": requirements(origin),
-            "written_with": {name: metadata.version(name) for name in ("leanify", "torch", "timm", "transformers")},
-        }
-        (folder / CARD).write_text(json.dumps(card, indent=2) + "\n")
-        (folder / "README.md").write_text(_readme(origin, architecture, native, Path(directory).name))
+        tied = _write(model, found, folder)
+        if found.origin.library == "hf":
+            side_files.carry(model, folder)
+        (folder / CARD).write_text(json.dumps(_card(model, found, tied, folder), indent=2) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(_readme(model, found, Path(directory).name), encoding="utf-8")
     return Path(directory)
 
 
-def expressed(model: nn.Module, origin: Origin, architecture: Architecture) -> Origin | None:
-    """Upstream's own words for this shape, or None. Found by building: what upstream ignores does not read back."""
-    baseline = surgery.read(build_model(origin, "meta"))
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for candidate in [origin] if baseline == architecture else respell(origin, baseline, architecture):
-        try:
-            built = build_model(candidate, "meta")
-            if surgery.read(built) == architecture and shapes == {
-                name: tuple(tensor.shape) for name, tensor in built.state_dict().items()
-            }:
-                return candidate
-        except LeanifyError:
-            continue
-    return None
+def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
+    """Weights and upstream's configuration. Returns tied names: dropped → kept."""
+    if found.origin.library == "hf":
+        with wall(f"transformers does not save this {type(model).__name__}", DirectoryError):
+            model.save_pretrained(folder)
+        return {}
+    tensors, tied = untied(model)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    if found.origin.library == "timm":
+        words = timm_hooks.config_of(model, found)
+        (folder / "config.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+    return tied
+
+
+def _card(model: nn.Module, found: ModelSource, tied: dict[str, str], folder: Path) -> dict[str, Any]:
+    origin = origin_of(model) or found.origin
+    return {
+        "format": FORMAT,
+        "origin": vars(origin),
+        "architecture": surgery.read(model).to_json(),
+        "upstream": found.architecture is None,
+        "tied": tied,
+        "sums": {file.name: digest(file) for file in sorted(folder.glob("*.safetensors"))},
+        "requires": requirements(origin),
+        "written_with": {name: metadata.version(name) for name in ("leanify", "torch", "timm", "transformers")},
+    }
 
 
 def requirements(origin: Origin) -> dict[str, str]:
@@ -100,16 +100,24 @@ def requirements(origin: Origin) -> dict[str, str]:
     return {name: line[len(name) :] for line in lines for name in names if line.startswith(f"{name}>")}
 
 
-def _write_weights(model: nn.Module, folder: Path, native: Origin | None) -> dict[str, str]:
-    """Weights, and upstream's configuration where there is one. Returns tied names: dropped → kept."""
-    if native is not None and native.library == "hf":
-        model.save_pretrained(folder)  # type: ignore[operator]
-        return {}
-    tensors, tied = untied(model)
-    save_file(tensors, folder / (OWN_WEIGHTS if native is None else WEIGHTS), metadata={"format": "pt"})
-    if native is not None and native.library == "timm":
-        (folder / "config.json").write_text(json.dumps(_timm_config(model, native), indent=2) + "\n")
-    return tied
+def _readme(model: nn.Module, found: ModelSource, name: str) -> str:
+    origin = found.origin
+    lines = ["# A lean model", "", f"Redesigned by leanify from {origin}. {surgery.read(model)}.", "", "```python"]
+    lines += ["import leanify", "", f'model = leanify.load("{name}")']
+    alone = found.architecture is None and "attn_layer" not in origin.options
+    when = "# or" if alone else "# or, after `import leanify`"
+    if origin.library == "hf":
+        lines += ["", when, "import transformers", ""]
+        lines += [f'model = transformers.{type(model).__name__}.from_pretrained("{name}")']
+    if origin.library == "timm":
+        lines += ["", when, "import timm", "", f'model = timm.create_model("local-dir:{name}", pretrained=True)']
+    upstream = {"hf": "transformers", "timm": "timm"}.get(origin.library)
+    note = "The model is leanify's own."
+    if upstream:
+        note = f"{upstream} itself builds this shape."
+        note = note if alone else f"{upstream} alone cannot express this shape, and refuses to load it."
+    needs = ", ".join(f"{library} {bound}" for library, bound in requirements(origin).items())
+    return "\n".join([*lines, "```", "", note, f"Needs {needs}.", ""])
 
 
 def untied(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -126,40 +134,10 @@ def untied(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, tied
 
 
-def _timm_config(model: nn.Module, native: Origin) -> dict[str, Any]:
-    """What ``timm.create_model("local-dir:…")`` reads."""
-    pretrained = {
-        key: value
-        for key, value in (getattr(model, "pretrained_cfg", None) or {}).items()
-        if key in ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "first_conv", "classifier")
-    }
-    return {
-        "architecture": native.name,
-        "num_classes": getattr(model, "num_classes", None),
-        "num_features": getattr(model, "num_features", None),
-        "model_args": native.options,
-        "pretrained_cfg": {**pretrained, "num_classes": getattr(model, "num_classes", None), "custom_load": False},
-    }
+# -- a directory that is there whole or not at all ----------------------------------------------------------------
 
-
-def _readme(origin: Origin, architecture: Architecture, native: Origin | None, name: str) -> str:
-    lines = ["# A lean model", "", f"Redesigned by leanify from {origin}. {architecture}.", "", "```python"]
-    lines += ["import leanify", "", f'model = leanify.load("{name}")']
-    if native is None:
-        note = f"{origin.library} itself cannot express this shape, so there is no `config.json`: load it with leanify."
-    elif native.library == "leanify":
-        note = "The model is leanify's own."
-    elif native.library == "hf":
-        lines += ["", "# or", "import transformers", "", f'model = transformers.{native.cls}.from_pretrained("{name}")']
-        note = "transformers itself builds this shape."
-    else:
-        lines += ["", "# or, after `import leanify`", "import timm", ""]
-        lines += [f'model = timm.create_model("local-dir:{name}", pretrained=True)']
-        note = "timm itself builds this shape" + (
-            " once leanify is imported." if "attn_layer" in native.options else "."
-        )
-    needs = ", ".join(f"{library} {bound}" for library, bound in requirements(origin).items())
-    return "\n".join([*lines, "```", "", note, f"Needs {needs}.", ""])
+_OURS = re.compile(r"\..+\.leanify-[0-9a-f]{8}")
+_SETTLING = 60.0  # seconds between making a folder and locking it that no process needs
 
 
 @contextmanager
@@ -170,21 +148,23 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
     """
     target = Path(directory)
     check_new_directory(target, force)
+    parent = target.absolute().parent
+    folder = parent / f".{target.name}.leanify-{secrets.token_hex(4)}"
+    lock = -1
     try:
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
-    except OSError as error:
-        raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
-    try:
-        folder.chmod(0o755)
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_litter(parent)
+        folder.mkdir()
+        lock = _locked(folder)
         yield folder
-        for file in folder.iterdir():
-            file.chmod(0o755 if file.is_dir() else 0o644)
+        _follow_umask(folder)
         _put(folder, target)
     except OSError as error:
         raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 def _put(folder: Path, target: Path) -> None:
@@ -220,107 +200,63 @@ def _is_ours(directory: Path) -> bool:
     return all((inside / CARD).is_file() for inside in directory.iterdir())
 
 
+def remove_litter(parent: Path) -> None:
+    """Remove the folders that killed processes left half written in ``parent``."""
+    with suppress(OSError):
+        for folder in [path for path in parent.iterdir() if _OURS.fullmatch(path.name) and not path.is_symlink()]:
+            if time.time() - folder.stat().st_mtime < _SETTLING:
+                continue
+            with suppress(OSError):  # held by a living process, or not ours to remove
+                lock = _locked(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Lock a folder for as long as the returned descriptor is open; OSError where another process holds it."""
+    import fcntl  # Unix alone
+
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _follow_umask(folder: Path) -> None:
+    """Files as readable as the umask lets a folder be: safetensors writes for the owner alone."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
+
+
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` file or of a ``torch.save``d state dict, on the CPU; no code is executed.
+@dataclass(frozen=True)
+class Card:
+    """What leanify.json says: how upstream builds the source, and the shape that leanify gives it."""
 
-    A state dict may lie under ``state_dict``, ``model`` or ``module``. Raises SourceError for anything else.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise SourceError(f"the checkpoint {path} does not exist")
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise SourceError(f"the checkpoint {path} is truncated or no safetensors file: {error}") from error
+    origin: Origin
+    architecture: Architecture
+    tied: dict[str, str]
+
+
+def read_card(directory: Path) -> Card:
+    """The card of a lean directory or of a run. Raises DirectoryError where it is damaged or too new."""
+    file = directory / CARD
+    card = read_json(file, DirectoryError)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            data = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise SourceError(
-            f"the checkpoint {path} is a pickle that wants to run code, or is damaged, so it was not opened "
-            f"({_reason(error)}); save its state dict alone: torch.save(model.state_dict(), …), or use safetensors"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise SourceError(f"the checkpoint {path} is damaged: {_reason(error)}") from error
-    return _state_dict(path, data)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    if "Unsupported global" in text:
-        return "it names " + text.split("Unsupported global: GLOBAL ")[-1].split(" ")[0]
-    return (text.splitlines() or [type(error).__name__])[0][:160]
-
-
-def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
-    while isinstance(data, dict):
-        if data and all(isinstance(value, Tensor) for value in data.values()):
-            return dict(data)
-        inner = next((key for key in ("state_dict", "model", "module") if isinstance(data.get(key), dict)), None)
-        if inner is None:
-            break
-        data = data[inner]
-    raise SourceError(f"the checkpoint {path} holds no state dict: a dict of tensors was expected")
-
-
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:
-    """Put tensors into a model, in place, every one of them; SourceError names the first few that do not fit."""
-    wanted = model.state_dict()
-    missing = [name for name in wanted if name not in tensors]
-    surplus = [name for name in tensors if name not in wanted]
-    odd = [
-        f"{name} {tuple(tensors[name].shape)} for {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in tensors and tensors[name].shape != wanted[name].shape
-    ]
-    problems = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-        for what, names in (("missing", missing), ("unknown", surplus), ("of another shape", odd))
-        if names
-    ]
-    if problems:
-        raise SourceError(f"{where} does not fit {name_of(model)}: " + "; ".join(problems))
-    model.load_state_dict(tensors, assign=True)
-
-
-def read_card(directory: Path) -> tuple[Origin, Architecture, dict[str, Any]]:
-    """What a lean directory says of itself: origin, architecture, and the whole card."""
-    try:
-        card = json.loads((directory / CARD).read_text())
         if card["format"] > FORMAT:
             raise DirectoryError(
                 f"{directory} was written by a newer leanify (format {card['format']}); upgrade leanify"
             )
-        return Origin(**card["origin"]), Architecture.from_json(card["architecture"]), card
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DirectoryError(f"{directory / CARD} is damaged: {error}") from error
-
-
-def load_directory(directory: Path) -> nn.Module:
-    """The model of a lean directory, weights and all."""
-    origin, architecture, card = read_card(directory)
-    if card["upstream"] and origin.library == "hf":
-        model: nn.Module = getattr(import_transformers(), origin.cls).from_pretrained(directory)
-    else:
-        model = shell(origin, architecture)
-        file = directory / (WEIGHTS if card["upstream"] else OWN_WEIGHTS)
-        tensors = read_tensors(file)
-        load_weights(model, {**tensors, **{a: tensors[b] for a, b in card["tied"].items()}}, file)
-        if is_hf(model):
-            model.tie_weights()  # type: ignore[operator]
-    set_origin(model, origin)
-    found = surgery.read(model)
-    if found != architecture:
-        raise DirectoryError(f"{directory} loads as {found}, but was saved as {architecture}")
-    return model.eval()
-
-
-def shell(origin: Origin, architecture: Architecture | None = None) -> nn.Module:
-    """A model to load weights into, of the origin's shape or of another: parameters on meta, buffers real."""
-    model = build_shell(origin)
-    return model if architecture is None else surgery.write(model, architecture)
+        origin = Origin(**card["origin"])
+        if not isinstance(origin.options, dict) or not isinstance(origin.name, str):
+            raise TypeError("origin has a name and an object of options")
+        return Card(origin, Architecture.from_json(card["architecture"]), dict(card.get("tied") or {}))
+    except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
+        raise DirectoryError(f"{file} is damaged: {error}") from error

@@ -220,7 +220,7 @@ def load(source: str | Path) -> Recipe:
     try:
         return parse(_text_of(path))
     except OSError as error:
-        raise RecipeError(_no_recipe(str(source))) from error
+        raise RecipeError(_no_recipe(str(source)[:200])) from error
     except (RecipeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from error
 

@@ -31,9 +31,9 @@ from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingErr
 from leanify.lens import surgery
 from leanify.sources import checkpoints, lean_directory
 from leanify.sources import recipe as recipes
-from leanify.sources.checkpoints import WEIGHTS, Checkpoint, write_small
+from leanify.sources.checkpoints import Checkpoint, write_small
 from leanify.sources.recipe import Recipe
-from leanify.upstream.origin import is_hf, origin_of, set_origin
+from leanify.upstream.origin import origin_of
 
 RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
 DATA, SKIPPED = "data.json", "skipped.json"
@@ -321,21 +321,6 @@ class RunDirectory:
         if scored:
             return max(scored, key=lambda entry: entry.score or 0.0)
         return found[-1] if found else None
-
-
-def load(path: Path) -> nn.Module:
-    """The model of a run, with the weights of its best checkpoint, in eval mode."""
-    found = RunDirectory.open(path).best()
-    if found is None:
-        raise SourceError(f"{path} has no checkpoint yet")
-    origin, architecture, card = lean_directory.read_card(path)
-    model = lean_directory.shell(origin, architecture)
-    tensors = lean_directory.read_tensors(found.path / WEIGHTS)
-    lean_directory.load_weights(model, tensors | {a: tensors[b] for a, b in card["tied"].items()}, found.path)
-    if is_hf(model):
-        model.tie_weights()  # type: ignore[operator]
-    set_origin(model, origin)
-    return model.eval()
 
 
 def card_of(recipe: Recipe, model: nn.Module) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from leanify.errors import LeanifyError, ShapeError, SourceError
 from leanify.lens import surgery
+from leanify.sources.tensors import misfits
 from leanify.spectra.measure import ModelInputs, condition
 from leanify.spectra.report import figures
 from leanify.spectra.results import Mode, Point, Probe, quartiles
@@ -185,24 +186,11 @@ def read_into(model: nn.Module, path: Path) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _check_fit(path, wanted, shapes)
+            held = {wanted[name].data_ptr() for name in shapes if name in wanted}  # tied tensors are stored once
+            needed = {n: tuple(t.shape) for n, t in wanted.items() if n in shapes or t.data_ptr() not in held}
+            if problems := misfits(needed, shapes):
+                raise SourceError(f"the checkpoint {path} does not fit the model: {problems}")
             for name in shapes:
                 wanted[name].copy_(file.get_tensor(name))
     except (SafetensorError, OSError) as error:
         raise SourceError(f"the checkpoint {path} is truncated or not a safetensors file: {error}") from error
-
-
-def _check_fit(path: Path, wanted: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    held = {wanted[name].data_ptr() for name in shapes if name in wanted}  # tied tensors are stored once
-    problems = {
-        "missing": [name for name, t in wanted.items() if name not in shapes and t.data_ptr() not in held],
-        "unknown": [name for name in shapes if name not in wanted],
-        "of another shape": [n for n, shape in shapes.items() if n in wanted and tuple(wanted[n].shape) != shape],
-    }
-    said = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-        for what, names in problems.items()
-        if names
-    ]
-    if said:
-        raise SourceError(f"the checkpoint {path} does not fit the model: {'; '.join(said)}")

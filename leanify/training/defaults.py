@@ -9,6 +9,7 @@ from leanify.data import vocabulary
 from leanify.errors import RecipeError, SourceError
 from leanify.sources import find
 from leanify.sources import recipe as recipes
+from leanify.sources.overrides import class_name
 from leanify.sources.recipe import DataSection, ModelSection, OptimSection, Recipe, ScheduleSection
 from leanify.sources.run_directory import RunDirectory, is_run
 from leanify.upstream.inputs import example_inputs
@@ -68,7 +69,7 @@ def _class(found: Any, auto: str) -> str | None:
         return None
     config = import_transformers().AutoConfig.for_model(found.origin.name, **without_type(found.origin.options))
     try:
-        find.class_name(auto, config)
+        class_name(auto, config)
     except SourceError:
         return None
     return auto

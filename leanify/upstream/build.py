@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from leanify import models
 from leanify.errors import SourceError
-from leanify.upstream.libraries import construction_errors, first_line, import_timm, import_transformers, without_type
+from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
+from leanify.upstream.wall import wall
 
 
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
-    """The model that upstream's constructor gives, freshly drawn; on ``meta`` in no memory. It knows its origin."""
+    """The model that upstream's constructor gives, initialised; on ``meta`` in no memory. Stamped with its origin."""
     with torch.device(device), _NothingToDraw():
         model = {"timm": _build_timm, "hf": _build_hf, "leanify": _build_own}[origin.library](origin)
     model.eval()
@@ -47,46 +48,74 @@ class _NothingToDraw(TorchFunctionMode):
 
 def _build_timm(origin: Origin) -> nn.Module:
     library = import_timm()
-    try:
+    options = ", ".join(f"{key}={value!r}" for key, value in origin.options.items()) or "no options"
+    with wall(f"timm does not build {origin.name!r} with {options}"):
+        _check_arguments(origin)
         model: nn.Module = library.create_model(origin.name, **origin.options)
-    except (TypeError, ValueError, AssertionError) as error:
-        options = ", ".join(f"{key}={value!r}" for key, value in origin.options.items()) or "no options"
-        raise SourceError(
-            f"timm does not build {origin.name!r} with {options}: {first_line(error)}{_nearest_argument(error)}"
-        ) from error
     return model
 
 
-def _nearest_argument(error: Exception) -> str:
-    """For an unknown keyword argument, the nearest ones that the model's class takes."""
-    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-    modules = [module for name, module in sys.modules.items() if name.startswith("timm.models.")]
-    cls = next((vars(m)[found[1]] for m in modules if found and found[1] in vars(m)), None)
-    if found is None or cls is None:
-        return ""
-    near = difflib.get_close_matches(found[2], inspect.signature(cls).parameters)
-    return f"; nearest: {', '.join(near)}" if near else ""
+def _check_arguments(origin: Origin) -> None:
+    """Refuse what no model of its kind takes: among timm's other keywords are files to open and hubs to ask.
+
+    Options come from recipes and config.json files that somebody else wrote. Allowed are the parameters of the
+    classes in the module of timm that the model is defined in.
+    """
+    from timm.models import is_model, model_entrypoint
+
+    name = origin.name.partition(".")[0]
+    if not is_model(name):
+        raise SourceError(f"timm has no model {name!r}")
+    allowed = _parameters(model_entrypoint(name).__module__)
+    for key in origin.options:
+        if allowed and key not in allowed:
+            near = difflib.get_close_matches(key, allowed)
+            raise SourceError(
+                f"timm does not build {origin.name!r} with {key}={origin.options[key]!r}: a model of its kind has no "
+                f"such argument" + (f"; nearest: {', '.join(near)}" if near else "")
+            )
+
+
+@cache
+def _parameters(module: str) -> frozenset[str]:
+    """Every parameter of the classes that a module of timm defines or imports; none that names files or hubs."""
+    classes = [thing for thing in vars(sys.modules[module]).values() if inspect.isclass(thing)]
+    own = [cls for cls in classes if issubclass(cls, nn.Module) and cls.__module__.startswith("timm.models.")]
+    names = {name for cls in own for base in cls.__mro__[:-1] for name in _signature(base)}
+    return frozenset(names | {"num_classes", "in_chans", "img_size", "global_pool"} if own else ())
+
+
+def _signature(cls: type) -> list[str]:
+    try:
+        return [name for name in inspect.signature(cls).parameters if not name.startswith(("pretrained", "checkpoint"))]
+    except (TypeError, ValueError):
+        return []
 
 
 def _build_hf(origin: Origin) -> nn.Module:
     library = import_transformers()
-    try:
+    _check_wrapped(origin.options)
+    with wall(f"transformers does not build {origin.name!r} as {origin.cls}"):
         config = library.AutoConfig.for_model(origin.name, **without_type(origin.options))
         model: nn.Module = getattr(library, origin.cls)(config)
-    except construction_errors() as error:
-        raise SourceError(
-            f"transformers does not build {origin.name!r} as {origin.cls}: {first_line(error)}"
-        ) from error
     return model
 
 
+def _check_wrapped(words: Any) -> None:
+    """A timm model inside a transformers configuration takes what it takes outside of one."""
+    if not isinstance(words, dict):
+        return
+    if words.get("model_type") == "timm_wrapper":
+        _check_arguments(Origin("timm", str(words.get("architecture")), words.get("model_args") or {}))
+    for inner in words.values():
+        _check_wrapped(inner)
+
+
 def _build_own(origin: Origin) -> nn.Module:
-    try:
+    if origin.name not in models.MODELS:
+        raise SourceError(f"leanify has no model {origin.name!r}; it has {', '.join(models.MODELS)}")
+    with wall(f"leanify does not build {origin.name!r}"):
         model: nn.Module = models.model_class(origin.name)(**origin.options)
-    except KeyError:
-        raise SourceError(f"leanify has no model {origin.name!r}; it has {', '.join(models.MODELS)}") from None
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SourceError(f"leanify does not build {origin.name!r}: {first_line(error)}") from error
     return model
 
 
@@ -99,7 +128,7 @@ def build_shell(origin: Origin) -> nn.Module:
     try:
         with parameters_on_meta():
             model = build_model(origin)
-    except RuntimeError:  # NotImplementedError is one
+    except SourceError:
         return build_model(origin)
     return build_model(origin) if any(buffer.is_meta for buffer in model.buffers()) else model
 

@@ -1,24 +1,24 @@
-"""Two modules of others that leanify sees through their import, without importing them itself.
+"""Modules of others that leanify changes as they are imported, before or after leanify, without importing them itself.
 
-timm.models.vision_transformer   learns leanify's attention strings, so that ``timm.create_model("local-dir:…")`` builds
-                                 a lean directory once leanify is imported, before or after timm
-torchvision                      imports beside a CPU-only torch: its registry wheels want CUDA, and stop at the missing
-                                 schemas of two operators that no model here calls; declaring them is enough
+`install` is given the lessons: the name of a module, and what to do with it once it is imported. One module needs help
+during its import: torchvision's registry wheels want CUDA, and beside a CPU-only torch they stop at the missing schemas
+of two operators that no model here calls; declaring them is enough.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 Run = Callable[[ModuleType], None]
+Lesson = Callable[[ModuleType], None]
 
 
 class _Guide:
-    """A finder on ``sys.meta_path`` that finds nothing of its own: it wraps the loaders of two modules."""
+    """A finder on ``sys.meta_path`` that finds nothing of its own: it wraps the loaders of the modules in _GUIDES."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -30,17 +30,6 @@ class _Guide:
         run = spec.loader.exec_module
         spec.loader.exec_module = lambda module: guide(run, module)  # type: ignore[method-assign]
         return spec
-
-
-def _teach_vision_transformer(run: Run, module: ModuleType) -> None:
-    run(module)
-    _register()
-
-
-def _register() -> None:
-    from leanify.upstream.timm_head_dims import register_head_dims  # imports torch
-
-    register_head_dims()
 
 
 def _mend_torchvision(run: Run, module: ModuleType) -> None:
@@ -67,15 +56,24 @@ def _declare_torchvision_operators() -> None:
     _TORCHVISION.append(library)
 
 
-_GUIDES: dict[str, Callable[[Run, ModuleType], None]] = {
-    "timm.models.vision_transformer": _teach_vision_transformer,
-    "torchvision": _mend_torchvision,
-}
+_GUIDES: dict[str, Callable[[Run, ModuleType], None]] = {"torchvision": _mend_torchvision}
 
 
-def install() -> None:
-    """Guide the two imports from now on; calling it again changes nothing."""
-    if "timm.models.vision_transformer" in sys.modules:
-        _register()
+def install(lessons: Mapping[str, Lesson]) -> None:
+    """Teach each module once it is imported, at once where it is already; and mend torchvision's import."""
+    for name, teach in lessons.items():
+        if name in _GUIDES:
+            continue
+        _GUIDES[name] = _afterwards(teach)
+        if name in sys.modules:
+            teach(sys.modules[name])
     if not any(isinstance(finder, _Guide) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Guide())
+
+
+def _afterwards(teach: Lesson) -> Callable[[Run, ModuleType], None]:
+    def guide(run: Run, module: ModuleType) -> None:
+        run(module)
+        teach(module)
+
+    return guide

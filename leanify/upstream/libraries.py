@@ -20,18 +20,14 @@ def import_transformers() -> ModuleType:
     return module
 
 
-def construction_errors() -> tuple[type[Exception], ...]:
-    """What transformers raises for a configuration or a class that it does not take."""
-    from huggingface_hub import errors
-
-    strict = getattr(errors, "StrictDataclassError", ValueError)
-    return (TypeError, ValueError, AttributeError, KeyError, ImportError, strict)
-
-
 def without_type(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("model_type", "transformers_version")}
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line; with its type where the words alone say little (``KeyError: 'depth'``)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) or type(error).__name__
+    said = " ".join(lines[:2])[:400]
+    if isinstance(error, (ArithmeticError, LookupError, RecursionError)) or not said:
+        return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return said

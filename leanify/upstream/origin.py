@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from leanify import models
+from leanify.upstream.lean_config import KEY, buildable
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,37 @@ def set_origin(model: nn.Module, origin: Origin | None) -> None:
     model.__dict__["_leanify_origin"] = origin
 
 
+def is_stamped(model: nn.Module) -> bool:
+    """Whether leanify built this model or changed its shape."""
+    return "_leanify_origin" in model.__dict__
+
+
 def origin_of(model: Any) -> Origin | None:
     """How upstream built this model: as stamped, or as the library remembers; None for a module of neither."""
     if "_leanify_origin" in model.__dict__:
         stamped: Origin | None = model.__dict__["_leanify_origin"]
         return stamped
     if is_hf(model):
-        return Origin("hf", model.config.model_type, model.config.to_dict(), type(model).__name__)
+        return Origin("hf", model.config.model_type, plain_words(model.config), type(model).__name__)
     if is_own(model):
         return Origin("leanify", str(models.name_of(type(model))), dict(model.options))
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     if architecture:
         return Origin("timm", architecture, _timm_options(model))
     return None
+
+
+def plain_words(config: Any) -> dict[str, Any]:
+    """What upstream's constructor takes of a configuration, as a dictionary, without the lean shape that it carries."""
+    words: dict[str, Any] = buildable(config).to_dict()
+    words.pop(KEY, None)
+    return words
+
+
+def live_options(model: nn.Module) -> dict[str, Any]:
+    """The arguments of ``create_model`` that a live timm model has by now: classes, channels, pooling, image size."""
+    names = ("num_classes", "in_chans", "global_pool", "img_size")
+    return {key: value for key, value in _timm_options(model).items() if key in names}
 
 
 def _timm_options(model: nn.Module) -> dict[str, Any]:

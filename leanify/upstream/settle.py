@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from leanify.architecture import Architecture, Stage
+from leanify.upstream.lean_config import carry
 from leanify.upstream.origin import is_hf
 from leanify.upstream.spelling import _hf_words
 
@@ -15,9 +16,10 @@ from leanify.upstream.spelling import _hf_words
 def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str, list[float]]) -> None:
     """Bring what upstream fixed at construction in line with the new shape, in place.
 
-    transformers: the configuration, cache indices and rotary tables; timm: feature info and the drop-path ``rates``
-    that the old blocks of each stage had.
+    transformers: the configuration, which carries the shape from then on, cache indices and rotary tables; timm:
+    feature info and the drop-path ``rates`` that the old blocks of each stage had.
     """
+    words = model.config.to_dict() if is_hf(model) else {}
     if is_hf(model):
         for key, value in _hf_words(model.config, old, new).items():
             with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
@@ -36,6 +38,7 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
             _trim_feature_info(model, before, after)
     if is_hf(model) and old != new:
         _say_lists(model.config, new)
+        carry(model.config, words, new)
 
 
 def _say_depth(model: Any, name: str, old: int, new: int) -> None:

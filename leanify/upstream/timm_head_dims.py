@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Any
 
 from torch import nn
@@ -14,13 +13,12 @@ HEAD_DIM_LAYER = "leanify_head_dim_{}"  # the string under which timm finds an a
 HEAD_DIMS = range(1, 257)
 
 
-def register_head_dims() -> None:
+def register_head_dims(vision_transformer: Any) -> None:
     """Teach timm's vision_transformer attentions of any head_dim, by name; called once its module is imported.
 
     timm's Attention takes ``attn_head_dim`` but VisionTransformer does not forward it; a string in ``attn_layer`` is
     saved in ``model_args``, and found again here by ``create_model("local-dir:…")``.
     """
-    vision_transformer = sys.modules["timm.models.vision_transformer"]
     attention = vision_transformer.Attention
     layers = getattr(vision_transformer, "ATTN_LAYERS", None)
     if layers is None or "attn_head_dim" not in inspect.signature(attention.__init__).parameters:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from leanify.errors import SourceError
-from leanify.sources.find import class_name
+from leanify.sources.overrides import class_name
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line, import_transformers
 from leanify.zoo.tiny_inputs import INPUTS, TOWERS

@@ -1,0 +1,158 @@
+"""Origins of transformers models, and what a user changes in an origin: configuration keys, constructor keywords, the
+class.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from leanify.errors import SourceError
+from leanify.sources.source import ModelSource
+from leanify.upstream.libraries import import_transformers, without_type
+from leanify.upstream.origin import Origin
+from leanify.upstream.wall import wall
+
+
+def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
+    """The origin of a model type so configured, as its first named architecture, else as AutoModel's choice.
+
+    A quantised checkpoint's shapes are those of the model before it was quantised: that is warned of.
+    """
+    library = import_transformers()
+    words = dict(config)
+    if not isinstance(model_type, str):
+        raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(_some_types())}, …")
+    if model_type not in library.CONFIG_MAPPING and model_type.replace("_", "-") in library.CONFIG_MAPPING:
+        model_type = model_type.replace("_", "-")
+    if method := quantised_by(words):
+        words.pop("quantization_config")
+        warnings.warn(
+            f"{words.get('_name_or_path') or model_type} is quantised ({method}); what is shown is the model before "
+            "quantisation",
+            stacklevel=2,
+        )
+    full = full_config(model_type, words)
+    return Origin("hf", full.model_type, full.to_dict(), _named_class(words) or class_name("AutoModel", full))
+
+
+def full_config(model_type: str, words: Mapping[str, Any]) -> Any:
+    """transformers' configuration of this type with these words."""
+    with wall(f"transformers takes no {model_type!r} so configured"):
+        return import_transformers().AutoConfig.for_model(model_type, **without_type(dict(words)))
+
+
+def quantised_by(words: Mapping[str, Any]) -> str | None:
+    """The method that a configuration names (gptq, awq, bitsandbytes, …), None where the weights are plain."""
+    found = words.get("quantization_config")
+    return str(found.get("quant_method", "of unknown kind")) if isinstance(found, Mapping) else None
+
+
+def _some_types() -> list[str]:
+    return list(import_transformers().CONFIG_MAPPING)[:3]
+
+
+def _named_class(words: Mapping[str, Any]) -> str | None:
+    """The first of a configuration's architectures that is a model class of transformers."""
+    named = words.get("architectures")
+    return next((name for name in named if is_model_class(name)), None) if isinstance(named, list) else None
+
+
+def is_model_class(name: Any) -> bool:
+    library = import_transformers()
+    found = getattr(library, name, None) if isinstance(name, str) else None
+    return isinstance(found, type) and issubclass(found, library.PreTrainedModel)
+
+
+def class_name(auto: str, config: Any) -> str:
+    """The class that an Auto class (``AutoModelForCausalLM``) takes for a configuration; another class is itself."""
+    library = import_transformers()
+    if not hasattr(library, auto):
+        raise SourceError(f"transformers has no class {auto!r}; try AutoModel, AutoModelForCausalLM, …")
+    if not auto.startswith("AutoModel"):
+        if not is_model_class(auto):
+            raise SourceError(f"transformers' {auto} is not a model class; try AutoModel, AutoModelForCausalLM, …")
+        return auto
+    try:
+        found = getattr(library, auto)._model_mapping[type(config)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise SourceError(f"transformers has no {auto} for the model type {config.model_type!r}") from error
+    return str((found[0] if isinstance(found, tuple) else found).__name__)
+
+
+def type_of_class(name: str) -> str | None:
+    """The model type that a class (``BertForMaskedLM``) is for; None for an Auto class or an unknown name."""
+    if not is_model_class(name):
+        return None
+    return str(getattr(import_transformers(), name).config_class.model_type)
+
+
+def overridden(found: ModelSource, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
+    """A source with other configuration keys, constructor keywords or another class. Raises SourceError."""
+    origin = found.origin
+    if cls is not None and origin.library != "hf":
+        raise SourceError(f"{origin} is not a transformers model, so it has no class {cls!r}")
+    if not overrides and cls is None:
+        return found
+    if overrides and found.architecture is not None and origin.library == "leanify":
+        raise SourceError("a lean directory keeps its shape: override the source that it was redesigned from")
+    if origin.library != "hf":
+        return replace(found, origin=replace(origin, options={**origin.options, **overrides}))
+    config = dict(origin.options)
+    for key in sorted(overrides, key=_derives):
+        config = _set(config, key, overrides[key], origin.name)
+    full = full_config(origin.name, config)
+    name = origin.cls if cls is None else class_name(cls, full)
+    return replace(found, origin=Origin("hf", origin.name, full.to_dict(), name))
+
+
+def _derives(key: str) -> bool:
+    """Keys that other keys are derived from come first: a head_dim that is asked for outlives another width."""
+    return key == "head_dim"
+
+
+def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[str, Any]:
+    """``config`` with one key changed; sizes that upstream derived from it are derived again."""
+    library = import_transformers()
+    names = library.CONFIG_MAPPING[model_type].attribute_map
+    key = names.get(key, key)
+    if key == "num_labels":  # transformers keeps the names of the classes, not their number
+        if not isinstance(value, int) or not 0 < value <= 10**6:
+            raise SourceError(f"num_labels {value!r} is not a number of classes")
+        labels = {index: f"LABEL_{index}" for index in range(value)}
+        return {**config, "id2label": labels, "label2id": {label: index for index, label in labels.items()}}
+    if key not in config and key not in _keys(model_type):
+        near = difflib.get_close_matches(key, [*config, *names], n=3)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise SourceError(f"the configuration of {model_type!r} has no {key!r}{hint}")
+    changed = {**config, key: value}
+    if key != "head_dim" and names.get("hidden_size", "hidden_size") in config and "head_dim" in config:
+        width, heads = (names.get(n, n) for n in ("hidden_size", "num_attention_heads"))
+        if key in (width, heads) and config["head_dim"] == config[width] // max(config[heads], 1):
+            changed.pop("head_dim")
+    if key == names.get("num_hidden_layers", "num_hidden_layers") and isinstance(config.get("layer_types"), list):
+        changed.pop("layer_types")
+    return changed
+
+
+def _keys(model_type: str) -> list[str]:
+    """Every key of a model type's default configuration."""
+    return list(import_transformers().CONFIG_MAPPING[model_type]().to_dict())
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """``key=value`` pairs; values are read as JSON where they are JSON, else as words."""
+    overrides = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SourceError(f"--override takes key=value; {pair!r} has no {'key' if equals else 'equals sign'}")
+        try:
+            overrides[key] = json.loads(value)
+        except (json.JSONDecodeError, RecursionError):
+            overrides[key] = {"True": True, "False": False, "None": None}.get(value, value)
+    return overrides

@@ -1,0 +1,107 @@
+"""What lies beside a model's weights and belongs to it: tokenizer, processors, chat template, pooling.
+
+A redesign keeps the vocabulary and the width, so all of it stays right and is copied byte by byte. Where there is
+nothing to copy, transformers would build an *empty* tokenizer from config.json in silence, to which every word is
+unknown; a tokenizer.json that no loader accepts stops it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from leanify.errors import SourceError
+from leanify.sources import hub
+from leanify.sources.files import read_json
+from leanify.sources.tensors import CHECKPOINTS
+from leanify.upstream.libraries import import_transformers
+
+PATTERNS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*", "*.model", "*.spm",
+    "*.tiktoken", "*.bpe", "bpe.codes", "dict.txt", "normalizer.json", "chat_template*", "additional_chat_templates",
+    "*processor_config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
+)  # fmt: skip
+TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
+NO_TOKENIZER = {
+    "version": "no tokenizer lay beside the source of this model; save one here: tokenizer.save_pretrained(DIR)"
+}
+
+
+def carry(model: Any, folder: Path) -> None:
+    """Copy what lies beside the source of a transformers model into its lean directory; a stopper where none does.
+
+    Raises SourceError for a tokenizer of another vocabulary.
+    """
+    source = _source_of(model)
+    for file in _files(source) if source is not None else ():
+        _copy(file, folder / file.name)
+    if (folder / "modules.json").is_file() and source is not None:
+        _copy_modules(source, folder)
+    _check_vocabulary(model, folder)
+    if _takes_text(model) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER):
+        (folder / "tokenizer.json").write_text(json.dumps(NO_TOKENIZER, indent=2) + "\n", encoding="utf-8")
+
+
+def _source_of(model: Any) -> Path | None:
+    """The directory that the model's weights or configuration came from; of a hub id, the snapshot in the cache."""
+    name = getattr(model.config, "_name_or_path", "") or ""
+    path = Path(name).expanduser()
+    if not name or path.is_dir():
+        return path if name else None
+    if name.startswith(("/", ".", "~")) or name in import_transformers().CONFIG_MAPPING:
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(PATTERNS), local_files_only=not hub.answers()))
+    except Exception:  # the hub client raises from several libraries; what is missing is stopped below
+        return None
+
+
+def _files(source: Path) -> Iterator[Path]:
+    for path in sorted(source.iterdir()):
+        if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and path.suffix not in CHECKPOINTS:
+            yield path
+
+
+def _copy(path: Path, target: Path) -> None:
+    if path.is_dir():
+        shutil.copytree(path, target, dirs_exist_ok=True)
+    elif path.is_file():
+        shutil.copyfile(path, target)
+
+
+def _copy_modules(source: Path, folder: Path) -> None:
+    """The folders that sentence-transformers' modules.json names (1_Pooling, 2_Normalize, 3_Dense)."""
+    modules = read_json(source / "modules.json")
+    names = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]
+    for name in (name for name in names if name):
+        inside = (source / name).resolve()
+        if source.resolve() not in inside.parents:
+            raise SourceError(f"{source / 'modules.json'} names {name!r}, which lies outside of it")
+        if inside.is_dir():
+            _copy(inside, folder / name)
+
+
+def _takes_text(model: Any) -> bool:
+    return model.main_input_name == "input_ids" and hasattr(model.config.get_text_config(), "vocab_size")
+
+
+def _check_vocabulary(model: Any, folder: Path) -> None:
+    """A tokenizer whose ids have no row in the embedding would fail at the first such word."""
+    file = folder / "tokenizer.json"
+    if not file.is_file() or not _takes_text(model):
+        return
+    words = read_json(file)
+    vocabulary = (words.get("model") or {}).get("vocab") if isinstance(words, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary or ())))
+    rows = model.get_input_embeddings().weight.shape[0]
+    if ids and all(isinstance(number, int) for number in ids) and max(ids) >= rows:
+        raise SourceError(
+            f"the tokenizer beside {getattr(model.config, '_name_or_path', 'the model')} has {max(ids) + 1} words, the "
+            f"model {rows}: it is the tokenizer of another model"
+        )

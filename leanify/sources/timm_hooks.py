@@ -1,0 +1,107 @@
+"""timm loads and saves lean models: what `import leanify` teaches it.
+
+A shape that timm's constructors cannot express is saved under the architecture ``leanify``, an entry point in timm's
+own registry: ``model_args`` then hold the base model, its arguments and the lean shape. timm without leanify answers
+"Unknown model (leanify)". Saving goes through ``save_config_for_hf``, the one function that writes timm's config.json,
+wrapped so that the description is taken from the live module.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from leanify.architecture import Architecture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanify.sources.source import ModelSource
+
+NAME = "leanify"
+SHOWN = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "first_conv", "classifier")
+
+
+def leanify(
+    pretrained: bool = False,
+    pretrained_cfg: Any = None,
+    pretrained_cfg_overlay: dict[str, Any] | None = None,
+    cache_dir: Any = None,
+    *,
+    base: str,
+    shape: dict[str, Any],
+    pretrained_model_args: dict[str, Any] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """timm's entry point of a lean model: the base as timm builds it, given the lean shape, then the weights."""
+    from timm.models._builder import load_pretrained, resolve_pretrained_cfg
+
+    from leanify.lens import surgery
+    from leanify.upstream.build import build_model
+    from leanify.upstream.origin import Origin
+
+    config = resolve_pretrained_cfg(NAME, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=pretrained_cfg_overlay)
+    options.setdefault("num_classes", config.num_classes)
+    model: Any = build_model(Origin("timm", base, options))
+    model = surgery.write(model, Architecture.from_json(shape), "fresh").train()
+    model.pretrained_cfg = model.default_cfg = config.to_dict()
+    if pretrained:
+        channels = model.pretrained_cfg["input_size"][0]
+        load_pretrained(model, model.pretrained_cfg, model.num_classes, options.get("in_chans", channels))
+    built: nn.Module = model
+    return built
+
+
+def arguments_of(found: ModelSource) -> tuple[str, dict[str, Any]]:
+    """timm's architecture and model_args of a described model."""
+    if found.architecture is None:
+        return found.origin.name.partition(".")[0], dict(found.origin.options)
+    shape = found.architecture.to_json()
+    return NAME, {**found.origin.options, "base": found.origin.name.partition(".")[0], "shape": shape}
+
+
+def config_of(model: Any, found: ModelSource) -> dict[str, Any]:
+    """The config.json that ``timm.create_model("local-dir:…")`` reads."""
+    architecture, arguments = arguments_of(found)
+    known = getattr(model, "pretrained_cfg", None) or {}
+    classes = getattr(model, "num_classes", None)
+    pretrained = {key: value for key, value in known.items() if key in SHOWN}
+    return {
+        "architecture": architecture,
+        "num_classes": classes,
+        "num_features": getattr(model, "num_features", None),
+        "model_args": arguments,
+        "pretrained_cfg": {**pretrained, "num_classes": classes, "custom_load": False},
+    }
+
+
+def teach_registry(module: ModuleType) -> None:
+    """Register the entry point; ``module`` is ``timm.models``."""
+    module.register_model(leanify)
+
+
+def teach_saving(module: ModuleType) -> None:
+    """Wrap ``save_config_for_hf``; ``module`` is ``timm.models._hub``."""
+    module.save_config_for_hf = _described(module.save_config_for_hf)  # type: ignore[attr-defined]
+
+
+def _described(save: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(save)
+    def save_config_for_hf(model: Any, config_path: Any, *positional: Any, **named: Any) -> None:
+        from leanify.sources.describe import describe
+        from leanify.upstream.origin import is_stamped
+
+        if not is_stamped(model):
+            return save(model, config_path, *positional, **named)
+        architecture, arguments = arguments_of(describe(model))
+        kept = model.pretrained_cfg, getattr(model, "_model_args", {})
+        model.pretrained_cfg = {**model.pretrained_cfg, "architecture": architecture}
+        model._model_args = arguments
+        try:
+            save(model, config_path, *positional, **named)
+        finally:
+            model.pretrained_cfg, model._model_args = kept
+
+    return save_config_for_hf

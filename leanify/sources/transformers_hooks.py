@@ -1,0 +1,179 @@
+"""transformers builds, loads and saves lean models: what `import leanify` teaches it.
+
+A lean shape travels in the configuration (`upstream.lean_config`), so AutoModel, Trainer, pipeline, PEFT,
+sentence-transformers and push_to_hub carry it without knowing of it. Four places make that work, the fewest that all
+of them pass through:
+
+    PreTrainedConfig.get_config_dict    every reader of config.json: the file's form becomes the configuration's
+    PreTrainedConfig.save_pretrained    every writer: the values that upstream's constructor takes are what is checked
+    PreTrainedConfig.to_json_file       … and what is written, in the file's form
+    PreTrainedModel.save_pretrained     before: the shape in the configuration is brought in line with the live module
+    __init__ of every model class       after the outermost one: surgery, where the configuration carries a shape
+
+Registering a lean subclass of every configuration and model class was the alternative. But upstream asks for model
+types by name in many places (PEFT's target modules, conversions of weights, tokenizers): a lean BERT is a BERT there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from leanify.upstream.lean_config import buildable, drop, from_file, shape_in, to_file
+
+_BUILDING: ContextVar[bool] = ContextVar("_BUILDING", default=False)  # whether an outer model is being built
+
+
+def teach_configurations(module: ModuleType) -> None:
+    """Reading and writing; ``module`` is ``transformers.configuration_utils``."""
+    cls: Any = module.PreTrainedConfig
+    cls.get_config_dict = classmethod(_reading(cls.get_config_dict.__func__))
+    cls.save_pretrained = _checking(cls.save_pretrained)
+    cls.to_json_file = _writing(cls.to_json_file)
+
+
+def _reading(get: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get)
+    def get_config_dict(cls: Any, *positional: Any, **named: Any) -> Any:
+        words, unused = get(cls, *positional, **named)
+        return from_file(words), unused
+
+    return get_config_dict
+
+
+def _checking(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def save_pretrained(self: Any, *positional: Any, **named: Any) -> Any:
+        return save(buildable(self) if shape_in(self) is not None else self, *positional, **named)
+
+    return save_pretrained
+
+
+def _writing(write: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(write)
+    def to_json_file(self: Any, json_file_path: Any, use_diff: bool = True) -> None:
+        if shape_in(self) is None:
+            return write(self, json_file_path, use_diff)
+        import json
+
+        plain = buildable(self)
+        words = plain.to_diff_dict() if use_diff else plain.to_dict()
+        text = json.dumps(to_file(plain._encode_special_floats(words)), indent=2, sort_keys=True)
+        Path(json_file_path).write_text(text + "\n", encoding="utf-8")
+
+    return to_json_file
+
+
+def teach_models(module: ModuleType) -> None:
+    """Building and saving; ``module`` is ``transformers.modeling_utils``."""
+    cls: Any = module.PreTrainedModel
+    cls.save_pretrained = _saving(cls.save_pretrained)
+    subclass = cls.__init_subclass__.__func__
+
+    def __init_subclass__(sub: Any, /, **named: Any) -> None:
+        subclass(sub, **named)
+        _wrap(sub)
+
+    cls.__init_subclass__ = classmethod(__init_subclass__)
+    _wrap_below(cls)
+
+
+def _wrap_below(cls: Any) -> None:
+    for sub in cls.__subclasses__():
+        _wrap(sub)
+        _wrap_below(sub)
+
+
+def _wrap(cls: Any) -> None:
+    init = vars(cls).get("__init__")
+    if init is None or hasattr(init, "builds_lean"):
+        return
+
+    @functools.wraps(init)
+    def __init__(self: Any, *positional: Any, **named: Any) -> None:
+        config = positional[0] if positional else named.get("config")
+        if _BUILDING.get() or shape_in(config) is None:
+            init(self, *positional, **named)
+            return
+        outermost = _BUILDING.set(True)
+        try:
+            plain = buildable(config)
+            init(self, plain, *positional[1:], **{key: value for key, value in named.items() if key != "config"})
+            _reshape(self, config)
+        finally:
+            _BUILDING.reset(outermost)
+
+    __init__.builds_lean = True  # type: ignore[attr-defined]
+    cls.__init__ = __init__
+
+
+def _reshape(model: Any, config: Any) -> None:
+    """Give a model, in place, the shape that a configuration carries."""
+    import torch
+
+    from leanify.lens import surgery
+
+    shape, own = shape_in(config), surgery.read(model)
+    assert shape is not None
+    on_meta = next(model.parameters()).is_meta
+    with torch.device("cpu"):  # upstream builds on meta before it loads; the indices of surgery are real
+        lean = surgery.write(model, aligned(shape, own), "keep" if on_meta else "fresh")
+    vars(model).update(vars(lean))
+
+
+def aligned(shape: Any, own: Any) -> Any:
+    """A shape under the stage names of another class of the same model: ``encoder.layer`` is ``bert.encoder.layer``.
+
+    A stage that only one of them has stays the model's own (an encoder alone, of an encoder and decoder). Raises
+    SourceError where they have none in common.
+    """
+    from leanify.errors import SourceError
+
+    stages = tuple(_partner(stage, shape.stages) for stage in own.stages)
+    if not any(stages):
+        names = [", ".join(stage.name for stage in side.stages) for side in (shape, own)]
+        raise SourceError(f"the lean shape is of {names[0]}; this class of the model has {names[1]}")
+    pairs = zip(own.stages, stages, strict=True)
+    return replace(own, stages=tuple(replace(lean, name=stage.name) if lean else stage for stage, lean in pairs))
+
+
+def _partner(stage: Any, stages: Any) -> Any:
+    exact = [other for other in stages if other.name == stage.name]
+    near = [o for o in stages if o.name.endswith(f".{stage.name}") or stage.name.endswith(f".{o.name}")]
+    found = exact or near
+    return found[0] if len(found) == 1 else None
+
+
+def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def save_pretrained(self: Any, save_directory: Any, *positional: Any, **named: Any) -> Any:
+        if shape_in(self.config) is not None:
+            _bring_in_line(self)
+        card = Path(save_directory) / "leanify.json"
+        stale = card.is_file()
+        done = save(self, save_directory, *positional, **named)
+        if stale:  # it described what was saved here before
+            card.unlink(missing_ok=True)
+        return done
+
+    return save_pretrained
+
+
+def _bring_in_line(model: Any) -> None:
+    """Bring the shape in a model's configuration in line with its tensors; none where upstream's keys say it all."""
+    from contextlib import suppress
+
+    from leanify.errors import LeanifyError
+    from leanify.sources.describe import describe
+
+    with suppress(LeanifyError):  # adapters stand between the lens and the maps: the shape is what it was
+        found = describe(model)
+        if found.architecture is None:
+            drop(model.config)
+        else:
+            model.config.leanify["architecture"] = found.architecture.to_json()

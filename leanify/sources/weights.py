@@ -1,0 +1,212 @@
+"""A source that was found → its model, with weights: through upstream's own loader, or into a shell."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from leanify.errors import SourceError
+from leanify.lens import surgery
+from leanify.sources import hub
+from leanify.sources.files import read_json
+from leanify.sources.overrides import full_config, quantised_by
+from leanify.sources.source import ModelSource
+from leanify.sources.tensors import CHECKPOINTS, check_sum, few, load_into, read_tensors
+from leanify.upstream.build import build_model, build_shell
+from leanify.upstream.libraries import import_timm, import_transformers
+from leanify.upstream.origin import Origin, is_hf, set_origin
+from leanify.upstream.wall import wall
+
+# What upstream's loaders open in a directory, in their order; an index names the shards.
+UPSTREAM = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+ADAPTER = "adapter_config.json"
+# What trainers leave beside the weights: pickles of their own state, never opened.
+LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
+
+
+def load(found: ModelSource) -> nn.Module:
+    """The found model in eval mode: with its weights, else initialised by upstream. Raises SourceError."""
+    if found.weights is None:
+        return _fresh(found)
+    if isinstance(found.weights, Path) and (found.weights / ADAPTER).is_file():
+        return _adapted(found)
+    if found.origin.library == "hf" and found.architecture is None:
+        return _by_transformers(found.origin, found.weights)
+    if isinstance(found.weights, str):
+        return _timm_pretrained(found.origin)
+    return _into_shell(found, found.weights)
+
+
+def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Module:
+    """The found model with the donor's weights.
+
+    transformers matches a body with a model that has a head, and the other way round, by its own rules; what is new
+    is warned of. timm's and leanify's models must fit tensor by tensor.
+    """
+    if donor.weights is None:
+        raise SourceError(f"{what} names a model without weights: name a checkpoint, a directory or a hub id")
+    if found.origin.library == "hf" and found.architecture is None:
+        if donor.origin.library == "hf" and donor.architecture is None and not _is_adapter(donor.weights):
+            return _by_transformers(found.origin, donor.weights)
+        return _by_transformers(found.origin, what, dict(load(donor).state_dict()))
+    model = shell(found)
+    load_into(model, dict(load(donor).state_dict()), what)
+    if is_hf(model):
+        model.tie_weights()  # type: ignore[operator]
+    return model.eval()
+
+
+def _fresh(found: ModelSource) -> nn.Module:
+    model = build_model(found.origin)
+    return model if found.architecture is None else surgery.write(model, found.architecture, "fresh")
+
+
+def shell(found: ModelSource) -> nn.Module:
+    """A model to load weights into: parameters on meta, buffers real."""
+    model = build_shell(found.origin)
+    return model if found.architecture is None else surgery.write(model, found.architecture)
+
+
+def _into_shell(found: ModelSource, where: Path) -> nn.Module:
+    file = where if where.is_file() else file_in(where)
+    model = shell(found)
+    tensors = read_tensors(file)
+    load_into(model, {**tensors, **{a: tensors[b] for a, b in found.tied.items() if b in tensors}}, file)
+    set_origin(model, found.origin)
+    return model.eval()
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+def lie_in(directory: Path) -> bool:
+    """Whether a directory holds weights; what a trainer keeps beside them does not count."""
+    return any((directory / name).is_file() for name in UPSTREAM) or bool(_others(directory))
+
+
+def _others(directory: Path) -> list[Path]:
+    """Checkpoints under names that upstream's loaders do not look for."""
+    return sorted(
+        p
+        for p in directory.iterdir()
+        if p.suffix in CHECKPOINTS and p.is_file() and not p.name.startswith(LITTER) and p.name not in UPSTREAM
+    )
+
+
+def file_in(directory: Path) -> Path:
+    """The one file of weights in a directory: as upstream names it, else the only one there is."""
+    for name in ("model.safetensors", "leanify.safetensors", "pytorch_model.bin"):
+        if (directory / name).is_file():
+            return directory / name
+    others = _others(directory)
+    if len(others) != 1:
+        found = few([p.name for p in others]) or "no weights"
+        raise SourceError(f"{directory} holds {found}: name the file to load")
+    return others[0]
+
+
+def _check_files(directory: Path) -> None:
+    """Look at the files that transformers would open, and at no other; SourceError where one is not what it seems."""
+    name = next((name for name in UPSTREAM if (directory / name).is_file()), None)
+    if name is None:
+        found = few([p.name for p in _others(directory)])
+        raise SourceError(f"{directory} holds no weights that transformers opens; found {found}: name the file to load")
+    files = [directory / name]
+    if name.endswith(".index.json"):
+        index = read_json(directory / name)
+        shards = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            raise SourceError(f"{directory / name} is damaged: it has no weight_map from tensors to files")
+        files = [directory / shard for shard in sorted(set(shards.values()))]
+    for file in files:
+        if not file.is_file() or (file.resolve().parent != file.parent.resolve() and not file.is_symlink()):
+            raise SourceError(f"{directory / name} names {file.name}, which is not a file beside it")
+        if file.suffix == ".safetensors":
+            check_sum(file)
+        else:
+            read_tensors(file)  # refuses a pickle that names code, in words
+
+
+# -- upstream -----------------------------------------------------------------------------------------------------
+
+
+def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
+    """transformers' own loader: it knows shards, old spellings, and bodies under a head. What is new is warned of."""
+    where: Path | str | None = weights
+    if isinstance(weights, Path) and weights.is_file():
+        tensors = read_tensors(weights)
+    elif isinstance(weights, Path) and tensors is None:
+        _refuse_quantised(weights)
+        _check_files(weights)
+    if tensors is not None:
+        where = None
+    config = full_config(origin.name, origin.options)
+    cls: Any = getattr(import_transformers(), origin.cls)
+    with wall(f"{weights} does not load as {origin.cls}"):
+        model, info = cls.from_pretrained(where, config=config, state_dict=tensors, output_loading_info=True)
+    _warn_of_new(model, info, weights)
+    set_origin(model, origin)
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def _refuse_quantised(directory: Path) -> None:
+    config = read_json(directory / "config.json") if (directory / "config.json").is_file() else {}
+    if method := quantised_by(config):
+        raise SourceError(
+            f"{directory} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be cut "
+            "from them; redesign the model before quantisation and quantise the result"
+        )
+
+
+def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
+    wanted = list(model.state_dict())
+    new, left = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    name = type(model).__name__
+    if len(new) == len(wanted):
+        raise SourceError(f"{weights} holds no tensor of {name}; its first missing ones: {few(new)}")
+    if new:
+        rest = f", {len(left)} left behind ({few(left)})" if left else ""
+        warnings.warn(
+            f"{weights} as {name}: {len(wanted) - len(new)} tensors carried over, {len(new)} re-initialised "
+            f"({few(new)}){rest}",
+            stacklevel=4,
+        )
+
+
+def _is_adapter(weights: Path | str) -> bool:
+    return isinstance(weights, Path) and (weights / ADAPTER).is_file()
+
+
+def _adapted(found: ModelSource) -> nn.Module:
+    """A PEFT adapter merged into its base model."""
+    assert isinstance(found.weights, Path)
+    base = read_json(found.weights / ADAPTER)["base_model_name_or_path"]
+    config = full_config(found.origin.name, found.origin.options)
+    cls: Any = getattr(import_transformers(), found.origin.cls)
+    with wall(f"the adapter {found.weights} could not be merged into {base}"):
+        from peft import PeftModel
+
+        model = cls.from_pretrained(base, config=config)
+        merged: nn.Module = PeftModel.from_pretrained(model, found.weights).merge_and_unload()
+    set_origin(merged, found.origin)
+    return merged.eval()
+
+
+def _timm_pretrained(origin: Origin) -> nn.Module:
+    if not hub.answers():
+        raise SourceError(
+            f"the pretrained weights of {origin} could not be fetched: the hub cannot be reached from here"
+        )
+    with wall(f"the pretrained weights of {origin} could not be fetched"):
+        model: nn.Module = import_timm().create_model(origin.name, pretrained=True, **origin.options)
+    set_origin(model, origin)
+    return model.eval()
