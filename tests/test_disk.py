@@ -249,7 +249,7 @@ def test_output_directories_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     (tmp_path / "file").touch()
-    for name, message in (("full", "is not empty"), ("file", "is a file"), ("no/where", "does not exist")):
+    for name, message in (("full", "is not empty"), ("file", "is a file"), ("file/below", "stands in the way")):
         with pytest.raises(leanify.DirectoryError, match=message):
             leanify.save(model, tmp_path / name)
     (tmp_path / "empty").mkdir()
