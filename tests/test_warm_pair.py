@@ -136,6 +136,14 @@ def test_a_paired_decoder_gives_the_same_with_its_cache(name: str) -> None:
     assert difference([torch.cat(rest, 1)], [whole[:, 6:]]) < 1e-6  # upstream's rotary tables are float32
 
 
+def test_a_decoder_that_caches_by_default_is_paired() -> None:
+    model: Any = built("hf/llama")[0]
+    model.config.use_cache = True
+    ids = torch.randint(5, 60, (2, 11), generator=torch.Generator().manual_seed(3))
+    assert leanify.read(pair(model, "layers", 0, lambda m: m(ids))).depth == leanify.read(model).depth - 1
+    assert model.config.use_cache
+
+
 def test_pairs_are_paired_again() -> None:
     model, call = built("hf/llama")
     twice = pair(pair(model, "layers", 0, run(call)), "layers", 0, run(call))

@@ -14,6 +14,7 @@ from leanify.units import gigas, kappa, kilobytes, millions
 
 if TYPE_CHECKING:
     from leanify.design.plan import Design, Plan
+    from leanify.warm.plan import Carrying
 
 Column = tuple[str, Callable[["Design"], str]]
 
@@ -44,6 +45,20 @@ def render_plan(plan: Plan) -> None:
         out.print(line)
     if plan.directory:
         out.print(f'written to {plan.directory}; leanify.load("{_loadable(plan)}") loads it')
+
+
+def render_steps(carried: Carrying) -> None:
+    """Where the quality went: the damage after each step, design by design."""
+    out = console()
+    for name, found in carried.results.items():
+        shown = table((f"{name}: steps", found.unit), [(step.words, f"{step.damage:.4g}") for step in found.steps])
+        out.print()
+        out.print(shown)
+    out.print()
+    out.print(f"{carried.words}; damage against the source, before any training")
+    reasons = dict.fromkeys(why for found in carried.results.values() for why in found.refused.values())
+    for why in list(reasons)[:3]:
+        out.print(f"not paired: {why}", style="dim")
 
 
 def print_warnings(plan: Plan) -> None:

@@ -44,6 +44,10 @@ def redesign(
         Text, typer.Option(metavar="SOURCE", help="carry these weights over instead of new ones")
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="carry over upstream's own weights")] = False,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="with weights: choose by this data what is carried over")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="of the data: half to choose, half to measure")] = 64,
     top: Annotated[int, typer.Option(help="how many candidates to show", min=1)] = 3,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory")] = None,
     control: Annotated[bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control")] = False,
@@ -71,6 +75,8 @@ def redesign(
             raise LeanifyError(f"{name} {value!r} is none of {', '.join(allowed)}")
     if output is None and (control or force):
         raise LeanifyError(f"{'--control' if control else '--force'} is about what -o DIR writes; give -o")
+    if data is not None and weights is None and not pretrained:
+        raise LeanifyError("--data chooses which weights are carried over; give --weights SOURCE or --pretrained")
     if output is not None and not force:
         check_new_directory(output)
     with progress(f"planning {source}", None):
@@ -99,13 +105,25 @@ def redesign(
             overrides=parse_overrides(override or []),
             cls=model_class,
         )
+    carried = None
+    if data is not None:
+        from leanify.warm.plan import Carrying
+
+        carried = Carrying(plan, data, samples, tokens, weights)
+        if output is None:
+            plan.build(weights, seed, pretrained, carry=carried)
     if output is not None:
         with progress(f"writing {output}", None):
-            plan = plan.save(output, weights, seed, pretrained, control, force)
+            if carried is None:
+                plan = plan.save(output, weights, seed, pretrained, control, force)
+            else:
+                plan = plan.save(output, weights, seed, pretrained, control, force, carried)
     if json:
-        tables.print_json(plan.to_json())
+        tables.print_json({**plan.to_json(), **({"carried": carried.to_json()} if carried else {})})
     else:
         plans.render_plan(plan)
+        if carried is not None:
+            plans.render_steps(carried)
     plans.print_warnings(plan)
 
 

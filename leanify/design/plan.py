@@ -30,6 +30,8 @@ from leanify.lens import surgery
 from leanify.sources import find, lean_directory
 from leanify.sources.find import ModelSource
 
+Carry = Callable[[nn.Module, Architecture], nn.Module]
+
 
 @dataclass(frozen=True)
 class Design:
@@ -122,15 +124,16 @@ class Plan:
         seed: int = 0,
         pretrained: bool = False,
         design: Design | None = None,
+        carry: Carry = surgery.write,
     ) -> nn.Module:
         """The chosen model, or another design of the plan: initialised by upstream, or with the weights of a SOURCE
-        carried over.
+        carried over by ``carry``, which makes a model of another shape from one with weights.
         """
         shape = (design or self.chosen).architecture
         torch.manual_seed(seed)
         if weights is not None or pretrained:
             donor = find.with_weights(self.found, weights, pretrained)
-            return surgery.write(donor, shape, "keep")
+            return carry(donor, shape)
         return build_fresh(self.found, shape)
 
     def save(
@@ -141,6 +144,7 @@ class Plan:
         pretrained: bool = False,
         control: bool = False,
         force: bool = False,
+        carry: Carry = surgery.write,
     ) -> Plan:
         """Build the chosen model and write it as a lean directory; the plan that knows where it lies.
 
@@ -150,14 +154,14 @@ class Plan:
         lean_directory.check_new_directory(directory, force)
         if not control:
             room_for(4 * self.chosen.params, Path(directory))
-            lean_directory.save(self.build(weights, seed, pretrained), directory, force)
+            lean_directory.save(self.build(weights, seed, pretrained, None, carry), directory, force)
             return replace(self, directory=str(directory))
         if self.control is None:
             raise LeanifyError(f"there is no control to write beside lean ({'; '.join(self.warnings)})")
         room_for(4 * (self.chosen.params + self.control.params), Path(directory))
         with lean_directory.new_directory(directory, force) as folder:
             for name, design in (("lean", self.chosen), ("control", self.control)):
-                lean_directory.save(self.build(weights, seed, pretrained, design), folder / name)
+                lean_directory.save(self.build(weights, seed, pretrained, design, carry), folder / name)
         return replace(self, directory=str(directory), with_control=True)
 
 

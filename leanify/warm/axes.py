@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.lens import notation
-from leanify.lens.located import Site
+from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.lens.resize import attribute_of, features_of, part_of, resize
 
 GROWING = ("h", "g", "m")  # heads, key/value heads, hidden units: what a redesign adds and removes
@@ -66,6 +66,21 @@ def axes_of(site: Site) -> Iterator[Axes]:
         owner = attribute_of(site.module, owner_path) if owner_path else site.module
         if isinstance(getattr(owner, name, None), Tensor):
             yield Axes(path, owner, name, {axis: how for axis, how in enumerate(axes) if notation.symbols(how)})
+
+
+def shared_table(located: LocatedModel, stage: LocatedStage) -> str:
+    """The path of a table of heads that several layers of a stage read, so that their heads must be the same; or "".
+
+    It stands outside the attentions, or in one of them alone (T5's first holds the relative positions of all).
+    """
+    outside = next((site.path for site in located.sites if site.reading.is_table and "h" in site.sizes), "")
+    parts: dict[str, list[str]] = {}
+    attentions = [layer.attention for layer in stage.layers]
+    for site in attentions:
+        for axes in axes_of(site):
+            parts.setdefault(axes.part, []).append(site.path)
+    alone = (f"{paths[0]}.{part}" for part, paths in parts.items() if len(set(paths)) < len(attentions))
+    return outside or next(alone, "")
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -41,16 +42,35 @@ def with_blocks(located: LocatedModel, blocks: Mapping[str, Sequence[nn.Module]]
 
 def structure_of(model: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:
     """A copy of the modules of a model around the same tensors; identities stand in for the modules left out."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    new = copy.deepcopy(model, {**shared, **{id(module): nn.Identity() for module in without}})
+    new = modules_of(model, without)
     set_origin(new, origin_of(model))
     return new
+
+
+def modules_of(module: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:
+    """A copy of a module and of those in it, around the same tensors."""
+    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, {**shared, **{id(left_out): nn.Identity() for left_out in without}})
 
 
 def copied(block: nn.Module) -> nn.Module:
     """A deep copy of a block that keeps the configuration which it shares with the rest of the model."""
     configs = (getattr(module, "config", None) for module in block.modules())
     return copy.deepcopy(block, {id(config): config for config in configs if config is not None})
+
+
+@contextmanager
+def uncached(model: nn.Module) -> Iterator[None]:
+    """Decoders keep no keys and values inside: a block called twice would otherwise attend to its own first call."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    configs: dict[int, Any] = {id(config): config for config in found if getattr(config, "use_cache", False)}
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
 
 
 def list_of(located: LocatedModel, stage: str) -> list[nn.Module]:

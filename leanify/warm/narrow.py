@@ -22,7 +22,8 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
 from leanify.lens.resize import features_of, part_of, resize
 from leanify.lens.sites import locate
-from leanify.warm.axes import Picks, Sizes, axes_of, select
+from leanify.upstream.settle import settle
+from leanify.warm.axes import Picks, Sizes, select, shared_table
 from leanify.warm.calibration import Batch, Moments, moments
 
 RIDGE = 1e-4  # λ, in units of the mean power of an input: enough for float64 where inputs repeat each other
@@ -47,6 +48,7 @@ def narrow(model: nn.Module, architecture: Architecture, batches: Sequence[Batch
         picks = {"h": next(iter(common.values()))["h"]} if common else {}
         sizes = select(new.model, table, picks)
         resize(new.model, table.path, table.module, table.reading, sizes, {**sizes, "h": heads})
+    settle(new.model, new.architecture, architecture, {})
     return new.model
 
 
@@ -61,11 +63,8 @@ def common_heads(located: LocatedModel, wanted: Sequence[Layer], found: Mapping[
     The table stands outside the attentions, or in the first one of a stage alone (T5's relative positions).
     """
     shapes = {layer.attention.path: shape for layer, shape in zip(located.layers, wanted, strict=True)}
-    stages = [list(stage.layers) for stage in located.stages]
-    if tables_of_heads(located):
-        together = [list(located.layers)]
-    else:
-        together = [layers for layers in stages if len({_parts(layer.attention) for layer in layers}) > 1]
+    stages = [list(stage.layers) for stage in located.stages if shared_table(located, stage)]
+    together = [list(located.layers)] if tables_of_heads(located) else stages
     common: dict[str, Picks] = {}
     for layers in together:
         shape = shapes[layers[0].attention.path]
@@ -75,10 +74,6 @@ def common_heads(located: LocatedModel, wanted: Sequence[Layer], found: Mapping[
             picks = _picks(layers[0].attention, "h", {"h": shape.heads, "g": shape.kv_heads}, total)
             common |= {layer.attention.path: picks for layer in layers}
     return common
-
-
-def _parts(site: Site) -> frozenset[str]:
-    return frozenset(axes.part for axes in axes_of(site))
 
 
 def projections(located: LocatedModel) -> dict[str, nn.Module]:

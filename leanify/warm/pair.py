@@ -25,8 +25,8 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import features_of, part_of, resize
 from leanify.lens.sites import locate
-from leanify.warm.axes import GROWING, Axes, axes_of
-from leanify.warm.blocks import copied, counts_of, difference_in, list_of, with_blocks
+from leanify.warm.axes import GROWING, Axes, axes_of, shared_table
+from leanify.warm.blocks import copied, counts_of, difference_in, list_of, stage_of, with_blocks
 from leanify.warm.norms import affine_of, bias_after, fold, neutralise, precision
 from leanify.warm.residual import Residual, Sublayer, residuals
 
@@ -98,10 +98,9 @@ def _check_alike(located: LocatedModel, first: Residual, second: Residual) -> No
     counted = counts_of(located, stage, names.index(first.path.rpartition(".")[2]))
     if different := difference_in(first.block, second.block, counted):
         raise UnsupportedModel(f"{where}: {different} differs between them")
-    tables = [s for s in located.sites if s.reading.is_table and "h" in s.sizes]
-    if tables:
+    if table := shared_table(located, stage_of(located, stage)):
         raise UnsupportedModel(
-            f"{where}: {tables[0].path} holds one table of heads for all layers, and a pair would have twice as many"
+            f"{where}: {table} holds the heads of several layers, and a pair would have twice as many"
         )
     for sublayer in first.sublayers:
         sizes = sublayer.site.sizes
@@ -239,7 +238,10 @@ def _contribution(sublayer: Sublayer, block: nn.Module, like: Sublayer, x: Tenso
 def _check_sum(joined: nn.Module, first: Residual, second: Residual) -> None:
     """Refuse a pair that does not compute what its two layers compute side by side."""
     expected = side_by_side(first, second)
-    given = joined(*first.call.args, **first.call.kwargs)
+    try:
+        given = joined(*first.call.args, **first.call.kwargs)
+    except RuntimeError as failed:
+        raise UnsupportedModel(f"{first.path} and {second.path} cannot be paired: the pair fails, {failed}") from failed
     given = given[0] if isinstance(given, tuple) else given
     error = float((given - expected).norm() / expected.norm())
     if not error <= 256 * precision(expected):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from leanify.errors import UnsupportedModel
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import part_of
-from leanify.warm.blocks import list_of, sites_in
+from leanify.warm.blocks import list_of, sites_in, uncached
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def residuals(located: LocatedModel, stage: str, call: Callable[[nn.Module], Any
     """
     located.model.eval()
     blocks = list_of(located, stage)
-    with _calls_in(blocks) as calls:
+    with uncached(located.model), _calls_in(blocks) as calls:
         call(located.model)
     found: list[Residual | UnsupportedModel] = []
     for index, block in enumerate(blocks):

@@ -1,0 +1,163 @@
+"""From a trained model to a shape: the steps, what they cost, and the command that does it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leanify
+from leanify.cli import main
+from leanify.errors import DataError, ShapeError
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import import_transformers
+from leanify.warm.calibration import answers, damage
+from leanify.warm.carry import carry
+from leanify.zoo import tiny
+
+NAMES = ["timm/vit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "timm/swin_tiny_patch4_window7_224"]
+
+
+def built(name: str) -> tuple[nn.Module, list[dict[str, Tensor]]]:
+    library, _, rest = name.partition("/")
+    model, _ = tiny.build(library, rest)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval(), [example_inputs(model, 2, 12) for _ in range(4)]
+
+
+def shorter(model: nn.Module) -> Any:
+    shape = leanify.read(model)
+    longest = max(shape.stages, key=lambda stage: stage.depth)
+    main_layer: Any = longest.main
+    new = longest.reshape(longest.depth - 1, main_layer.heads + longest.group, mlp=main_layer.mlp * 3 // 4)
+    return replace(shape, stages=tuple(new if s is longest else s for s in shape.stages))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_carried_to_another_shape(name: str) -> None:
+    model, data = built(name)
+    shape = shorter(model)
+    found = carry(model, shape, data[:2], data[2:])
+    assert leanify.read(found.model) == shape
+    assert found.steps[0].move == "narrow"
+    assert len(found.steps) == 2
+    assert found.steps[-1].damage == pytest.approx(damage(answers(found.model, data[2:]), answers(model, data[2:])))
+    assert bool(found.refused) == (name in NAMES[3:])
+
+
+def test_a_models_own_shape_costs_nothing() -> None:
+    model, data = built("hf/llama")
+    found = carry(model, leanify.read(model), data[:2], data[2:])
+    assert [(step.move, step.damage) for step in found.steps] == [("narrow", 0.0)]
+
+
+def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not() -> None:
+    """A dead block goes for nothing; with room for twice the heads a pair costs less than any drop."""
+    model, data = built("timm/vit_base_patch16_224")
+    shape = leanify.read(model)
+    doubled = shape.stages[0].main
+    assert doubled is not None
+    blocks: Any = model.blocks
+    for parameter in (blocks[1].attn.proj, blocks[1].mlp.fc2):
+        nn.init.zeros_(parameter.weight)
+        nn.init.zeros_(parameter.bias)
+    wanted = replace(shape, stages=(shape.stages[0].reshape(depth=2), *shape.stages[1:]))
+    found = carry(model, wanted, data[:2], data[2:])
+    assert (found.steps[-1].move, found.steps[-1].blocks) in {("drop", (1,)), ("pair", (0, 1)), ("pair", (1, 2))}
+    assert found.steps[-1].damage < 1e-5
+
+    nn.init.normal_(blocks[1].mlp.fc2.weight, std=0.3)
+    wide = replace(
+        shape, stages=(shape.stages[0].reshape(2, 2 * doubled.heads, mlp=2 * doubled.mlp), *shape.stages[1:])
+    )
+    assert carry(model, wide, data[:2], data[2:]).steps[-1].move == "pair"
+
+
+def test_deeper_stages_repeat_their_last_block() -> None:
+    model, data = built("hf/llama")
+    shape = leanify.read(model)
+    wanted = replace(shape, stages=(shape.stages[0].reshape(depth=shape.depth + 1),))
+    found = carry(model, wanted, data[:2], data[2:])
+    assert [step.move for step in found.steps] == ["narrow", "deepen"]
+    assert leanify.read(found.model) == wanted
+
+
+def test_what_cannot_be_carried_is_refused() -> None:
+    model, data = built("hf/llama")
+    with pytest.raises(DataError, match="two batches"):
+        carry(model, leanify.read(model), data, [])
+    stage = leanify.read(model).stages[0]
+    uneven = replace(stage, blocks=(stage.blocks[0], stage.reshape(mlp=8).blocks[0]))
+    with pytest.raises(ShapeError, match="several shapes"):
+        carry(model, replace(leanify.read(model), stages=(uneven,)), data[:2], data[2:])
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("warm")
+    library = import_transformers()
+    config = library.LlamaConfig(
+        hidden_size=48, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+        intermediate_size=96, vocab_size=256, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    library.LlamaForCausalLM(config).save_pretrained(folder / "source")
+    (folder / "text.txt").write_text("Two layers side by side are one with twice the heads. " * 60)
+    return folder
+
+
+def run(*arguments: object) -> int:
+    """The command's exit code, as a shell sees it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["leanify", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0
+
+
+SHAPE = ("--depth", 3, "--heads", 6, "--mlp", 64, "--tokens", 32, "--samples", 8)
+
+
+def test_redesign_carries_weights_by_data(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = checkpoint / "source", tmp_path / "lean"
+    command = ("redesign", source, *SHAPE, "--weights", source, "--data", checkpoint / "text.txt", "-o", out, "--json")
+    assert run(*command) == 0
+    printed = json.loads(capsys.readouterr().out)
+    steps = printed["carried"]["designs"]["lean"]["steps"]
+    assert [step["move"] in ("drop", "pair") for step in steps] == [False, True, True]
+    lean = leanify.load(out)
+    assert lean.config.num_hidden_layers == 3
+    ids = torch.tensor([list(b"Two layers side by side")])
+    assert lean.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--data", "text.txt"), "give --weights"),
+        (("--weights", "source", "--data", "nowhere.txt"), "does not exist"),
+        (("--weights", "source", "--data", "source"), "takes text"),
+        (("--weights", "bert", "--data", "text.txt"), "without weights"),
+    ],
+)
+def test_bad_input_writes_nothing(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], words: str
+) -> None:
+    named = [str(checkpoint / word) if (checkpoint / word).exists() else word for word in given]
+    assert run("redesign", checkpoint / "source", *SHAPE, *named, "-o", tmp_path / "lean") == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
