@@ -36,6 +36,9 @@ def zoo(
     log: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --check: keep verdicts here, and go on from them.")
     ] = None,
+    propose: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Print rows for a model's classes that no row describes.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """List what can be done with the models of timm and transformers, and why not with the others."""
@@ -43,8 +46,12 @@ def zoo(
 
     if library not in (None, "timm", "hf"):
         raise SourceError(f"--library was given {library!r}; there are timm and hf")
+    if check and propose:
+        raise SourceError("--check and --propose are two questions: ask one at a time")
     if check:
         raise typer.Exit(_check(check, log, as_json))
+    if propose:
+        raise typer.Exit(_propose(propose, as_json))
     _show(library, as_json)
 
 
@@ -118,3 +125,34 @@ def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
         print(json.dumps({"models": [one.to_json() for one in made], "checked_with": table.made_with()}, indent=2))
     print(f"written to {path}", file=sys.stderr)
     return int(any(one.status == "failing" for one in made))
+
+
+def _propose(pattern: str, as_json: bool) -> int:
+    """Print the rows that were found as TOML, to be put into a table; 1 where no row is right."""
+    import json
+    import os
+    import sys
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from leanify.errors import SourceError
+    from leanify.zoo import table, tiny
+    from leanify.zoo.propose import propose
+
+    models = table.named([pattern])
+    if len(models) > 1:
+        raise SourceError(f"--propose takes one model; {pattern!r} names {len(models)}")
+    ((library, name),) = models
+    tiny.warm()
+    found = propose(library, name)
+    if as_json:
+        print(json.dumps({"rows": found.toml(), "known": [row.name for row in found.known], "broken": found.broken}))
+        return int(bool(found.broken))
+    print(found.toml(), end="")
+    if not found.rows:
+        print(f"every attention and MLP found in {library}/{name} has a row already", file=sys.stderr)
+    else:
+        file = "timm.toml" if library == "timm" else "transformers.toml"
+        print(f"# put into leanify/lens/families/{file}, then: leanify zoo --check {library}/{name}", file=sys.stderr)
+    if found.broken:
+        print(f"with these rows a law is broken: {found.broken}", file=sys.stderr)
+    return int(bool(found.broken))

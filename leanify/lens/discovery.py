@@ -10,9 +10,11 @@ passes is learned for this process; heads can be added under it, their size stay
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from leanify.errors import LeanifyError
 from leanify.lens import families
 from leanify.lens.families import Reading
+from leanify.lens.forwards import free_as
 from leanify.lens.resize import features_of, resize, sizes_of
 from leanify.upstream.inputs import example_inputs
 
@@ -48,7 +51,8 @@ def learn(model: nn.Module, path: str) -> str:
         except (LeanifyError, RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
             return f", and it could not be run: {' '.join(str(error).split())[:120] or 'no input reached it'}"
         alone = _alone(module)
-        for reading in readings:
+        edits = _edits(type(module))
+        for reading in [*readings, *(replace(reading, edits=edits) for reading in readings if edits)]:
             tried += 1
             if _holds(alone, reading, args, kwargs):
                 families.learn(reading)
@@ -108,6 +112,19 @@ def _of(module: nn.Module, maps: dict[str, nn.Module], out: str, sizes: dict[str
         )
 
 
+def _edits(upstream: type[nn.Module]) -> dict[str, str]:
+    """What to replace in a forward that takes its input's width for inner: ``B, N, C = x.shape`` names the width."""
+    try:
+        source = inspect.getsource(inspect.unwrap(upstream.forward))
+    except (OSError, TypeError):  # a forward without Python source
+        return {}
+    edits: dict[str, str] = {}
+    for width in dict.fromkeys(re.findall(r"^\s*[\w, ]*\b(\w+) = \w+\.(?:shape|size\(\))", source, re.MULTILINE)):
+        edits |= dict.fromkeys(re.findall(rf"\b{width} // self\.\w+", source), "-1")
+        edits |= dict.fromkeys(re.findall(rf", {width}\)", source), ", -1)")
+    return edits
+
+
 def _attributes(module: nn.Module, sizes: dict[str, int]) -> tuple[dict[str, str], dict[str, str]]:
     """Numbers that follow the heads: those whose name leaves no doubt, and those that may mean the width instead."""
     h, g, d = sizes["h"], sizes["g"], sizes["d"]
@@ -157,7 +174,9 @@ def _arguments(model: nn.Module, module: nn.Module) -> tuple[Any, Any]:
 
     hook = module.register_forward_pre_hook(reached, with_kwargs=True)
     try:
-        inputs = example_inputs(model, 1, TOKENS, next(model.parameters()).device)
+        own = next(model.parameters())
+        made = example_inputs(model, 1, TOKENS, own.device)
+        inputs = {name: x.to(own.dtype) if x.is_floating_point() else x for name, x in made.items()}
         model(**{name: value for name, value in inputs.items() if name != "attention_mask" or not value.is_meta})
     except _Reached as call:
         args, kwargs = _real(call.args)
@@ -198,6 +217,8 @@ def _holds(alone: nn.Module, reading: Reading, args: Any, kwargs: Any) -> bool:
         more = {**sizes, "h": 2 * sizes["h"], **({"g": 2 * sizes["g"]} if "g" in sizes else {})}
         big = copy.deepcopy(alone)
         resize(big, "", big, reading, sizes, more)
+        if reading.edits:
+            free_as(big, reading)
         before, same = (_outputs(module, args, kwargs) for module in (alone, big))
         weight = big.get_submodule(next(iter(reading.columns))).weight
         assert isinstance(weight, Tensor)

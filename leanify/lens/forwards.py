@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.errors import UnsupportedModel
-from leanify.lens.families import known, reading_of
+from leanify.lens.families import Reading, known, reading_of
 
 
 def multihead(
@@ -105,21 +105,26 @@ _FREED: dict[type[nn.Module], type[nn.Module]] = {}
 def _freed_class(upstream: type[nn.Module]) -> type[nn.Module]:
     """The freed subclass of an upstream class, made once."""
     if upstream not in _FREED:
-        _FREED[upstream] = _make(upstream)
+        _FREED[upstream] = _make(upstream, known()[f"{upstream.__module__}.{upstream.__qualname__}"][0])
     return _FREED[upstream]
 
 
-def _make(upstream: type[nn.Module]) -> type[nn.Module]:
-    """A subclass with the forward that the class's first row frees: rows of one class share it."""
-    reading = known()[f"{upstream.__module__}.{upstream.__qualname__}"][0]
+def free_as(module: nn.Module, reading: Reading) -> None:
+    """Give ``module`` the forward that ``reading`` frees, in place, whatever row its class has: to try a reading."""
+    module.__class__ = _make(type(module), reading)
+
+
+def _make(upstream: type[nn.Module], reading: Reading) -> type[nn.Module]:
+    """A subclass with the forward that ``reading`` frees: the first row of a class, which all its rows share."""
     if reading.forward:
         return _subclass(upstream, {"forward": _FORWARDS[reading.forward]})
     methods = {name: _edited(upstream, name, reading.edits) for name in reading.methods}
     unmet = [old for old in reading.edits if not any(old in inspect.getsource(getattr(upstream, m)) for m in methods)]
     if unmet:
         raise UnsupportedModel(
-            f"{reading.name} of this version does not say {unmet[0]!r} in {', '.join(methods)}, so leanify does not "
-            "know how to give it an inner width of its own; a version of the library that leanify was tested with helps"
+            f"the row of {reading.name} replaces {unmet[0]!r} in {', '.join(methods)}, and the installed version does "
+            "not say that there. Correct the row's edits, or install a version of the library that leanify was tested "
+            "with (leanify zoo names them)"
         )
     return _subclass(upstream, methods)
 

@@ -62,7 +62,7 @@ def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
     try:
         sizes = notation.solve(_facts(module, reading), {})
     except ValueError as error:
-        raise UnsupportedModel(f"{path} ({type(module).__name__}) is not laid out as known: {error}") from error
+        raise UnsupportedModel(f"{path} ({type(module).__name__}) is not laid out as its row says: {error}") from error
     missing = ({"h", "d"} if reading.is_attention else set()) - sizes.keys()
     if missing:
         raise UnsupportedModel(f"{path} ({type(module).__name__}) does not say its {', '.join(sorted(missing))}")

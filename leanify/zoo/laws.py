@@ -35,7 +35,7 @@ from leanify.sources import find, lean_directory
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.upstream.spelling import primary_layer
-from leanify.zoo.running import Call, LawBroken, complete, difference, outputs, randomised, require
+from leanify.zoo.running import Call, LawBroken, complete, difference, holding, outputs, randomised, require
 
 TOLERANCE = 1e-10
 
@@ -51,22 +51,27 @@ def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
     same = surgery.write(model, shape)
     require(surgery.read(same) == shape, "written", "another shape is read back")
     require(difference(outputs(same, call), reference) == 0, "written", "writing a model's own shape changes it")
-    grows = grown(model, shape, call, reference)
-    return {
-        **dict.fromkeys(("written", "complete"), True),
-        **dict.fromkeys(("grown", "alive"), grows),
-        "wider": wider(model, shape, call, reference),
-        "shorter": shorter(model, shape, call),
-        "cached": cached(model, shape, call, grows),
-        "split": split(model, shape, call),
-    }
+    with holding("grown"):
+        grows = grown(model, shape, call, reference)
+    applied = {**dict.fromkeys(("written", "complete"), True), **dict.fromkeys(("grown", "alive"), grows)}
+    with holding("wider"):
+        applied["wider"] = wider(model, shape, call, reference)
+    with holding("shorter"):
+        applied["shorter"] = shorter(model, shape, call)
+    with holding("cached"):
+        applied["cached"] = cached(model, shape, call, grows)
+    with holding("split"):
+        applied["split"] = split(model, shape, call)
+    return applied
 
 
 def hold_all(model: nn.Module, call: Call) -> dict[str, bool]:
     """Hold ``model`` against every law, the disk's and the prices' too."""
     applied = hold(model, call)
-    kept(model, call)
-    return {**applied, "kept": True, "priced": priced(model)}
+    with holding("kept"):
+        kept(model, call)
+    with holding("priced"):
+        return {**applied, "kept": True, "priced": priced(model)}
 
 
 def grown(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from leanify.errors import LeanifyError
 from leanify.lens import sites
 from leanify.lens.located import within
 
@@ -25,6 +26,17 @@ class LawBroken(AssertionError):
 def require(holds: bool, law: str, what: str) -> None:
     if not holds:
         raise LawBroken(f"{law}: {what}")
+
+
+@contextmanager
+def holding(law: str) -> Iterator[None]:
+    """Any failure inside, but a refusal, is a broken law."""
+    try:
+        yield
+    except (LawBroken, LeanifyError):
+        raise
+    except Exception as error:
+        raise LawBroken(f"{law}: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from leanify.errors import SourceError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.zoo import isolated, laws, tiny, tiny_timm
 from leanify.zoo.answers import answers_of
+from leanify.zoo.blame import blamed
 from leanify.zoo.running import LawBroken
 from leanify.zoo.unset import UNSET
 
@@ -101,8 +102,17 @@ def _held(model: nn.Module, call: Callable[[nn.Module], Any]) -> tuple[tuple[str
     try:
         applied = laws.hold_all(model, call)
     except Exception as error:
-        return (), _line(error)
+        return (), _line(error) + _blame(model, call)
     return tuple(law for law, did in applied.items() if not did), ""
+
+
+def _blame(model: nn.Module, call: Callable[[nn.Module], Any]) -> str:
+    """Which rows to correct, where a row is wrong and upstream's own model runs."""
+    try:
+        rows = blamed(model, call)
+    except Exception:  # the model itself cannot be read or run
+        return ""
+    return f". The row to correct is that of {', '.join(rows)}" if rows else ""
 
 
 _HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # what came of the laws, by signature

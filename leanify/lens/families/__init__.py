@@ -27,6 +27,7 @@ and its MLP; the tests hold every row against the laws.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,12 @@ def _full(name: str, library: str) -> str:
         return f"timm.{name}"
     package, _, rest = name.partition(".")
     return f"transformers.models.{package}.modeling_{package}.{rest}"
+
+
+def short(name: str) -> str:
+    """The inverse of `_full`: a class as its table names it."""
+    match = re.fullmatch(r"transformers\.models\.(\w+)\.modeling_\1\.(\w+)", name)
+    return f"{match[1]}.{match[2]}" if match else name.removeprefix("timm.")
 
 
 @cache
