@@ -88,10 +88,11 @@ def compare(
     if not report:
         _train(folder, at_once, engine, retry)
     study = studies.finished(folder)
+    page = study.html(folder.path / studies.REPORT)
     if json:
         tables.print_json(study.to_json())
     else:
-        study_tables.render_study(study, None)
+        study_tables.render_study(study, page)
 
 
 def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:

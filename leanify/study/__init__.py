@@ -105,7 +105,8 @@ def planned(request: Request) -> StudyPlan:
         threads=runner.threads_for(request.jobs),
         margin=request.margin,
     )
-    plan = replace(plan, designs=Designer(value, str(budget)).all(names, request.sweep))
+    designer = Designer(value, str(budget))
+    plan = replace(plan, designs=designer.all(names, request.sweep), tokens=designer.tokens)
     return plan if old is None else old.joined(replace(plan, title=old.title, threads=old.threads))
 
 

@@ -40,6 +40,7 @@ class Designer:
 
     recipe: Recipe
     budget: str
+    tokens: int | None = field(init=False, default=None)
     _file: Path = field(init=False)
 
     def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
@@ -76,7 +77,9 @@ class Designer:
     def asked(self, **request: Any) -> Plan:
         """`redesign` of the recipe's model."""
         tokens = None if self.recipe.data is None else self.recipe.data.length
-        return redesign(self._file, tokens=tokens, **request)
+        plan = redesign(self._file, tokens=tokens, **request)
+        self.tokens = plan.tokens
+        return plan
 
     @cached_property
     def plan(self) -> Plan:

@@ -6,6 +6,7 @@
     runs/worker.log        what the processes said
     results.json           the study as one object, costs included
     report.html            the same as a page
+    report.html            the same as a page
 
 Small files are written beside their place and renamed, so that a kill at any moment leaves whole ones.
 """

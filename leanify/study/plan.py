@@ -71,7 +71,8 @@ class StudyPlan:
     """A study before, while and after it runs. ``budget`` is the share or count asked for, None where there was none.
 
     ``margin`` is the non-inferiority margin in the metric's unit, None for the one that the metric declares.
-    ``threads`` is what each run computes with on a CPU: other numbers of threads give other last bits.
+    ``threads`` is what each run computes with on a CPU: other numbers of threads give other last bits. ``tokens`` are
+    the rows of A, where a price list was made.
     """
 
     title: str
@@ -81,6 +82,7 @@ class StudyPlan:
     designs: tuple[PlannedDesign, ...]
     threads: int
     margin: float | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.seeds) < 2:
@@ -126,6 +128,7 @@ class StudyPlan:
             "threads": self.threads,
             **({"budget": self.budget} if self.budget is not None else {}),
             **({"margin": self.margin} if self.margin is not None else {}),
+            **({"tokens": self.tokens} if self.tokens is not None else {}),
             "recipe": self.recipe.to_dict(),
             "designs": {design.name: _design_table(design) for design in self.designs},
         }
@@ -182,4 +185,5 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
         designs=tuple(read_table(PlannedDesign, {"name": k, **v}, f"designs.{k}") for k, v in table["designs"].items()),
         threads=table["threads"],
         margin=table.get("margin"),
+        tokens=table.get("tokens"),
     )

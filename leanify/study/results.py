@@ -156,6 +156,12 @@ class Study:
             "fronts": {cost: list(names) for cost, names in fronts(self).items()},
         }
 
+    def html(self, path: str | Path) -> Path:
+        """Write the study as one page that needs nothing else. Raises DirectoryError without matplotlib."""
+        from leanify.study.report import write
+
+        return write(self, Path(path))
+
     def frame(self) -> pandas.DataFrame:
         """One row a run, for pandas. Raises ImportError where that is not installed."""
         import pandas

@@ -1,0 +1,263 @@
+"""The figures of a study's page, by matplotlib, as SVG that takes its ink from the page: dark on light, light on dark.
+
+Designs keep their colour and their marker in all figures; the colours are Okabe and Ito's, which colour-blind readers
+tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics as plain
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leanify.errors import DirectoryError
+from leanify.spectra.theory import gaussian_kappa
+from leanify.study import statistics
+from leanify.study.plan import Key
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from leanify.study.folder import StudyFolder
+    from leanify.study.results import DesignResult, Study
+
+INK = "#010203"  # replaced by currentColor: whatever the page writes with
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7f00", "#7f7f7f")
+MARKERS = "os^Dv*PX"
+WIDTH, HEIGHT = 6.4, 3.8  # inches
+
+
+def figures(study: Study, folder: StudyFolder) -> list[tuple[str, str, str]]:
+    """(title, caption, SVG) of every figure that there are numbers for. Raises DirectoryError without matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise DirectoryError("the page of a study needs matplotlib: pip install 'leanify[plot]'") from error
+    drawn = []
+    for title, caption, draw in _FIGURES:
+        figure = _draw(draw, study, folder)
+        if figure is not None:
+            drawn.append((title, caption.format(metric=study.metric), figure))
+    return drawn
+
+
+def _draw(draw: Callable[[Any, Study, StudyFolder], bool], study: Study, folder: StudyFolder) -> str | None:
+    """The SVG of a figure; None where there was nothing to draw."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    look: dict[Any, Any] = {f"{name}color": INK for name in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.")}
+    look |= {"svg.fonttype": "none", "svg.hashsalt": "leanify", "font.size": 9.5}
+    look |= {"axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context(look):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axes = figure.subplots()
+        axes.grid(True, color=INK, alpha=0.12, linewidth=0.7)
+        axes.set_axisbelow(True)
+        return _svg(figure) if draw(axes, study, folder) else None
+
+
+def _svg(figure: Figure) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :].replace(INK, "currentColor")
+
+
+def _style(study: Study, name: str) -> dict[str, Any]:
+    place = [result.name for result in study.results].index(name)
+    return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+
+
+def _legend(axes: Axes) -> None:
+    """Above the axes, where it hides nothing."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        borderaxespad=0.2,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+        ncols=4,
+    )
+
+
+# -- quality against a cost -------------------------------------------------------------------------------------------
+
+
+def _against(axes: Axes, study: Study, label: str, cost: Callable[[DesignResult], float | None]) -> bool:
+    """Quality with its interval against a cost, a point a design."""
+    from matplotlib.ticker import EngFormatter
+
+    found = False
+    for result in study.results:
+        price, quality = cost(result), result.quality
+        if price is None or quality.mean is None:
+            continue
+        found = True
+        half = 0.0 if quality.low is None else quality.mean - quality.low
+        style = _style(study, result.name)
+        axes.errorbar(price, quality.mean, yerr=half, capsize=3, linestyle="none", label=result.name, **style)
+    axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95 % interval")
+    axes.xaxis.set_major_formatter("{x:,.4g}" if axes.get_xlim()[1] < 1e4 else EngFormatter(sep=" "))
+    _legend(axes) if found else None
+    return found
+
+
+def quality_params(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    return _against(axes, study, "parameters", lambda result: float(result.plan.params))
+
+
+def quality_macs(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    return _against(axes, study, "multiply-adds of one sample", lambda result: float(result.plan.macs))
+
+
+def quality_time(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    label = "milliseconds of training a sample"
+    return _against(axes, study, label, lambda result: 1e3 / result.costs.train_per_s if result.costs else None)
+
+
+def _swept(axis: str) -> Callable[[Axes, Study, StudyFolder], bool]:
+    """Quality against one size of the shape, where the study has three values of it or more."""
+
+    def draw(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+        values = {getattr(result.plan, axis) for result in study.results}
+        if len(values) < 3 or not all(isinstance(value, int) for value in values):
+            return False
+        return _against(axes, study, axis, lambda result: float(getattr(result.plan, axis)))
+
+    return draw
+
+
+# -- seeds and time ---------------------------------------------------------------------------------------------------
+
+
+def differences(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    """Paired differences: a dot a seed, the mean with its interval, and the margin."""
+    for place, pair in enumerate(reversed(study.pairs)):
+        style = _style(study, pair.design)
+        axes.plot([value for _, value in pair.seeds], [place] * len(pair.seeds), linestyle="none", alpha=0.45, **style)
+        half = 0.0 if pair.low is None else pair.difference - pair.low
+        axes.errorbar(pair.difference, place + 0.22, xerr=half, fmt="|", capsize=4, color=style["color"], markersize=12)
+    axes.axvline(0, color=INK, linewidth=1)
+    if study.margin is not None:
+        axes.axvline(-study.margin, color=INK, linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(study.pairs)), [f"{p.design} − {p.against}" for p in reversed(study.pairs)])
+    better = "more" if study.higher_is_better else "less"
+    axes.set(xlabel=f"difference in {study.metric}; right is better ({better} {study.metric})")
+    return bool(study.pairs)
+
+
+def learning(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    """The metric over training: the mean over seeds, and a band of the 95 % interval."""
+
+    def rows(key: Key) -> Mapping[int, float]:
+        metric = str(study.metric)
+        found = [row for row in folder.rows(key) if row["split"] == "validation" and metric in row]
+        return {row["step"]: row[metric] for row in found}
+
+    found = _over_training(axes, study, rows)
+    means = [y for line in axes.get_lines() for y in np.asarray(line.get_ydata(), float)]
+    if found:  # bands of two seeds are wider than anything that can be read
+        room = 0.25 * (max(means) - min(means)) or 1.0
+        axes.set_ylim(min(means) - room, max(means) + room)
+    axes.set(xlabel="step", ylabel=f"{study.metric} of the validation split")
+    return found
+
+
+def kappa_training(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    """κ over training."""
+    known = {outcome.key: dict(outcome.kappas) for outcome in folder.outcomes()}
+    found = _over_training(axes, study, lambda key: known.get(key, {}))
+    axes.set(xlabel="step", ylabel="κ, median over layers and samples", yscale="log")
+    return found
+
+
+def _over_training(axes: Axes, study: Study, points: Callable[[Key], Mapping[int, float]]) -> bool:
+    drawn = False
+    for result in study.results:
+        curves = [points(Key(result.name, run.seed)) for run in result.runs if run.status == "finished"]
+        steps = sorted(set.intersection(*map(set, curves))) if curves else []
+        if not steps:
+            continue
+        drawn = True
+        spans = [statistics.interval([curve[step] for curve in curves]) for step in steps]
+        style = _style(study, result.name)
+        axes.plot(steps, [span.mean for span in spans], label=result.name, markersize=3.5, linewidth=1.4, **style)
+        if len(curves) > 1:
+            low, high = ([getattr(span, bound) for span in spans] for bound in ("low", "high"))
+            axes.fill_between(steps, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    _legend(axes) if drawn else None
+    return drawn
+
+
+def kappa_heads(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    """κ at the start and at the end against heads, beside the Gaussian prediction."""
+    shown = [result for result in study.results if result.kappa is not None and isinstance(result.plan.inner, int)]
+    for result in shown:
+        style, heads = _style(study, result.name), _number(result.plan.heads)
+        begin, end = result.kappa_begin or float("nan"), result.kappa or float("nan")
+        axes.plot([heads, heads], [begin, end], color=style["color"], alpha=0.4)
+        axes.plot([heads], [begin], markerfacecolor="none", linestyle="none", **style)
+        axes.plot([heads], [end], linestyle="none", label=result.name, **style)
+    if shown and study.plan.tokens:
+        theory = {_number(r.plan.heads): gaussian_kappa(_number(r.plan.inner), study.plan.tokens) for r in shown}
+        axes.plot(sorted(theory), [theory[h] for h in sorted(theory)], ":", color=INK, label="Gaussian theory")
+    axes.set(xlabel="heads", ylabel="κ: hollow at the start, filled at the end", yscale="log")
+    axes.locator_params(axis="x", integer=True)
+    _legend(axes) if shown else None
+    return bool(shown)
+
+
+def _number(size: Any) -> int:
+    return int(size) if isinstance(size, int) else round(plain.fmean(size))
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+
+def costs(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    """Each cost relative to the first design's."""
+    shown = [result for result in study.results if result.costs is not None]
+    if not shown:
+        return False
+    rows: Sequence[tuple[str, Callable[[Any], float | None]]] = (
+        ("parameters", lambda r: r.plan.params),
+        ("multiply-adds", lambda r: r.plan.macs),
+        ("latency", lambda r: r.costs.latency_s),
+        ("training time", lambda r: 1 / r.costs.train_per_s),
+        ("training memory", lambda r: r.costs.train_peak_bytes),
+    )
+    names, base = [name for name, _ in rows], shown[0]
+    for place, result in enumerate(shown):
+        ratios = [(get(result) or 0) / (get(base) or 1) for _, get in rows]
+        height = 0.8 / len(shown)
+        style = _style(study, result.name)
+        ys = [i + (place - (len(shown) - 1) / 2) * height for i in range(len(rows))]
+        axes.barh(ys, ratios, height * 0.9, color=style["color"], label=result.name)
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.axvline(1, color=INK, linewidth=0.8)
+    axes.set(xlabel=f"relative to {base.name}; less is better")
+    _legend(axes)
+    return True
+
+
+_FIGURES: Sequence[tuple[str, str, Callable[[Any, Study, StudyFolder], bool]]] = (
+    ("Paired differences", "Each faint dot is a seed, the bar the mean with its 95 % interval; the dotted line is the "
+     "margin.", differences),
+    ("Quality against parameters", "Up and to the left is better where more {metric} is better.", quality_params),
+    ("Quality against multiply-adds", "", quality_macs),
+    ("Quality against training time", "Measured in turn on one machine.", quality_time),
+    ("Learning curves", "Mean over seeds; the band is the 95 % interval.", learning),
+    ("What the designs cost", "Latency, training time and memory are measured in turn on one machine.", costs),
+    ("κ over training", "Of the concatenated heads, on the same validation samples.", kappa_training),
+    ("κ against heads", "From the start of training to its end.", kappa_heads),
+    ("Quality against heads", "", _swept("heads")),
+    ("Quality against depth", "", _swept("depth")),
+    ("Quality against the MLP's width", "", _swept("mlp")),
+)  # fmt: skip

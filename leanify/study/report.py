@@ -1,0 +1,180 @@
+"""A study as one page that asks nothing of any network: words, tables, figures. The template is ``page.html.j2``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from leanify.errors import DirectoryError
+from leanify.sources.checkpoints import write_small
+from leanify.study.figures import figures
+from leanify.study.folder import StudyFolder
+from leanify.units import binary, millions, seconds
+
+if TYPE_CHECKING:
+    from leanify.study.results import DesignResult, Study
+
+TEMPLATE = "page.html.j2"
+COSTS = {
+    "params": "parameters",
+    "macs": "multiply-adds",
+    "train_seconds": "training time",
+    "latency_s": "latency",
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    href: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Links:
+    """A cell of links."""
+
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def write(study: Study, path: Path) -> Path:
+    """Write the page; numbers link to the folders of their runs, relative to the study's own folder.
+
+    Raises DirectoryError where it cannot be written, or there is no matplotlib to draw with.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("leanify.study", "")
+    engine = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    text = engine.get_template(TEMPLATE).render(
+        title=study.plan.title,
+        about=about(study),
+        verdicts=study.verdicts,
+        notes=[*fronts_in_words(study), *failures(study)],
+        tables=tables(study),
+        figures=figures(study, StudyFolder(study.path)),
+        command=f"leanify compare {study.path}",
+    )
+    try:
+        write_small(path, text)
+    except OSError as error:
+        raise DirectoryError(f"{path} could not be written: {error.strerror or error}") from error
+    return path
+
+
+def about(study: Study) -> str:
+    """What was compared, in a line."""
+    data = study.plan.recipe.data
+    where = f"{data.name}, {data.task}" if data else ""
+    split = f"{study.metric} of the {study.split} split after training" if study.metric else "nothing has finished yet"
+    missing = f" · {study.missing} runs to go" if study.missing else ""
+    seeds = len(study.plan.seeds)
+    return f"{where} · {split} · budget {study.plan.budget} · {len(study.results)} designs × {seeds} seeds{missing}"
+
+
+def fronts_in_words(study: Study) -> list[str]:
+    """Which design no other beats, cost by cost: one that wins by one cost may lose by another."""
+    from leanify.study.results import fronts
+
+    best = {cost: names for cost, names in fronts(study).items() if names}
+    if not best:
+        return []
+    words = "; ".join(f"by {COSTS[cost]}: {', '.join(names)}" for cost, names in best.items())
+    return [f"No other design has both a better mean and a lower cost, {words}."]
+
+
+def failures(study: Study) -> list[str]:
+    return [
+        f"{result.name}, seed {run.seed}, failed: {run.reason}"
+        for result in study.results
+        for run in result.runs
+        if run.status == "failed"
+    ]
+
+
+def tables(study: Study) -> list[Table]:
+    designs = Table(
+        "Designs",
+        (
+            "",
+            "depth",
+            "heads × dim",
+            "MLP",
+            "parameters",
+            f"{study.metric}, 95 %",
+            "κ start → end",
+            "predicted",
+            "runs",
+        ),
+        tuple(_design(result) for result in study.results),
+    )
+    costs = Table(
+        "Costs",
+        ("", "MACs", "latency", "inference/s", "training/s", "training memory", "predicted"),
+        tuple(_costs(result) for result in study.results if result.costs is not None),
+    )
+    better = "more" if study.higher_is_better else "less"
+    pairs = Table(
+        f"Paired differences, {better} {study.metric} counted as gain",
+        ("", "mean", "95 % interval", "p (Holm)", "seeds"),
+        tuple(_pair(pair) for pair in study.pairs),
+    )
+    return [table for table in (designs, costs, pairs) if table.rows]
+
+
+def _design(result: DesignResult) -> tuple[Any, ...]:
+    plan, quality = result.plan, result.quality
+    links = Links(tuple(Link(quote(f"{run.path}/"), _value(run.quality)) for run in result.runs))
+    mean = "–" if quality.mean is None else f"{quality.mean:.4g}"
+    span = "" if quality.low is None else f" ({quality.low:.4g} to {quality.high:.4g})"
+    return (
+        result.name,
+        _sizes(plan.depth),
+        f"{_sizes(plan.heads)} × {_sizes(plan.head_dim)}",
+        _sizes(plan.mlp),
+        millions(plan.params),
+        mean + span,
+        f"{_kappa(result.kappa_begin)} → {_kappa(result.kappa)}",
+        f"rank {plan.rank}",
+        links if links.links else "–",
+    )
+
+
+def _costs(result: DesignResult) -> tuple[Any, ...]:
+    costs = result.costs
+    assert costs is not None
+    return (
+        result.name,
+        millions(result.plan.macs),
+        seconds(costs.latency_s),
+        f"{costs.throughput_per_s:,.0f}",
+        f"{costs.train_per_s:,.0f}",
+        binary(costs.train_peak_bytes),
+        binary(costs.train_predicted_bytes),
+    )
+
+
+def _pair(pair: Any) -> tuple[Any, ...]:
+    span = "–" if pair.low is None else f"{pair.low:+.3g} to {pair.high:+.3g}"
+    p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
+    return f"{pair.design} − {pair.against}", f"{pair.difference:+.3g}", span, p, len(pair.seeds)
+
+
+def _sizes(size: int | tuple[int, ...]) -> str:
+    return str(size) if isinstance(size, int) else "/".join(map(str, size))
+
+
+def _kappa(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _value(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.4g}"

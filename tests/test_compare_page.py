@@ -1,0 +1,106 @@
+"""The page of a study: what it says, and that a browser draws all of it and asks for nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from studies import RECIPE
+
+from leanify import study as studies
+from leanify.sources import recipe as recipes
+from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.plan import PlannedDesign, StudyPlan, ranked
+from leanify.study.results import Costs, Study
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SHAPES = {"baseline": (8, 2, 128), "lean": (4, 5, 64), "control": (4, 2, 161), "wide": (6, 3, 90)}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """Four designs, four seeds, one run that failed: everything that a page can show, without training."""
+    recipe = recipes.parse(RECIPE)
+    designs = tuple(
+        PlannedDesign(name, recipe.model, depth, heads, 16, mlp, 1000 * depth * heads, 10**6 * depth, 0, float(depth))
+        for name, (depth, heads, mlp) in SHAPES.items()
+    )
+    plan = StudyPlan("page", recipe, "0.5", (0, 1, 2, 3), ranked(designs), 1, tokens=17)
+    folder = StudyFolder.create(tmp_path / "study", plan)
+    for number, key in enumerate(plan.runs()):
+        print_ = plan.fingerprint(key)
+        if (key.design, key.seed) == ("wide", 3):
+            folder.record(Outcome(key.design, key.seed, print_, "failed", "the loss of step 7 is not finite"))
+            continue
+        quality = 80 + SHAPES[key.design][1] + math.sin(number)
+        kappas = ((0, 900.0 / (1 + key.seed)), (10, 300.0), (20, 40.0 * SHAPES[key.design][0]))
+        folder.run(key).mkdir()
+        rows = [
+            {"step": s, "epoch": s / 10, "split": "validation", "loss": 1.0, "top1": quality - 20 + s} for s in (10, 20)
+        ]
+        (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        done = Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, 1.0, quality, 20, kappas)
+        folder.record(done)
+    found = studies.finished(folder)
+    costs = Costs(1e-3, 900.0, 300.0, 10**7, 9 * 10**6, 32, "cpu")
+    data = found.to_json()
+    for place, design in enumerate(data["designs"]):
+        design |= vars(replace(costs, latency_s=1e-3 * (1 + place)))
+    folder.write_results(data)
+    return studies.finished(folder)
+
+
+def test_the_page_says_what_was_found_and_links_to_its_runs(study: Study) -> None:
+    page = study.html(study.path / "report.html")
+    text = page.read_text()
+    for verdict in study.verdicts:
+        assert verdict.words.split(":")[0] in text
+    links = re.findall(r'href="(runs/[^"]+)"', text)
+    assert len(links) == 16
+    assert all((study.path / link).is_dir() for link in links if "wide-3" not in link)
+    assert "wide, seed 3, failed: the loss of step 7 is not finite" in text
+    assert not re.search(r'(src|href)="(https?:)?//', text)
+    assert text.count("<svg") == 11
+
+
+def test_failed_runs_and_differences_are_counted(study: Study) -> None:
+    wide = study.result("wide")
+    assert (wide.quality.seeds, wide.quality.failed) == (3, 1)
+    pair = next(pair for pair in study.pairs if (pair.design, pair.against) == ("wide", "baseline"))
+    assert [seed for seed, _ in pair.seeds] == [0, 1, 2]
+    assert [verdict.answer for verdict in study.verdicts] == ["shown", "shown"]
+    frame = pytest.importorskip("pandas", reason="optional") and study.frame()
+    assert len(frame) == 16
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_browser_draws_every_figure_and_asks_for_nothing(study: Study, width: int, tmp_path: Path) -> None:
+    """Headless Chromium: nothing on the console, no request, every figure with ink, nothing wider than the window."""
+    page = study.html(study.path / "report.html")
+    probe = """<script>addEventListener("load", () => {
+      const drawn = [...document.querySelectorAll("figure svg")].map(svg => {
+        const box = svg.getBoundingClientRect(), ink = svg.querySelector("#axes_1").getBBox();
+        return box.width > 200 && box.height > 100 && ink.width > 0 && ink.height > 0 });
+      document.title = JSON.stringify([drawn, document.documentElement.scrollWidth <= innerWidth,
+        performance.getEntriesByType("resource").map(entry => entry.name)]) })</script>"""
+    watched = study.path / "watched.html"
+    watched.write_text(page.read_text().replace("</body>", f"{probe}</body>"))
+    done = subprocess.run(
+        [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--enable-logging=stderr", f"--window-size={max(width, 500)},900", "--dump-dom", watched.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title is not None, done.stderr
+    drawn, fits, requests = json.loads(title[1])
+    assert drawn == [True] * 11
+    assert fits
+    assert [name for name in requests if not name.startswith("data:")] == []
+    assert "CONSOLE" not in done.stderr
