@@ -1,10 +1,10 @@
-"""What an attention without a row looks like: readings that its names and lengths allow, tried by the law.
+"""Read an attention, or an MLP, that has no row: propose readings from its names and lengths, and try them by the law.
 
-The names of its maps say which may be the output projection, the lengths of the others how heads may lie in them.
-Each reading is tried on one such module alone, on the very arguments that the model gives it, in float64 on random
-parameters: with twice its heads and zero output columns it must give the same, and with other output columns something
-else. What a module gives for the same arguments is all that the rest of the model sees of it. The first reading that
-passes is learned for this process; heads can be added under it, their size stays, and the MLP keeps its units.
+The names of the linear maps say which may be the output projection; the lengths of the others say how heads may lie in
+them. Each reading is tried on one such module alone, on the arguments that the model gives it, in float64 on random
+parameters: with twice its heads (or hidden units) and zero output columns its output must stay the same, and with
+other output columns it must change. The rest of the model sees nothing else of the module. The first reading that
+passes is learned for this process, with a warning; heads and units can be added under it, head_dim stays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import copy
 import inspect
 import itertools
 import re
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from leanify.errors import LeanifyError
 from leanify.lens import families
 from leanify.lens.families import Reading
 from leanify.lens.forwards import free_as
+from leanify.lens.located import within
 from leanify.lens.resize import features_of, resize, sizes_of
 from leanify.upstream.inputs import example_inputs
 
@@ -35,11 +38,13 @@ _OUTPUT = re.compile(
 )
 _COUNTS = re.compile(r"n_?heads?$|nhead$|num(_attention)?_heads$|^heads$")
 _INNER = re.compile(r"all_head|inner|split|attn_dim|attention_dim|qkv?_dim")
+_UNITS = re.compile(r"(intermediate|hidden|ffn|mlp|inner|d_ff)\w*$")
+_NOT_RUN = (LeanifyError, RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError)
 _WIDTH = re.compile(r"embed_dim|hidden_size|hidden_dim|d_model|n_embd|^dim$")
 
 
 def learn(model: nn.Module, path: str) -> str:
-    """Find how the attention at ``path`` is laid out, and remember it. Returns why not, or nothing."""
+    """Find how the attention at ``path`` is laid out, and remember it, with a warning. Returns why not, or nothing."""
     tried = 0
     for owner in _around(path):
         module = model.get_submodule(owner)
@@ -48,16 +53,73 @@ def learn(model: nn.Module, path: str) -> str:
             continue
         try:
             args, kwargs = _arguments(model, module)
-        except (LeanifyError, RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        except _NOT_RUN as error:
             return f", and it could not be run: {' '.join(str(error).split())[:120] or 'no input reached it'}"
         alone = _alone(module)
         edits = _edits(type(module))
         for reading in [*readings, *(replace(reading, edits=edits) for reading in readings if edits)]:
             tried += 1
             if _holds(alone, reading, args, kwargs):
-                families.learn(reading)
+                _remember(reading, "attention")
                 return ""
     return f": {tried} readings of its parts were tried, and under none did more heads keep its outputs"
+
+
+def learn_mlp(model: nn.Module, block: nn.Module, width: int) -> bool:
+    """Find the MLP of a block of this width, and remember it, with a warning. Returns whether it has one.
+
+    Owners are tried from the inside out: an MLP may be a module, or a few maps of the block itself (BERT).
+    """
+    parts = dict(block.named_modules())
+    for path in sorted(parts, key=lambda path: -len(path.split(".")) if path else 0):
+        module = parts[path]
+        reading = _mlp_reading(module, width)
+        if reading is None or families.reading_of(module):
+            continue
+        with suppress(*_NOT_RUN):
+            args, kwargs = _arguments(model, module)
+            if _holds(_alone(module), reading, args, kwargs):
+                _remember(reading, "MLP")
+                return True
+    return False
+
+
+def _mlp_reading(module: nn.Module, width: int) -> Reading | None:
+    """A map back to the width from more or fewer units, and the maps, norms and convolutions that make these units."""
+    maps = {path: part for path, part in module.named_modules() if path and _is_map(part)}
+    inside = {path for path, part in module.named_modules() if families.reading_of(part)}
+    maps = {path: part for path, part in maps.items() if not any(within(path, at) for at in inside)}
+    shapes = {path: features_of(part) for path, part in maps.items()}
+    wide = {path for path, part in maps.items() if part.weight.dim() > 1}
+    back = [path for path in wide if shapes[path].outputs == width != shapes[path].inputs]
+    if len(back) != 1:
+        return None
+    units = shapes[back[0]].inputs
+    ways = {units: "m", 2 * units: "2 m"}
+    ups = {p: ways[shapes[p].outputs] for p in wide if shapes[p].inputs == width and shapes[p].outputs in ways}
+    along = {p: "m" for p in maps if shapes[p].outputs == shapes[p].inputs == units and p not in ups}
+    if not ups:
+        return None
+    numbers = {name: "m" for name, value in _numbers(module) if value == units and _UNITS.match(name)}
+    rows = {path: how for path, how in {**ups, **along}.items() if path not in back}
+    return Reading(_name_of(module), rows=rows, columns={back[0]: "m"}, attributes=numbers)
+
+
+def _is_map(part: nn.Module) -> bool:
+    return isinstance(getattr(part, "weight", None), Tensor) and not isinstance(part, nn.Embedding)
+
+
+def _remember(reading: Reading, what: str) -> None:
+    families.learn(reading)
+    warnings.warn(
+        f"{reading.name}: its {what} was read by trial; it is not in leanify's table. `leanify zoo --propose MODEL` "
+        "prints a row for it, and holds the model against every law",
+        stacklevel=2,
+    )
+
+
+def _name_of(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _around(path: str) -> list[str]:
@@ -103,7 +165,7 @@ def _of(module: nn.Module, maps: dict[str, nn.Module], out: str, sizes: dict[str
     fused = [how for how in matrices.values() if len(how) > 1]
     for choice, extra in itertools.product(range(2 if fused else 1), ({}, doubtful) if doubtful else ({},)):
         yield Reading(
-            f"{type(module).__module__}.{type(module).__qualname__}",
+            _name_of(module),
             rows={**{p: how[min(choice, len(how) - 1)] for p, how in matrices.items()}, **norms},
             columns={out: "h d"},
             tensors=bare,
@@ -211,10 +273,10 @@ def _alone(module: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _holds(alone: nn.Module, reading: Reading, args: Any, kwargs: Any) -> bool:
-    """Whether more heads keep the module's outputs, and matter once their output columns are not zero."""
+    """Whether more heads or units keep the module's outputs, and matter once their output columns are not zero."""
     try:
         sizes = sizes_of("", alone, reading)
-        more = {**sizes, "h": 2 * sizes["h"], **({"g": 2 * sizes["g"]} if "g" in sizes else {})}
+        more = {name: 2 * size if name in "hgm" else size for name, size in sizes.items()}
         big = copy.deepcopy(alone)
         resize(big, "", big, reading, sizes, more)
         if reading.edits:

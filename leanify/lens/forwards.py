@@ -122,9 +122,9 @@ def _make(upstream: type[nn.Module], reading: Reading) -> type[nn.Module]:
     unmet = [old for old in reading.edits if not any(old in inspect.getsource(getattr(upstream, m)) for m in methods)]
     if unmet:
         raise UnsupportedModel(
-            f"the row of {reading.name} replaces {unmet[0]!r} in {', '.join(methods)}, and the installed version does "
-            "not say that there. Correct the row's edits, or install a version of the library that leanify was tested "
-            "with (leanify zoo names them)"
+            f"the row of {reading.name} replaces {unmet[0]!r} in {', '.join(methods)}, and the installed source has no "
+            "such words. Correct the row's edits, or install a version of the library that leanify was tested with "
+            "(leanify zoo names them)"
         )
     return _subclass(upstream, methods)
 

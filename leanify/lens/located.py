@@ -132,13 +132,13 @@ class LocatedModel:
     @property
     def blocks(self) -> list[nn.Module]:
         """The modules of all blocks, in order; an attention outside any list counts as a block."""
-        return [
-            block
-            for stage in self.stages
-            for block in (
-                stage.container.children() if stage.container is not None else [self.model.get_submodule(stage.name)]
-            )
-        ]
+        return [block for block, _ in self.by_block()]
+
+    def by_block(self) -> Iterator[tuple[nn.Module, list[LocatedLayer]]]:
+        """Every block, with its layers."""
+        for stage in self.stages:
+            alone = [self.model.get_submodule(stage.name)]
+            yield from zip(alone if stage.container is None else stage.container.children(), stage.blocks, strict=True)
 
     def copied_to(self, model: nn.Module) -> LocatedModel:
         """The same layers in a copy of the model, whose lists may have lost their last blocks or repeat the last."""

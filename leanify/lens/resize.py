@@ -62,10 +62,16 @@ def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
     try:
         sizes = notation.solve(_facts(module, reading), {})
     except ValueError as error:
-        raise UnsupportedModel(f"{path} ({type(module).__name__}) is not laid out as its row says: {error}") from error
+        raise UnsupportedModel(
+            f"{path} is not as the row of {reading.name} describes it: {error}. The row is wrong, or written for "
+            "another version of the library"
+        ) from error
     missing = ({"h", "d"} if reading.is_attention else set()) - sizes.keys()
     if missing:
-        raise UnsupportedModel(f"{path} ({type(module).__name__}) does not say its {', '.join(sorted(missing))}")
+        raise UnsupportedModel(
+            f"{path}: the row of {reading.name} leaves {' and '.join(sorted(missing))} open: no axis and no attribute "
+            "that it names gives them (h is the number of heads, d their size)"
+        )
     return sizes
 
 

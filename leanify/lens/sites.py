@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from leanify.errors import UnsupportedModel
-from leanify.lens import discovery
+from leanify.lens import discovery, families
 from leanify.lens.families import expanded, known, reading_of
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, within
 from leanify.lens.resize import features_of, part_of, sizes_of
@@ -114,6 +114,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
     An attention that no row describes must not go unnoticed: it would keep its heads in silence.
     """
     sites = sites_of(model)
+    learned = False
     while (path := _unknown_attention(model, sites)) is not None:
         if why := discovery.learn(model, path):
             cls = type(model.get_submodule(path))
@@ -121,7 +122,25 @@ def _known_sites(model: nn.Module) -> list[Site]:
                 f"{name_of(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
                 f"does not know how to read{why}; known are {sum(r[0].is_attention for r in known().values())} others"
             )
+        learned = True
         sites = sites_of(model)
+    return _with_learned_mlps(model, sites) if learned else sites
+
+
+def _with_learned_mlps(model: nn.Module, sites: list[Site]) -> list[Site]:
+    """The sites, and the MLPs found by trial beside attentions that were, in blocks without one that is known."""
+    names = {reading.name for reading in families.learned()}
+    tried: set[type[nn.Module]] = set()
+    for attention in [site for site in sites if site.reading.name in names and site.reading.is_attention]:
+        entries = (p for p in ancestors(attention.path) if p.rpartition(".")[2].isdigit() and p != attention.path)
+        block = next(entries, None)
+        if block is None or any(site.reading.is_mlp and within(site.path, block) for site in sites):
+            continue
+        module = model.get_submodule(block)
+        width = features_of(LocatedLayer(attention, None).output).outputs
+        if type(module) not in tried and discovery.learn_mlp(model, module, width):
+            sites = sites_of(model)
+        tried.add(type(module))
     return sites
 
 

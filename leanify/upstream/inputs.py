@@ -18,8 +18,15 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """A random batch of the model's kind of input, by argument name: images, sound, token ids (512 or as many as fit).
 
-    transformers' models get their main input, what their forward requires, and the decoder's tokens.
+    transformers' models get their main input, what their forward requires, and the decoder's tokens. Floating-point
+    inputs are in the model's dtype.
     """
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    made = _examples(model, batch, tokens, device)
+    return {name: value.to(kind) if value.is_floating_point() else value for name, value in made.items()}
+
+
+def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | torch.device) -> dict[str, Tensor]:
     if is_own(model):
         own: Any = model
         return {name: value.to(device) for name, value in own.example_inputs(batch, tokens).items()}

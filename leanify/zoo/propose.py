@@ -1,26 +1,24 @@
 """Rows for classes that no row describes: read live on a small model, held against the laws, written as TOML.
 
-An attention is found by `lens.discovery`, which keeps its head_dim; here the `split` law says whether that is needed.
-An MLP is a module with a map from the width to hidden units and one back.
+`lens.discovery` finds attentions and MLPs. It keeps an attention's head_dim; here the `split` law says whether that is
+needed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from leanify.errors import LeanifyError
-from leanify.lens import families, sites, surgery
+from leanify.lens import discovery, families, sites, surgery
 from leanify.lens.families import Reading, short
-from leanify.lens.located import Site, within
-from leanify.lens.resize import Features, features_of
+from leanify.lens.located import Site
 from leanify.zoo import laws, tiny, tiny_timm
-from leanify.zoo.running import Call, LawBroken, outputs, randomised
+from leanify.zoo.running import Call, LawBroken, randomised
 
 _KEY_OR_VALUE = re.compile(r"(^|[._])w?[kv][a-z_]*$", re.IGNORECASE)
 
@@ -46,10 +44,9 @@ def propose(library: str, name: str) -> Proposal:
         table = families.known()
         before = set(table)
         surgery.read(model)
-        _relax(model, call, [site for site in sites.sites_of(model) if site.reading.name not in before])
-        for row in _mlps(model):
-            if not _widens(model, call, row):
-                del table[row.name]
+        new = [site for site in sites.sites_of(model) if site.reading.name not in before]
+        _relax(model, call, [site for site in new if site.reading.is_attention])
+        _learn_mlps(model)
         found = [table[new][0] for new in sorted(table.keys() - before)]
         known = {site.reading.name: site.reading for site in sites.sites_of(model) if site.reading.name in before}
         try:
@@ -89,46 +86,14 @@ def _scales(site: Site) -> dict[str, str]:
     }
 
 
-def _widens(model: nn.Module, call: Call, row: Reading) -> bool:
-    """Whether the `wider` law holds with this row, which is learned."""
-    families.learn(row)
-    try:
-        return laws.wider(model, surgery.read(model), call, outputs(model, call))
-    except (LawBroken, LeanifyError, RuntimeError):
-        return False
-
-
-def _mlps(model: nn.Module) -> Iterator[Reading]:
-    """Unknown modules with maps from the width to hidden units and one map back, the smallest of each class."""
+def _learn_mlps(model: nn.Module) -> None:
+    """Learn the MLPs of blocks that have none that is known, one block of each class."""
+    tried: set[type[nn.Module]] = set()
     located = sites.locate(model)
-    widths = {layer.width for layer in located.architecture.layers()}
-    claimed = [site.path for site in located.sites]
-    found: dict[str, Reading] = {}
-    for path, module in model.named_modules():
-        if not path or type(module).__module__.startswith("torch.") or any(within(path, site) for site in claimed):
-            continue
-        maps = {
-            at: features_of(part)
-            for at, part in module.named_modules()
-            if isinstance(weight := getattr(part, "weight", None), Tensor)
-            and weight.dim() > 1
-            and not any(within(f"{path}.{at}", site) for site in claimed)
-        }
-        if units := _units(maps, widths):
-            row = Reading(f"{type(module).__module__}.{type(module).__qualname__}", rows=units[0], columns=units[1])
-            found = {at: other for at, other in found.items() if not within(path, at)} | {path: row}
-    yield from {row.name: row for row in found.values()}.values()
-
-
-def _units(maps: dict[str, Features], widths: set[int]) -> tuple[dict[str, str], dict[str, str]] | None:
-    """(rows, columns) of an MLP, if these maps are the maps of one."""
-    back = [path for path, f in maps.items() if f.outputs in widths and f.inputs not in widths]
-    if len(back) != 1:
-        return None
-    units, width = maps[back[0]].inputs, maps[back[0]].outputs
-    kinds = {units: "m", 2 * units: "2 m"}
-    into = {path: kinds[f.outputs] for path, f in maps.items() if f.inputs == width and f.outputs in kinds}
-    return (into, {back[0]: "m"}) if into and len(maps) == len(into) + 1 else None
+    for block, layers in located.by_block():
+        if layers and type(block) not in tried and not any(layer.mlp for layer in layers):
+            tried.add(type(block))
+            discovery.learn_mlp(model, block, layers[-1].read().width)
 
 
 # -- as TOML ------------------------------------------------------------------------------------------------------

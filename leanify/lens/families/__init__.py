@@ -131,6 +131,15 @@ def expanded(reading: Reading, module: nn.Module) -> Reading:
 def learn(reading: Reading) -> None:
     """Add a row for this process alone."""
     known()[reading.name] = [reading]
+    _LEARNED.add(reading.name)
+
+
+def learned() -> list[Reading]:
+    """The rows that this process added."""
+    return [row for name in sorted(_LEARNED) for row in known().get(name, ())]
+
+
+_LEARNED: set[str] = set()
 
 
 def reading_of(module: object) -> Reading | None:
