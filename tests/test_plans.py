@@ -14,6 +14,7 @@ from leanify.design.counting import count
 from leanify.design.plan import Design
 from leanify.lens import surgery
 from leanify.lens.sites import locate
+from leanify.upstream.initialise import initialise_model
 
 LLAMA = {
     "num_hidden_layers": 16,
@@ -229,3 +230,24 @@ def test_absurd_sizes_keep_the_grid_small() -> None:
     huge = {"intermediate_size": 1_000_000, "num_hidden_layers": 200}
     plan = leanify.redesign("llama", target_params=0.5, overrides={**LLAMA, **huge})
     assert plan.searched <= 64 * 65 * 513
+
+
+def test_a_length_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(leanify.ShapeError, match="no length to choose; it is 224 × 224 image"):
+        leanify.redesign("vit_base", target_params=0.5, tokens=50)
+    with pytest.raises(leanify.ShapeError, match="positions for 1024 tokens"):
+        leanify.redesign("gpt2", target_params=0.75, tokens=5000)
+
+
+def test_more_key_value_heads_than_heads_are_named() -> None:
+    odd = {**LLAMA, "num_key_value_heads": 16}
+    with pytest.raises(leanify.LeanifyError, match=r"8 heads on 16 key/value heads|num_key_value_heads"):
+        leanify.redesign("llama", target_params=0.7, overrides=odd)
+
+
+def test_initialisers_that_ask_for_names_get_them() -> None:
+    """GCViT's ``_init_weights(module, name)``."""
+    model = leanify.load("gcvit_xxtiny", overrides={"num_classes": 7})
+    before = model.stages[0].blocks[0].attn.qkv.weight.clone()
+    initialise_model(model)
+    assert not torch.equal(before, model.stages[0].blocks[0].attn.qkv.weight)

@@ -29,6 +29,7 @@ from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find, lean_directory
 from leanify.sources.find import ModelSource
+from leanify.upstream.inputs import check_tokens
 
 Carry = Callable[[nn.Module, Architecture], nn.Module]
 
@@ -212,6 +213,7 @@ def redesign(
     )
     found = find.find(source, overrides=overrides, cls=cls)
     model = find.build_on_meta(found)
+    check_tokens(model, tokens)
     prices = _prices(source, model, request, tokens, context)
     baseline = search.baseline(prices)
     request = _with_limits(request, prices, baseline, target_params, max_macs, max_active, max_kv)
@@ -247,7 +249,14 @@ def redesign(
 def _prices(
     source: str | Path, model: nn.Module, request: Request, tokens: int | None, context: int | None
 ) -> PriceList:
-    changed = turned_stages(surgery.read(model), request)
+    architecture = surgery.read(model)
+    odd = next((layer for layer in architecture.layers() if layer.kv_heads > layer.heads), None)
+    if odd is not None:
+        raise ShapeError(
+            f"{source} has {odd.heads} heads on {odd.kv_heads} key/value heads, which no attention can compute: "
+            "--override the one with the other (num_attention_heads, num_key_value_heads)"
+        )
+    changed = turned_stages(architecture, request)
     if not changed:
         raise ShapeError(
             f"{source} keeps its attentions in no list of blocks, so there is no depth to trade; leanify.grow and "

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from leanify import machine
 from leanify.design import counting
-from leanify.errors import LeanifyError
+from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
-from leanify.upstream.inputs import example_inputs
+from leanify.upstream.inputs import check_tokens, example_inputs
 
 FUSED = (
     "aten::scaled_dot_product_attention",
@@ -45,10 +45,11 @@ class Memory:
     """Bytes. Predicted: weights, gradients, AdamW's two moments and saved activations of one training step.
 
     On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide figure; on
-    a CPU they are the process's resident set over what it held before, None where the system does not tell.
+    a CPU they are the process's resident set over what it held before, None where the system does not tell. Of a
+    model that upstream trains with labels alone the training's figures are None.
     """
 
-    train_predicted_bytes: int
+    train_predicted_bytes: int | None
     forward_peak_bytes: int | None = None
     train_peak_bytes: int | None = None
     forward_reserved_bytes: int | None = None
@@ -102,12 +103,13 @@ def profile(
     model = find.build_on_meta(found)
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise LeanifyError(f"--dtype {dtype!r} is no floating-point type of torch; try float32, bfloat16 or float16")
+        raise LeanifyError(f"--dtype {dtype!r} is not a floating-point type of torch; try float32, bfloat16 or float16")
     model = model.to(kind)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = machine.device_of(device)
+    check_tokens(model, tokens)
     counted = counting.count(model, tokens)
     products, others, note = fvcore_macs(model, tokens)
-    predicted = predicted_training_bytes(model, batch_size, tokens, fused=place.type == "cuda")
+    predicted = _predicted(model, batch_size, tokens, place)
     latency = throughput = None
     memory = Memory(predicted)
     if measure:
@@ -134,6 +136,13 @@ def profile(
         throughput_per_s=throughput,
         memory=memory,
     )
+
+
+def _predicted(model: nn.Module, batch: int, tokens: int | None, place: torch.device) -> int | None:
+    try:
+        return predicted_training_bytes(model, batch, tokens, fused=place.type == "cuda")
+    except UnsupportedModel:  # it runs, as it was counted, but not in training mode
+        return None
 
 
 def weights_bytes(model: nn.Module) -> int:
@@ -247,15 +256,17 @@ def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
         optimiser.step()
 
 
-def measured_memory(model: nn.Module, inputs: dict[str, Tensor], predicted: int, before: int = 0) -> Memory:
+def measured_memory(model: nn.Module, inputs: dict[str, Tensor], predicted: int | None, before: int = 0) -> Memory:
     """Peaks of a forward pass and of a training step; on a CPU those of the process, less ``before``."""
     device = next(iter(inputs.values())).device
     with torch.no_grad(), _peak(device, before) as forward:
         counting.call(model, inputs)
-    model.train()
-    with _peak(device, before) as train:
-        training_steps(model, inputs)
-    model.eval()
+    train: dict[str, int] = {}
+    if predicted is not None:
+        model.train()
+        with _peak(device, before) as train:
+            training_steps(model, inputs)
+        model.eval()
     return Memory(
         train_predicted_bytes=predicted,
         forward_peak_bytes=forward.get("peak"),

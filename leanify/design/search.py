@@ -195,9 +195,9 @@ def baseline(prices: PriceList) -> Candidate:
     counted = prices.whole and prices.whole[""]
     if counted not in (None, found.cost.macs) or parameters(prices.model) != found.cost.params:
         raise UnsupportedModel(
-            f"{prices.architecture.source} cannot be priced: blocks of it look alike and do not cost alike, as where "
-            f"tokens are merged on the way or drawn at random (they add up to {found.cost.macs:,} MACs and "
-            f"{found.cost.params:,} parameters; {counted} and {parameters(prices.model)} were counted). leanify.read, "
-            "write and grow may still do for it"
+            f"{prices.architecture.source} cannot be priced block by block: what it costs depends on where blocks "
+            "stand, as where tokens are merged or something outside reads certain blocks (they add up to "
+            f"{found.cost.macs:,} MACs and {found.cost.params:,} parameters; {counted} and {parameters(prices.model)} "
+            "were counted). leanify.read, write and grow may still do for it"
         )
     return found

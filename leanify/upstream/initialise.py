@@ -37,4 +37,6 @@ def initialise_model(model: Any) -> None:
     elif hasattr(model, "init_weights"):
         model.init_weights()
     elif hasattr(model, "_init_weights"):
-        model.apply(model._init_weights)
+        named = len(inspect.signature(model._init_weights).parameters) > 1  # GCViT's asks for the module's name
+        for name, module in reversed(list(model.named_modules())):
+            model._init_weights(module, name) if named else model._init_weights(module)

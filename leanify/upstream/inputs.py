@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanify.errors import ShapeError
+from leanify.upstream.caches import longest_context
 from leanify.upstream.inputs_of_type import OF_TYPE
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
@@ -132,11 +134,12 @@ def _pixels(config: Any, batch: int, length: int) -> Tensor:
         return _patches(config, batch, length)
     if hasattr(config, "num_frames"):
         return _frames(config, batch, length)
-    return _images(config, batch)
+    return _images(config, batch, length)
 
 
-def _images(config: Any, batch: int) -> Tensor:
-    size = _get(config, "image_size", "input_size", default=64)
+def _images(config: Any, batch: int, length: int) -> Tensor:
+    """Images of the configured size; else 224 × 224, or 64 × 64 where a short input is asked for."""
+    size = _get(config, "image_size", "input_size", default=224 if length > 64 else 64)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     return torch.randn(batch, _get(config, "num_channels", "in_channels", "in_chans", default=3), height, width)
 
@@ -144,7 +147,7 @@ def _images(config: Any, batch: int) -> Tensor:
 def _frames(config: Any, batch: int, length: int) -> Tensor:
     """Video: batch, frames, channels, height, width."""
     frames = _get(config, "num_frames", "frames_per_clip", default=4)
-    return torch.stack([_images(config, batch) for _ in range(frames)], 1)
+    return torch.stack([_images(config, batch, length) for _ in range(frames)], 1)
 
 
 def _features(config: Any, batch: int, length: int) -> Tensor:
@@ -185,6 +188,19 @@ def _channels(config: Any) -> tuple[int, ...]:
     channels = getattr(config, "num_input_channels", None) or getattr(config, "input_size", None)
     channels = None if channels == 1 else channels
     return (channels,) if channels else ()
+
+
+def check_tokens(model: nn.Module, tokens: int | None) -> None:
+    """Refuse a length that changes nothing, and one that the model has no positions for. Raises ShapeError."""
+    if tokens is None:
+        return
+    here, other = (example_inputs(model, 1, n, "meta") for n in (tokens, tokens + 1))
+    if all(here[name].shape == other[name].shape for name in here):
+        raise ShapeError(f"--tokens {tokens}: this model's input has no length to choose; it is {words_of(here)}")
+    longest = longest_context(model)
+    tables = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    if longest is not None and tokens > longest and not tables.isdisjoint(range(longest, longest + 3)):
+        raise ShapeError(f"--tokens {tokens}: this model has positions for {longest} tokens")
 
 
 def words_of(inputs: dict[str, Tensor]) -> str:

@@ -1,0 +1,121 @@
+"""Plans for sixty names that people use, each at 0.75 and at 0.5 of its parameters: a table to be read as an engineer.
+
+python tests/benchmarks/plans.py > recipes/results/plans.md        # about twenty minutes on one core
+python tests/benchmarks/plans.py vit_base_patch16_224 gpt2         # these names alone
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import leanify
+from leanify.design.constraints import Constraints
+from leanify.design.plan import Design, Plan
+from leanify.units import kilobytes, millions
+
+NAMES: list[str] = []
+for line in (
+    "vit_tiny_patch16_224 vit_small_patch16_224 vit_base_patch16_224 vit_large_patch16_224 deit3_base_patch16_224",
+    "beit_base_patch16_224 eva02_base_patch14_224 vit_base_patch14_dinov2 vit_base_patch16_dinov3",
+    "vit_base_patch16_siglip_224 swin_tiny_patch4_window7_224 swin_base_patch4_window7_224 swinv2_base_window8_256",
+    "davit_base xcit_medium_24_p16_224 cait_s24_224 maxvit_tiny_tf_224 volo_d1_224 pvt_v2_b2 mvitv2_small hf/vit",
+    "hf/dinov2 hf/segformer hf/sam hf/detr hf/clip hf/siglip hf/owlvit bert roberta distilbert electra albert mpnet",
+    "deberta-v2 modernbert hf/xlm-roberta gpt2 opt gpt_neox llama mistral qwen2 qwen3 gemma gemma3_text phi3 olmo2",
+    "falcon starcoder2 t5 bart pegasus mbart whisper wav2vec2 hubert moonshine mixtral qwen3_moe gpt_oss",
+    "deepseek_v3",
+):
+    NAMES += line.split()
+LLAMA_3_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+SHAPES = {"llama 3 8B": ("llama", LLAMA_3_8B)}  # where the library's default is another model than people mean
+HEAD = (
+    "| name | budget | depth | heads × dim | mlp | rules | params | control mlp | off | KV a token | also above | s |",
+    "|---|---|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def main(names: list[str]) -> None:
+    print("\n".join(HEAD), flush=True)
+    for name in names or [*NAMES, *SHAPES]:
+        for share in (0.75, 0.5):
+            print(row(name, share), flush=True)
+
+
+def row(name: str, share: float) -> str:
+    source, overrides = SHAPES.get(name, (name, {}))
+    began = time.perf_counter()
+    try:
+        plan = leanify.redesign(source, target_params=share, overrides=overrides)
+    except leanify.LeanifyError as refused:
+        return f"| {name} | {share} | refused: {str(refused).replace('|', '/')} |||||||||| {took(began)} |"
+    control = plan.control
+    off = "–" if control is None else f"{control.params / plan.chosen.params - 1:+.2%}"
+    cells = (
+        name,
+        str(share),
+        change(plan, "depth"),
+        f"{change(plan, 'heads')} × {text(plan.chosen, 'head_dim')}",
+        change(plan, "mlp"),
+        ", ".join(broken(plan)) or "kept",
+        f"{millions(plan.chosen.params)} of {millions(plan.baseline.params)}",
+        "–" if control is None else text(control, "mlp"),
+        off,
+        cache(plan),
+        plan.plain_name or "",
+        took(began),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def took(began: float) -> str:
+    return f"{time.perf_counter() - began:.1f}"
+
+
+def text(design: Design, what: str) -> str:
+    value = getattr(design, what)
+    if not isinstance(value, list):
+        return str(value)
+    changed = [value[i] for i in design.architecture.varied] if len(value) == len(design.architecture.stages) else value
+    return "/".join(map(str, changed)) if len(set(changed)) > 1 else str(changed[0])
+
+
+def change(plan: Plan, what: str) -> str:
+    old, new = text(plan.baseline, what), text(plan.chosen, what)
+    return new if old == new else f"{old} → {new}"
+
+
+def cache(plan: Plan) -> str:
+    pair = [design.serving for design in (plan.baseline, plan.chosen)]
+    return " → ".join(kilobytes(served.kv_bytes_per_token) for served in pair if served is not None)
+
+
+def broken(plan: Plan) -> Iterator[str]:
+    """The rules that a plan does not keep to, told from its shape alone."""
+    more = False
+    for i in plan.chosen.architecture.varied:
+        old, new = (design.architecture.stages[i].main for design in (plan.baseline, plan.chosen))
+        assert old is not None
+        assert new is not None
+        more |= new.heads > old.heads
+        multiple = Constraints().granule(old.width, old.mlp)
+        if new.mlp < min(old.mlp, old.width) and not getattr(old, "experts", 0):
+            yield f"mlp {new.mlp} below width {old.width}"
+        if new.mlp != old.mlp and multiple and new.mlp % multiple:
+            yield f"mlp {new.mlp} no multiple of {multiple}"
+        if new.inner != old.inner and new.inner % Constraints().granule(old.width, old.inner):
+            yield f"inner {new.inner} no multiple"
+    if not more:
+        yield "no heads added"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
