@@ -84,7 +84,7 @@ def test_thirty_two_heads_and_more_come_in_eights() -> None:
 
 def test_no_sensible_design_is_an_answer() -> None:
     """DistilBERT has six layers, the floor at its width; nothing is left to trade for heads."""
-    with pytest.raises(leanify.BudgetError, match=r"fewer layers and more heads: its 6 layers .*--min-depth 4 38.81 M"):
+    with pytest.raises(leanify.BudgetError, match=r"fewer layers and more heads: its 6 blocks .*--min-depth 4 38.81 M"):
         leanify.redesign("distilbert", target_params=0.75)
     assert leanify.redesign("distilbert", target_params=0.75, min_depth=4).chosen.depth < 6
     with pytest.raises(leanify.BudgetError, match=r"--target-params 0\.\d+\)\. Loosening .*--min-mlp 0.5 "):

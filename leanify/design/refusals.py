@@ -62,7 +62,8 @@ def _floors(grids: Sequence[Grid], request: Request) -> str:
     for designs in grids:
         name = f"{designs.tower.name}: " if len(grids) > 1 else ""
         if designs.depth.min() == designs.old_depth and request.depth is None:
-            words.append(f"{name}its {designs.old_depth} layers are the fewest for a width of {designs.old.width}")
+            blocks = f"its {designs.old_depth} blocks are" if designs.old_depth > 1 else "its single block is"
+            words.append(f"{name}{blocks} the fewest for a width of {designs.old.width}")
         elif designs.heads.max() == designs.old.heads:
             words.append(f"{name}no number of heads above {designs.old.heads} keeps to the rules")
     return "; ".join(words) or "the rules leave none"
