@@ -251,3 +251,16 @@ def test_initialisers_that_ask_for_names_get_them() -> None:
     before = model.stages[0].blocks[0].attn.qkv.weight.clone()
     initialise_model(model)
     assert not torch.equal(before, model.stages[0].blocks[0].attn.qkv.weight)
+
+
+def test_the_ranking_follows_the_direction_of_attention() -> None:
+    """Both directions: the most attention; causal: the least that still adds heads, and a plain cut ranks above."""
+    vit = leanify.redesign("vit_base", target_params=0.6)
+    assert vit.chosen.mlp == 768
+    assert vit.plain is None
+    llama = leanify.redesign("llama", target_params=0.7, overrides=LLAMA)
+    assert llama.chosen.heads == 12
+    assert llama.plain is not None
+    assert llama.chosen.score == pytest.approx(2.5 * 12 / (2.5 * 12 + 3 * llama.chosen.mlp / 64))
+    d, h = vit.chosen.inner, 768
+    assert vit.chosen.score == pytest.approx(-d * (4 * 768 + 3) / (d * (4 * 768 + 3) + h * (2 * 768 + 1)))

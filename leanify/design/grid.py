@@ -93,6 +93,7 @@ class Candidate:
 class Grid:
     """All priced designs of one tower, the other towers as in the baseline; one an entry in every array.
 
+    ``attention`` is the share of attention in a block's parameters, ``causal`` whether tokens see earlier ones alone.
     ``old`` and ``old_depth`` are the baseline's main layer and depth where the tower leads. ``shape`` is the index of a
     design's depths and heads in ``shapes``, ``row`` that of its MLP there; mlp, depth, heads and head_dim are those of
     the leading stage.
@@ -110,6 +111,8 @@ class Grid:
     heads: NDArray[np.int64]
     head_dim: NDArray[np.int64]
     kappa: NDArray[np.float64]
+    attention: NDArray[np.float64]
+    causal: bool
 
     def __len__(self) -> int:
         return len(self.mlp)
@@ -154,8 +157,8 @@ def turned_stages(architecture: Architecture, request: Request) -> list[int]:
 
 def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     """Price every design of a tower that a request allows."""
-    old = baseline_designs(prices)
-    others = prices.total(tuple(None if i in tower.stages else design for i, design in enumerate(old)))
+    now = enumerate(baseline_designs(prices))
+    others = prices.total(tuple(None if i in tower.stages else design for i, design in now))
     shapes: list[Designs] = []
     parts: list[list[Any]] = []
     for designs in _designs(prices.architecture, request, tower):
@@ -167,14 +170,28 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
             assert design is not None
             cost = cost + prices.more(i, design)
         size = np.size(lead.mlp)
-        numbers = (len(shapes), np.arange(size), lead.mlp, lead.depth, lead.heads, lead.head_dim, *vars(cost).values())
+        attention = prices.attention_share(tower.lead, lead)
+        numbers = (
+            attention,
+            len(shapes),
+            np.arange(size),
+            lead.mlp,
+            lead.depth,
+            lead.heads,
+            lead.head_dim,
+            *vars(cost).values(),
+        )
         parts.append([prices.kappa(designs), *numbers])
         parts[-1] = [np.broadcast_to(part, size) for part in parts[-1]]
         shapes.append(designs)
-    kappa, shape, row, mlp, depth, heads, head_dim, *costs = (np.concatenate(c) for c in zip(*parts, strict=True))
-    stage = prices.architecture.stages[tower.lead]
+    kappa, attention, shape, row, mlp, depth, heads, head_dim, *costs = (
+        np.concatenate(c) for c in zip(*parts, strict=True)
+    )
+    stage, causal = prices.architecture.stages[tower.lead], prices.causal(tower.lead)
+    old = main_of(stage)
+    cost = Cost(*costs)
     return Grid(
-        tower, main_of(stage), stage.depth, shapes, shape, row, Cost(*costs), mlp, depth, heads, head_dim, kappa
+        tower, old, stage.depth, shapes, shape, row, cost, mlp, depth, heads, head_dim, kappa, attention, causal
     )
 
 

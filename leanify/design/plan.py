@@ -38,7 +38,8 @@ Carry = Callable[[nn.Module, Architecture], nn.Module]
 class Design:
     """One shape with its costs. The numbers are integers, or a list with one for every stage where stages differ.
 
-    ``params_active`` are the parameters that one token meets; ``serving`` is None where nothing is cached.
+    ``params_active`` are the parameters that one token meets; ``serving`` is None where nothing is cached; ``score`` is
+    what the ranking goes by, the least is the best (see `search.rank`).
     """
 
     depth: int | list[int]
@@ -51,6 +52,7 @@ class Design:
     params_active: int
     macs: int
     kappa_predicted: float
+    score: float
     architecture: Architecture
     serving: Serving | None = None
 
@@ -308,7 +310,7 @@ def designer(prices: PriceList) -> Callable[[Candidate], Design]:
             column[0] if len(set(column)) == 1 else list(column) for column in zip(*rows, strict=True)
         )
         c = candidate.cost
-        costs = (c.params, c.params_body, c.active, c.macs, candidate.kappa)
+        costs = (c.params, c.params_body, c.active, c.macs, candidate.kappa, search.score(prices, candidate))
         return Design(depth, heads, head_dim, inner, mlp, *costs, architecture, serving(prices, candidate))
 
     return design

@@ -30,7 +30,7 @@ from leanify.lens.located import LocatedStage
 from leanify.lens.sites import locate
 from leanify.lens.surgery import write_located
 from leanify.spectra.theory import gaussian_kappa
-from leanify.upstream.caches import kept_by, longest_context
+from leanify.upstream.caches import kept_by, longest_context, looks_back
 from leanify.upstream.inputs import words_of
 
 CONTEXT = 4096
@@ -158,6 +158,18 @@ class PriceList:
             for design, tokens in zip(designs, self.tokens, strict=True)
             if design is not None
         )
+
+    def attention_share(self, index: int, design: StageDesign) -> Any:
+        """The share of a block's parameters that grow with heads among those that grow with heads or hidden units; of
+        experts those that a token meets. For each MLP of the design where that is an array.
+        """
+        line = self._line(index, self.architecture.stages[index].shortest, design.head_dim, self._anchor(index, design))
+        attention = line.per_group.active / line.group * design.heads
+        return attention / (attention + line.per_units.active / line.units * design.mlp)
+
+    def causal(self, index: int) -> bool:
+        """Whether a stage's tokens see those before them alone."""
+        return any(looks_back(layer.attention.module) for layer in self.located.stages[index].layers)
 
     def _alike(self, index: int, block: int) -> int:
         """The first block behind the shortest stage that looks like this one; blocks beyond the last repeat it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ from leanify.design.towers import towers
 from leanify.errors import UnsupportedModel
 
 ENOUGH_HEAD_DIM = 64
-ENOUGH_MLP = 2  # times the width
+MEASURED_MLP = (0.8, 10)  # times the width
+ALIKE = 0.02  # shares of attention that no experiment tells apart
 AS_GOOD = 24  # designs at the head of a ranking that it hardly tells apart
 Ranking = Callable[[Grid], NDArray[np.float64]]  # a score for every design, the least is the best
 
@@ -138,26 +140,47 @@ def rank(
     """The designs ``inside`` the budget, best first, and the class of every design. What is preferred, and why:
 
     1. No head narrower than the baseline's, or than 64 channels: below the rank that its data needs a head cannot
-       express the map, however many there are (Amsel et al. 2025, Theorem 2; Bhojanapalli et al. 2020).
-    2. An MLP of at least twice the width, or the baseline's if it is narrower: the narrowest MLP among the published
-       lean rows (Leaner Transformers, Tables 1-2). Designs equal in 1 and 2 form a class.
-    3. In a class, the least κ/depth. The paper's argument is that depth and conditioning do the same work, depth as a
-       preconditioner (Arora et al. 2018) and heads by lowering κ (Theorem 3.2); with no published rate of exchange,
-       a relative gain in one is worth the same relative loss in the other.
-    4. Then the fewest parameters.
+       express the map, however many there are (Amsel et al. 2025, Theorem 2; Bhojanapalli et al. 2020). Designs that
+       are equal in this form a class.
+    2. No fewer than a quarter of the baseline's layers, an MLP between 0.8 and 10 widths: beyond that nothing was
+       measured.
+    3. The share of attention in a block's parameters: the largest where tokens see each other in both directions, the
+       smallest where they see the earlier ones alone. Of shares within 0.02 the depth nearest to the baseline's.
 
-    A ``ranking`` that was measured replaces 2 to 4. Which design keeps its quality no ranking knows: training beside
-    the control shows it.
+    3 is what training showed: ten designs of equal parameters on each of six tasks (widths 64-96, 0.2-0.45 M
+    parameters, briefly trained, one seed), Spearman's ρ of the rule with the quality reached:
+
+        Fashion-MNIST 0.94   CIFAR-10 0.91   masked TinyStories 0.87   ListOps 0.21   (both directions)
+        enwik8 0.48          TinyStories 0.38                                         (causal)
+
+    0.63 on average, 95 % from 0.18 to 0.90, where κ/depth, the paper's argument in one number, has 0.36, and no single
+    rule for both directions has more. That the direction tells them apart was seen in these tasks, with the sign for
+    each task taken from the others of its kind. For large models nothing is shown.
+
+    A ``ranking`` of one's own replaces 2 and 3. Which design keeps its quality no ranking knows: training beside the
+    control shows it.
     """
-    main = designs.old
-    narrow_heads = np.maximum(0, min(main.head_dim, ENOUGH_HEAD_DIM) - designs.head_dim)
+    narrow_heads = np.maximum(0, min(designs.old.head_dim, ENOUGH_HEAD_DIM) - designs.head_dim)
+    keys: tuple[NDArray[Any], ...]
     if ranking is not None:
-        measured = (designs.params, ranking(designs), narrow_heads)
-        return inside[np.lexsort([key[inside] for key in measured])], narrow_heads
-    narrow_mlp = np.maximum(0, min(main.mlp, ENOUGH_MLP * main.width) - designs.mlp)
-    tier = narrow_heads * (main.mlp + 1) + narrow_mlp
-    keys = (designs.params, designs.kappa / designs.depth, narrow_mlp, narrow_heads)
-    return inside[np.lexsort([key[inside] for key in keys])], tier
+        keys = (designs.params, ranking(designs), narrow_heads)
+    else:
+        score = scores(designs.attention, designs.causal)
+        away = np.abs(designs.depth - designs.old_depth)
+        keys = (designs.params, score, away, np.round(score / ALIKE), unmeasured(designs), narrow_heads)
+    return inside[np.lexsort([key[inside] for key in keys])], narrow_heads
+
+
+def scores(attention: Any, causal: bool) -> Any:
+    """What the ranking goes by, the least is the best: see `rank`."""
+    return attention if causal else -attention
+
+
+def unmeasured(designs: Grid) -> NDArray[np.bool_]:
+    """Which designs lie outside of what the ranking was measured on."""
+    mlp = designs.mlp * max(1, getattr(designs.old, "active", 0)) / designs.old.width
+    inside = (4 * designs.depth >= designs.old_depth) & (mlp >= MEASURED_MLP[0]) & (mlp <= MEASURED_MLP[1])
+    return np.asarray(~inside & (designs.mlp != designs.old.mlp))
 
 
 def pareto(designs: Grid, order: NDArray[np.int64]) -> Iterator[int]:
@@ -177,6 +200,18 @@ def _joined(prices: PriceList, picked: Sequence[tuple[Grid, int]]) -> Candidate:
     parts = [designs.candidate(i) for designs, i in picked]
     together = zip(*(part.designs for part in parts), strict=True)
     return priced(prices, tuple(next((d for d in stage if d is not None), None) for stage in together))
+
+
+def score(prices: PriceList, candidate: Candidate) -> float:
+    """What the ranking goes by, the least is the best: over the towers the mean, by what their blocks hold."""
+    every = towers(prices.architecture, prices.turned)
+    weights = [prices.held(tower.stages, "params") for tower in every]
+    found = [
+        scores(prices.attention_share(tower.lead, design), prices.causal(tower.lead))
+        for tower in every
+        if (design := candidate.designs[tower.lead]) is not None
+    ]
+    return float(np.average(found, weights=weights))
 
 
 def plain_name(old: Candidate, plain: Candidate) -> str:

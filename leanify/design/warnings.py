@@ -36,7 +36,8 @@ def warnings(
 def _heads_words(old: Candidate, new: Candidate, found: SearchResult) -> Iterator[str]:
     if found.plain is not None:
         yield (
-            f"{plain_name(old, found.plain)} ranks above lean: by what is known it keeps as much, without more heads"
+            f"{plain_name(old, found.plain)} ranks above lean: by what was measured on small models it keeps more, "
+            "without more heads"
         )
     for name in found.headless:
         yield f"{name}: no heads were added; within the rules its budget leaves no layers to trade"

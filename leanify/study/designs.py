@@ -132,7 +132,7 @@ class Designer:
         own = name == BASELINE
         section = self.recipe.model if own else self.section(design.architecture)
         depth, heads, head_dim, mlp = (_as_tuple(getattr(design, axis)) for axis in AXES)
-        costs = (design.params, design.macs, 0, predicted(design))
+        costs = (design.params, design.macs, 0, design.score)
         return PlannedDesign(name, section, depth, heads, head_dim, mlp, *costs)
 
     def section(self, wanted: Architecture) -> ModelSection:
@@ -152,12 +152,6 @@ class Designer:
             if section.shape(self.unshaped) == wanted:
                 return section
         raise ShapeError(f"a recipe cannot say this shape: {wanted}")
-
-
-def predicted(design: Design) -> float | None:
-    """What the ranking of `redesign` goes by, less is better: κ/depth."""
-    depth = sum(design.depth) if isinstance(design.depth, list) else design.depth
-    return None if design.kappa_predicted == float("inf") else design.kappa_predicted / depth
 
 
 # -- reading what was typed -----------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Costs:
     throughput_per_s: float
     train_per_s: float
     train_peak_bytes: int | None
-    train_predicted_bytes: int
+    train_predicted_bytes: int | None
     batch: int
     device: str
 

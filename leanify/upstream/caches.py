@@ -31,14 +31,19 @@ def kept_by(model: nn.Module, attention: Any) -> Kept | None:
     """
     if not is_hf(model) or getattr(attention, "layer_idx", None) is None:
         return None
-    looks_back = getattr(attention, "is_causal", getattr(attention, "is_decoder", False))
-    if not looks_back or getattr(attention, "is_kv_shared_layer", False):
+    if not looks_back(attention) or getattr(attention, "is_kv_shared_layer", False):
         return None
     window = _window(attention, _config(model, attention))
     if getattr(attention, "kv_lora_rank", None) is None:
         return Kept(window, None, None)
     latent = attention.kv_lora_rank + attention.qk_rope_head_dim
     return Kept(window, latent, attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim)
+
+
+def looks_back(attention: Any) -> bool:
+    """Whether an attention sees the tokens before it alone."""
+    names = ("is_causal", "causal", "is_decoder")
+    return bool(next((getattr(attention, name) for name in names if hasattr(attention, name)), False))
 
 
 def _config(model: Any, attention: Any) -> Any:
