@@ -264,3 +264,17 @@ def test_the_ranking_follows_the_direction_of_attention() -> None:
     assert llama.chosen.score == pytest.approx(2.5 * 12 / (2.5 * 12 + 3 * llama.chosen.mlp / 64))
     d, h = vit.chosen.inner, 768
     assert vit.chosen.score == pytest.approx(-d * (4 * 768 + 3) / (d * (4 * 768 + 3) + h * (2 * 768 + 1)))
+
+
+def test_experts_are_a_dimension_and_active_parameters_a_budget() -> None:
+    shape = {**LLAMA, "intermediate_size": 512, "num_local_experts": 8, "num_experts_per_tok": 2}
+    plan = leanify.redesign("mixtral", max_active=0.7, target_params=0.75, overrides=shape)
+    assert plan.chosen.params_active <= 0.7 * plan.baseline.params_active
+    assert plan.chosen.params <= 0.75 * plan.baseline.params
+    assert plan.control is not None
+    assert plan.control.mlp > plan.chosen.mlp
+    for design in (plan.baseline, plan.chosen, plan.control):
+        model = surgery.write(leanify.load("mixtral", overrides=shape, device="meta"), design.architecture)
+        experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+        assert design.params_active == design.params - experts * 6 // 8
+        assert design.mlp % 16 == 0

@@ -13,6 +13,7 @@ from leanify.errors import ShapeError
 
 MULTIPLE = 64
 SMALL_MULTIPLE = 8
+EXPERT_MULTIPLE = 16  # experts are narrow and many: 64 units in all of them can be a tenth of a model
 SMALL_WIDTH = 256  # below it, steps of 64 hidden units are a tenth of an MLP and more
 MANY_HEADS = 32  # from here on models are served on several devices
 DEEPEST_CUT = 3
@@ -23,8 +24,9 @@ class Constraints:
     """The rules, at their defaults; None means that the default depends on the baseline.
 
     multiple         ``--multiple``: hidden units and inner (heads × head_dim) in multiples of 64, of 8 where the width
-                     is below 256, as far as the baseline's own sizes are. Tensor cores work on tiles of 8 numbers in
-                     half precision, and best on rows of 64 (NVIDIA, *Matrix Multiplication Background*).
+                     is below 256 and of 16 in experts, as far as the baseline's own sizes are. Tensor cores work on
+                     tiles of 8 numbers in half precision, and best on rows of 64 (NVIDIA, *Matrix Multiplication
+                     Background*).
     tensor_parallel  ``--tensor-parallel``: heads and hidden units divide by so many devices, and key/value heads
                      divide by them or into them (Shoeybi et al. 2019, §3). By default 8, or what the baseline's heads
                      have in common with 8, for heads alone and from 32 heads on.
@@ -60,7 +62,7 @@ class Constraints:
     def mlp_floor(self, stage: Stage) -> int:
         """The fewest hidden units of a stage's MLP (of one expert)."""
         main = main_of(stage)
-        wanted = math.ceil(self.min_mlp * main.width / max(1, getattr(main, "active", 0)))
+        wanted = math.ceil(self.min_mlp * main.width / max(1, main.active))
         step = self.mlp_step(stage)
         return min(main.mlp, step * max(1, math.ceil(wanted / step)))
 
@@ -83,16 +85,16 @@ class Constraints:
         devices = self.tensor_parallel or 1
         return kv_heads % devices == 0 or devices % kv_heads == 0
 
-    def granule(self, width: int, size: int) -> int:
+    def granule(self, width: int, size: int, usual: int = MULTIPLE) -> int:
         """The multiple that a size keeps: the one that is asked for, or what the baseline's has of the default."""
         if self.multiple is not None:
             return self.multiple
-        return math.gcd(MULTIPLE if width >= SMALL_WIDTH else SMALL_MULTIPLE, size)
+        return math.gcd(usual if width >= SMALL_WIDTH else SMALL_MULTIPLE, size)
 
     def granule_of(self, stage: Stage) -> int:
         """The multiple that the hidden units of a stage's MLP keep."""
         main = main_of(stage)
-        return self.granule(main.width, main.mlp)
+        return self.granule(main.width, main.mlp, EXPERT_MULTIPLE if main.experts else MULTIPLE)
 
     def depth_floor(self, stage: Stage, share: float = 1.0, cross: bool = False) -> int:
         """The fewest blocks of a stage that holds ``share`` of the blocks on the input's way; a block counts as many

@@ -68,8 +68,7 @@ def _widened(prices: PriceList, tower: Tower, designs: Designs, lean: Candidate,
 
 def _multiples(stages: Sequence[Stage], tower: Tower, rules: Constraints) -> list[int]:
     """The multiples to try, largest first, down to what hardware likes as far as the baseline's MLP has it."""
-    lead = main_of(stages[tower.lead])
-    first = rules.granule(lead.width, lead.mlp)
+    first = rules.granule_of(stages[tower.lead])
     return [first, *(m for m in (32, 16, SMALL_MULTIPLE) if m < first)]
 
 

@@ -232,9 +232,8 @@ def idle_parameters(located: LocatedModel) -> int:
     idle = 0
     for layer in located.layers:
         shape = layer.read()
-        experts, active = getattr(shape, "experts", 0), getattr(shape, "active", 0)
-        if experts and active and layer.mlp is not None:  # 0 active: the configuration does not say
-            idle += parameters(layer.mlp.module) * (experts - active) // experts
+        if shape.experts and shape.active and layer.mlp is not None:  # 0 active: the configuration does not say
+            idle += parameters(layer.mlp.module) * (shape.experts - shape.active) // shape.experts
     return idle
 
 

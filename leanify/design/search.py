@@ -178,7 +178,7 @@ def scores(attention: Any, causal: bool) -> Any:
 
 def unmeasured(designs: Grid) -> NDArray[np.bool_]:
     """Which designs lie outside of what the ranking was measured on."""
-    mlp = designs.mlp * max(1, getattr(designs.old, "active", 0)) / designs.old.width
+    mlp = designs.mlp * max(1, designs.old.active) / designs.old.width
     inside = (4 * designs.depth >= designs.old_depth) & (mlp >= MEASURED_MLP[0]) & (mlp <= MEASURED_MLP[1])
     return np.asarray(~inside & (designs.mlp != designs.old.mlp))
 

@@ -47,7 +47,7 @@ def _mlp_words(architecture: Architecture, index: int, before: StageDesign, desi
     main = architecture.stages[index].main
     if main is None or not design.mlp or design.mlp >= before.mlp:
         return
-    units = design.mlp * max(1, getattr(main, "active", 0))
+    units = design.mlp * max(1, main.active)
     if units < 2 * main.width:
         yield f"an MLP of {units} units is below twice the width {main.width}, less than any published lean model has"
 

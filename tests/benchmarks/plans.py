@@ -106,8 +106,8 @@ def broken(plan: Plan) -> Iterator[str]:
         assert old is not None
         assert new is not None
         more |= new.heads > old.heads
-        multiple = Constraints().granule(old.width, old.mlp)
-        if new.mlp < min(old.mlp, old.width) and not getattr(old, "experts", 0):
+        multiple = Constraints().granule_of(plan.baseline.architecture.stages[i])
+        if new.mlp < min(old.mlp, old.width) and not old.experts:
             yield f"mlp {new.mlp} below width {old.width}"
         if new.mlp != old.mlp and multiple and new.mlp % multiple:
             yield f"mlp {new.mlp} no multiple of {multiple}"
