@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import leanify
+import leanify.errors
 
 PACKAGE = Path(leanify.__file__).parent
 
@@ -68,3 +71,45 @@ def test_the_top_of_the_package_stays_small() -> None:
     assert sorted(room_of(path.parts) for path in MODULES if len(path.parts) == 1) == [
         "__init__", "architecture", "errors", "machine", "terminal", "units",
     ]  # fmt: skip
+
+
+GUIDE = (PACKAGE.parent / "docs" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_shows_the_floors() -> None:
+    picture = GUIDE.partition("```mermaid")[2].partition("```")[0]
+    arrows = re.findall(r"^ +(.+) --> (.+)$", picture, re.MULTILINE)
+    assert all(above == below for (_, above), (below, _) in pairwise(arrows)), "a floor is left out"
+    drawn = [arrows[0][0], *(below for _, below in arrows)]
+    assert [set(floor.split(" & ")) for floor in drawn] == [set(floor) for floor in reversed(FLOORS)]
+
+
+def test_the_guide_says_what_is_in_each_room() -> None:
+    first = (row.split("|")[1] for row in GUIDE.splitlines() if row.startswith("| `"))
+    named = {room for cell in first for room in re.findall(r"`(\w+)`", cell)}
+    assert named >= set(FLOOR)
+
+
+def test_the_commands_that_pre_commit_and_ci_run_are_the_same() -> None:
+    hooks = (PACKAGE.parent / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    script = (PACKAGE.parent / ".ci" / "run").read_text(encoding="utf-8")
+    for command in re.findall(r"^\.venv/bin/(.+)$", script, re.MULTILINE):
+        assert f"entry: {command}\n" in hooks
+
+
+PUBLIC = """
+    Architecture Layer Stage load read write grow save redesign profile train compare condition
+    LeanifyError SourceError UnsupportedModel ShapeError RecipeError BudgetError DataError DirectoryError TrainingError
+"""
+
+
+def test_the_public_names_are_these_and_each_is_there() -> None:
+    assert sorted(leanify.__all__) == sorted(PUBLIC.split())
+    assert all(getattr(leanify, name).__doc__ for name in leanify.__all__)
+
+
+def test_the_errors_that_are_drawn_are_public() -> None:
+    drawn = re.findall(r"[├└]─ (\w+)", leanify.errors.__doc__ or "")
+    assert drawn
+    assert set(drawn) <= set(leanify.__all__)
+    assert all(issubclass(getattr(leanify, name), leanify.LeanifyError) for name in drawn)

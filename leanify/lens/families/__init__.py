@@ -1,28 +1,41 @@
-"""Where upstream keeps heads and hidden units: one row a class, nothing but data.
+"""Where upstream keeps heads and hidden units: one row a layout, nothing but data.
 
 The rows stand in `timm.toml`, `transformers.toml` and `leanify.toml` beside this file. A row (`Reading`) names the
-upstream classes that it describes and says how symbols lie in their tensors, in the notation of `notation`:
+upstream classes that it describes and how symbols lie in their tensors, in the notation of `notation`. A part that a
+class does not have is skipped, so classes that agree in all they have share a row:
 
     classes     dotted paths: ``models.xcit.XCA`` in timm, ``bert.BertAttention`` in transformers' modeling files
-    when        attributes that a module must have for this row to be its own, where one class is laid out in two ways
-    rows        linear maps whose *outputs* are heads or units (q, k, v, fc1, a norm over them); ``*`` in a path matches
-                any name (``expert_*.fc1``)
-    columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2;
-                or one of ``tensors`` (the matrices of experts), whose module is then resized like a linear map
+    when        attributes that a module must have for this row to apply, where one class is laid out in two ways
+    rows        linear maps whose *outputs* are heads or units (q, k, v, fc1, a norm over them)
+    columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2
     tensors     bare parameters and buffers, one layout an axis ("1" for an axis that stays)
     attributes  numbers that a forward reads; under ``config.`` they are changed in a copy of the configuration
     clear       caches (dicts) that go stale with another number of heads
-    edits       what to replace in upstream's forward where it takes inner for width; ``methods`` names other methods
-    forward     the function in `forwards` that takes the place of upstream's forward, where no edit would do
+    edits       words to replace in upstream's forward, where it takes inner for width (see below)
+    methods     the methods that ``edits`` are made in; ``forward`` unless named
+    forward     the function in `forwards` that replaces upstream's forward, where no edit would do
     mixing      parts that mix all heads (a norm over inner): with one present, growth cannot keep the outputs
-    constant    symbols that no layer of the model may change, because this class holds tables made for them
+    constant    symbols that no layer may change, because this class holds tables made for them at construction
     refused     why models with this class cannot be redesigned
     kept        why this class keeps its shape although it has heads or looks like an attention
 
 A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block. One with
-neither is a table (of heads, or of blocks) that stands outside its attentions and follows them, or just edits a part.
-Which list the blocks stand in is not written down: `surgery` finds it. To add a family, add the rows of its attention
-and its MLP; the tests hold every row against the laws.
+neither is a table (of heads, or of blocks) outside the attentions that follows them, or only edits a part. Which list
+the blocks stand in is not written down: `sites` finds it.
+
+``edits`` exist because about thirty upstream forwards never ask how wide the concatenated heads are. They write
+
+    B, N, C = x.shape
+    qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads)
+    x = (attn @ v).transpose(1, 2).reshape(B, N, C)
+
+which holds only while inner == width. With ``{ "C // self.num_heads" = "-1", ", C)" = ", -1)" }`` the same code computes
+the sizes from the tensors. `forwards` makes the replacement once a class, in the source of the installed version, and
+refuses a version in which any of the words is missing. An edit is as small as it can be, and only words that cannot mean
+anything else are replaced.
+
+To add a family, add the rows of its attention and its MLP: ``leanify zoo --propose NAME`` prints them, ``leanify zoo
+--check NAME`` holds the model against the laws, and docs/CONTRIBUTING.md walks through it.
 """
 
 from __future__ import annotations
