@@ -23,16 +23,16 @@ A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, on
 neither is a table (of heads, or of blocks) outside the attentions that follows them, or only edits a part. Which list
 the blocks stand in is not written down: `sites` finds it.
 
-``edits`` exist because about thirty upstream forwards never ask how wide the concatenated heads are. They write
+``edits`` exist because about thirty upstream forwards never ask how wide the concatenated heads are:
 
     B, N, C = x.shape
     qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads)
     x = (attn @ v).transpose(1, 2).reshape(B, N, C)
 
-which holds only while inner == width. With ``{ "C // self.num_heads" = "-1", ", C)" = ", -1)" }`` the same code computes
-the sizes from the tensors. `forwards` makes the replacement once a class, in the source of the installed version, and
-refuses a version in which any of the words is missing. An edit is as small as it can be, and only words that cannot mean
-anything else are replaced.
+which holds only while inner == width. ``{ "C // self.num_heads" = "-1", ", C)" = ", -1)" }`` makes the same code take
+the sizes from the tensors. `forwards` replaces the words once a class, in the installed version's source, and it
+refuses a version in which any of them is missing. An edit is as small as it can be, and its words can mean nothing
+else there.
 
 To add a family, add the rows of its attention and its MLP: ``leanify zoo --propose NAME`` prints them, ``leanify zoo
 --check NAME`` holds the model against the laws, and docs/CONTRIBUTING.md walks through it.
