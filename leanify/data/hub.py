@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +54,18 @@ def _unreached(name: str, error: Exception) -> str:
     return f"the data set {name!r} is no folder here and the hub did not give it: {reason}; --set data.path=PATH"
 
 
-def parquet(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The rows of a Parquet file, read a part at a time, with the first of ``columns`` that it has."""
+def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, read a part at a time: all columns, or the first of ``columns`` that it has."""
     library(f"{path}")
     import pyarrow.parquet
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        column = next((name for name in columns if name in file.schema_arrow.names), None)
-        if column is None:
+        found = [name for name in columns or () if name in file.schema_arrow.names][:1]
+        if columns and not found:
             known = ", ".join(file.schema_arrow.names)
             raise DataError(f"{path} has no column of text: looked for {', '.join(columns)}, found {known}")
-        for batch in file.iter_batches(columns=[column]):
-            yield from ({column: value} for value in batch.column(0).to_pylist())
+        for batch in file.iter_batches(columns=found or None):
+            yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error

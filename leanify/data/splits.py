@@ -20,7 +20,14 @@ NAMED = {
     "lra-retrieval": "aan",
     "lra-text": "imdb",
 }
-OF_TASK = {"classification": "image_folder", "causal-lm": "corpus", "masked-lm": "masked", "glue": "glue"}
+OF_TASK = {
+    "classification": "image_folder",
+    "text-classification": "labelled_text",
+    "text-regression": "labelled_text",
+    "causal-lm": "corpus",
+    "masked-lm": "masked",
+    "glue": "glue",
+}
 DRAWN = ("lra-listops", "lra-pathfinder")  # those that [data.options] means something to
 
 

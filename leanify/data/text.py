@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,21 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
 def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:
     """The texts of a table. Raises DataError, with the row, for one that has none, unless ``faults`` are skipped."""
     faults = faults or Faults()
+    yield from column_of_texts(path, rows_of_table(path, faults, COLUMNS), faults)
+
+
+def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """(place, column → cell) of every row of a table; of a Parquet file only the first of ``columns`` that it has.
+
+    Raises DataError where the file is not such a table.
+    """
     if path.suffix == ".parquet":
-        yield from column_of_texts(path, numbered(hub.parquet(path, COLUMNS)), faults)
+        yield from numbered(hub.parquet(path, columns))
         return
     limit = csv.field_size_limit(delimited.LONGEST)
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            rows = _of_json(path, file, faults) if path.suffix == ".jsonl" else _of_cells(path, file)
-            yield from column_of_texts(path, rows, faults)
+            yield from _of_json(path, file, faults) if path.suffix == ".jsonl" else _of_cells(path, file)
     except (csv.Error, OSError) as error:
         raise DataError(f"{path} is no {path.suffix[1:]} table: {error}") from error
     finally:

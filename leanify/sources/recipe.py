@@ -72,7 +72,16 @@ class DataSection:
     """Where samples come from; ``path`` where they lie, ``holdout`` the share of ``train`` that validates."""
 
     name: str
-    task: Literal["classification", "pair-classification", "masked-lm", "causal-lm", "glue", "regression"]
+    task: Literal[
+        "classification",
+        "text-classification",
+        "text-regression",
+        "pair-classification",
+        "masked-lm",
+        "causal-lm",
+        "glue",
+        "regression",
+    ]
     path: str | None = None
     train: str = "train"
     validation: str = "validation"
@@ -83,6 +92,8 @@ class DataSection:
     on_error: Literal["stop", "skip"] = "stop"  # what becomes of a sample that cannot be read
     tokenizer: str | None = None  # a directory or a hub id; masked-lm also bytes, wordpiece-32768; else the model's
     length: int | None = None  # tokens
+    text: tuple[str, ...] = ()  # one or two columns of labelled texts; else guessed by name
+    label: str | None = None  # their column of labels; else guessed by name
     options: Mapping[str, Any] = field(default_factory=dict)  # what a generator of samples is told
     mask: float = 0.0  # share of the tokens that a masked language model must guess
     img_size: int | None = None  # pixels

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -28,13 +30,15 @@ from leanify.upstream.origin import Origin, set_origin
 CLASSIFIER = "AutoModelForSequenceClassification"
 
 
-def with_head(model: ModelSection, outputs: int) -> nn.Module:
-    """The model of a recipe with a fresh head of so many outputs; what is not carried over is warned of.
+def with_head(model: ModelSection, outputs: int, names: Sequence[str] = ()) -> nn.Module:
+    """The model of a recipe with a new head of ``outputs`` outputs; a warning lists what is not carried over.
+
+    ``names`` are those of its classes, kept in transformers' configuration.
 
     Raises SourceError for a model that takes no text or that no head is known for.
     """
     found = find(model.source, cls=model.cls)
-    crowned = _crowned(found, model, outputs)
+    crowned = _crowned(found, model, outputs, names)
     if model.reshapes:
         crowned = replace(crowned, architecture=model.shape(surgery.read(build_on_meta(crowned))), weights=None)
     if crowned.weights is None:
@@ -46,11 +50,17 @@ def with_head(model: ModelSection, outputs: int) -> nn.Module:
     return new
 
 
-def _crowned(found: ModelSource, model: ModelSection, outputs: int) -> ModelSource:
+def _label_names(names: Sequence[str]) -> dict[str, dict[Any, Any]]:
+    """transformers' keys for the names of classes; none without names."""
+    return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}} if names else {}
+
+
+def _crowned(found: ModelSource, model: ModelSection, outputs: int, names: Sequence[str]) -> ModelSource:
     """What builds the source's body under a head; overrides reach its constructor or configuration."""
     origin = found.origin
     if origin.library == "hf":
-        return overridden(found, {**model.override, "num_labels": outputs}, CLASSIFIER)
+        overrides = {**model.override, "num_labels": outputs, **_label_names(names)}
+        return overridden(found, overrides, CLASSIFIER)
     if origin.library == "leanify" and "classes" in inspect.signature(models.model_class(origin.name)).parameters:
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(found, origin=Origin("leanify", origin.name, options))

@@ -22,6 +22,7 @@ from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue
 from leanify.tasks.masked_lm import MaskedLm
 from leanify.tasks.regression import Regression
+from leanify.tasks.text_regression import TextRegression
 from leanify.upstream.origin import is_hf, is_own
 
 Tally = Mapping[str, Tensor]
@@ -67,13 +68,15 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
             raise RecipeError(f"{key} mixes images, and {splits.words} are none")
-    if data.task in ("classification", "pair-classification"):
+    if data.task in ("classification", "text-classification", "pair-classification"):
         assert splits.classes is not None
         return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing, splits.constant)
     if data.task == "masked-lm":
         return MaskedLm(optim.label_smoothing)
     if data.task == "glue":
         return Glue(name_of(data), optim.label_smoothing)
+    if data.task == "text-regression":
+        return TextRegression()
     if data.task == "regression":
         return Regression()
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)

@@ -73,7 +73,8 @@ def with_tokenizer_of(run: RunDirectory) -> Recipe:
 
 def resolve(recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = ()) -> Recipe:
     """The recipe that is named, that of a run, or the usual one of a model; with its settings."""
-    value = recipe if isinstance(recipe, Recipe) else defaults.recipe_of(recipe)
+    path = next((each.partition("=")[2].strip() for each in settings if each.startswith("data.path=")), None)
+    value = recipe if isinstance(recipe, Recipe) else defaults.recipe_of(recipe, path)
     value = recipes.with_settings(value, settings) if settings else value
     if not isinstance(recipe, Recipe):
         defaults.check_data(recipe, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leanify.data import vocabulary
+from leanify.data import labelled_text, vocabulary
 from leanify.errors import RecipeError, SourceError
 from leanify.sources import find
 from leanify.sources import recipe as recipes
@@ -23,8 +23,10 @@ LAYOUTS = {
 BATCH = {"classification": 128, "causal-lm": 32, "masked-lm": 32}
 
 
-def recipe_of(source: str | Path) -> Recipe:
+def recipe_of(source: str | Path, path: str | None = None) -> Recipe:
     """A recipe by file or built-in name, that of a run, or the usual one of the model that SOURCE names.
+
+    ``path`` is the data that the user names: what lies there decides the task.
 
     Raises RecipeError, and SourceError for what names nothing.
     """
@@ -33,17 +35,21 @@ def recipe_of(source: str | Path) -> Recipe:
         return RunDirectory.open(text).recipe
     if recipes.find(text) is not None or Path(text).suffix == ".toml":
         return recipes.load(text)
-    return usual(text)
+    return usual(text, path)
 
 
-def usual(source: str) -> Recipe:
-    """Image classification for a model of images, masked words for an encoder of text, else the next word.
+def usual(source: str, path: str | None = None) -> Recipe:
+    """The usual task of a model: classification for images, masked words for an encoder of text, else the next word.
+
+    A text model with a table of labelled texts at ``path`` becomes a classifier, or a regressor.
 
     AdamW and a cosine with a short warm-up; the learning rate suits a model that is drawn anew, and a tenth of it one
     that comes with weights.
     """
     found = find.find(source)
     images = next(iter(example_inputs(find.build_on_meta(found), 1, device="meta"))) != "input_ids"
+    if not images and path is not None and (labelled := labelled_text.task_of(Path(path).expanduser())) is not None:
+        return _of_labelled(source, found, *labelled)
     cls = None
     if images:
         task = "classification"
@@ -60,6 +66,20 @@ def usual(source: str) -> Recipe:
         data=DataSection("data", task, tokenizer=tokenizer, mask=0.15 if task == "masked-lm" else 0.0),  # type: ignore[arg-type]
         optim=OptimSection(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
         schedule=ScheduleSection(BATCH[task], epochs=10, warmup=0.5),
+    )
+
+
+def _of_labelled(source: str, found: Any, task: str, validated: bool) -> Recipe:
+    """Fine-tuning with a new head, as Devlin et al. 2019 do (appendix A.3): few epochs, a low rate, a short warm-up.
+
+    Without a validation table a tenth of the samples is held out.
+    """
+    lr = 5e-4 if found.weights is None else 3e-5
+    return Recipe(
+        model=ModelSection(source),
+        data=DataSection("data", task, holdout=0.0 if validated else 0.1),  # type: ignore[arg-type]
+        optim=OptimSection(lr, weight_decay=0.01, clip=1.0),
+        schedule=ScheduleSection(32, epochs=3, kind="linear", warmup=0.3),
     )
 
 

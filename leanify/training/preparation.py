@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from leanify.data import glue, vocabulary
+from leanify.data import glue, labelled_text, vocabulary
 from leanify.design.build import build_fresh
 from leanify.errors import RecipeError
 from leanify.lens import surgery
@@ -37,6 +37,9 @@ def build(recipe: Recipe) -> nn.Module:
     model, data = recipe.model, recipe.data
     if data is not None and data.task == "glue":
         built = text_classifier.with_head(model, glue.TASKS[glue.name_of(data)].outputs)
+    elif data is not None and data.task in labelled_text.TASKS:
+        names = labelled_text.classes_of(data)
+        built = text_classifier.with_head(model, len(names) or 1, names)
     elif not model.reshapes:
         built = find.load(model.source, overrides=model.override, cls=model.cls)
     else:
@@ -61,9 +64,9 @@ def _checkpoint_gradients(model: Any) -> None:
 
 
 def data_of(recipe: TrainingRecipe) -> DataSection:
-    """[data] of a recipe; GLUE takes the tokenizer beside the model where the recipe names none."""
+    """[data] of a recipe; labelled texts take the tokenizer beside the model where the recipe names none."""
     data, source = recipe.data, Path(recipe.model.source).expanduser()
-    if data.task != "glue" or data.tokenizer is not None:
+    if data.task not in ("glue", *labelled_text.TASKS) or data.tokenizer is not None:
         return data
     if source.is_dir():
         return replace(data, tokenizer=str(source) if vocabulary.lies_in(source) else None)

@@ -1,0 +1,37 @@
+"""A number for a sentence or a pair of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leanify.data.samples import Inputs
+from leanify.tasks.glue import pearson, spearman
+from leanify.tasks.outputs import answer
+
+
+class TextRegression:
+    """A number for each text by the squared error; Pearson's and Spearman's correlation in an evaluation."""
+
+    metric, sign, margin = "spearman", 1, 1.0
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """targets B → the sum over B"""
+        return F.mse_loss(answer(model, inputs)[:, 0], targets, reduction="sum")
+
+    def count(self, targets: Tensor) -> int:
+        return len(targets)
+
+    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+        guess = answer(model, inputs)[:, 0]
+        loss = F.mse_loss(guess, targets, reduction="sum")
+        return {"loss": loss, "count": torch.tensor(len(targets)), "guess": guess, "label": targets}
+
+    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+        """The mean squared error, and correlations times 100."""
+        label, guess = found["label"].numpy(), found["guess"].numpy()
+        loss = (found["loss"] / found["count"]).item()
+        return {"loss": loss, "spearman": 100 * spearman(label, guess), "pearson": 100 * pearson(label, guess)}

@@ -1,0 +1,137 @@
+"""One's own labelled texts: columns guessed or named, labels of every kind, dirty rows, from the table to the run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leanify
+from leanify import training
+from leanify.data import labelled_text
+from leanify.data.faults import Faults
+from leanify.sources.recipe import DataSection
+from leanify.sources.run_directory import RunDirectory
+
+GOOD, BAD = "a fine and sunny day", "a dull and rainy night"
+TINY = [
+    "model.override.hidden_size=32", "model.override.num_hidden_layers=2", "model.override.num_attention_heads=2",
+    "model.override.intermediate_size=32", "model.override.vocab_size=300", "data.tokenizer=bytes", "data.length=32",
+    "schedule.epochs=12", "optim.lr=5e-3", "schedule.batch_size=16", "schedule.warmup=0",
+]  # fmt: skip
+ROWS: list[dict[str, Any]] = [
+    {"review": f"{(GOOD, BAD)[i % 2]} {i}", "stars": ("pos", "neg")[i % 2]} for i in range(64)
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore:bert comes without weights")
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> Path:
+    """The rows as a table of the file's kind."""
+    if file.suffix == ".jsonl":
+        file.write_text("\n".join(map(json.dumps, rows)))
+    elif file.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    else:
+        with file.open("w", newline="") as out:
+            table = csv.DictWriter(out, list(rows[0]), delimiter="\t" if file.suffix == ".tsv" else ",")
+            table.writeheader()
+            table.writerows(rows)
+    return file
+
+
+def read(file: Path, **settings: Any) -> labelled_text.Labelled:
+    return labelled_text.read_table(file, DataSection("data", "text-classification", str(file), **settings), Faults())
+
+
+@pytest.mark.parametrize("suffix", labelled_text.TABLES)
+def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    table = read(write(tmp_path / f"train{suffix}", ROWS))
+    assert (table.texts, table.label, table.names) == (("review",), "stars", ["neg", "pos"])
+    assert table.rows == [((row["review"],), row["stars"]) for row in ROWS]
+    assert labelled_text.task_of(tmp_path) == ("text-classification", False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "regression"),
+    [
+        (["0.5", "1", "2.25"], None, True),
+        (["10", "9", "-1"], ["-1", "9", "10"], False),
+        (["b", "a", "b"], ["a", "b"], False),
+        (["True", "False", "True"], ["False", "True"], False),
+    ],
+)
+def test_labels_are_classes_or_numbers(
+    tmp_path: Path, labels: list[str], names: list[str] | None, regression: bool
+) -> None:
+    table = read(write(tmp_path / "train.csv", [{"text": "x", "label": label} for label in labels]))
+    assert table.is_regression == regression
+    assert names is None or table.names == names
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "train.csv", [{"text": "no", "A": "one", "B": "two", "label": "no", "kind": "yes"}])
+    assert read(file, text=("A", "B"), label="kind").rows == [(("one", "two"), "yes")]
+    with pytest.raises(leanify.DataError, match=r"no column C; found text, A, B, label, kind.*--set data\.label"):
+        read(file, text=("C",))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"text": None, "label": "a"}, "line 2: text is null, not a string"),
+        ({"text": 3, "label": "a"}, "line 2: text is 3, not a string"),
+        ({"text": "x"}, "line 2: label is None, not a label"),
+        ({"text": "x", "label": ["a"]}, r"line 2: label is \['a'\], not a label"),
+        (["x"], "line 2 is not a table of columns"),
+    ],
+)
+def test_a_dirty_row_is_named_or_skipped(tmp_path: Path, row: Any, words: str) -> None:
+    clean = {"text": "x", "label": "a"}
+    file = write(tmp_path / "train.jsonl", [clean, row, clean])
+    with pytest.raises(leanify.DataError, match=words):
+        read(file)
+    faults = Faults(skip=True)
+    found = labelled_text.read_table(file, DataSection("data", "text-classification", str(file)), faults)
+    assert (len(found.rows), len(faults.names)) == (2, 1)
+
+
+def test_a_model_and_a_table_make_a_classifier_that_keeps_its_labels(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ROWS)
+    run = RunDirectory.open(
+        training.train(training.resolve("bert", [f"data.path={tmp_path}", *TINY]), tmp_path / "run")
+    )
+    assert run.recipe.data is not None
+    assert (run.recipe.data.task, run.recipe.data.holdout) == ("text-classification", 0.1)
+    assert run.rows()[-1]["top1"] > 90
+    model: Any = leanify.load(run.path)
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+
+
+def test_fractions_make_a_regressor(tmp_path: Path) -> None:
+    rows = [{"sentence1": GOOD, "sentence2": (GOOD, BAD)[i % 2], "score": (4.5, 0.5)[i % 2]} for i in range(32)]
+    write(tmp_path / "train.tsv", rows)
+    write(tmp_path / "dev.tsv", rows[:8])
+    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
+    assert recipe.data is not None
+    assert (recipe.data.task, recipe.data.holdout) == ("text-regression", 0.0)
+    run = RunDirectory.open(training.train(recipe, tmp_path / "run"))
+    assert run.rows()[-1]["spearman"] > 90
+
+
+def test_a_label_that_training_lacks_and_a_single_class_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ROWS)
+    write(tmp_path / "valid.csv", [{"review": "x", "stars": "meh"}])
+    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
+    with pytest.raises(leanify.DataError, match="'meh' is none of the training labels, neg, pos"):
+        training.train(recipe, tmp_path / "run")
+    write(tmp_path / "train.csv", ROWS[::2])
+    with pytest.raises(leanify.DataError, match="one class, pos"):
+        training.train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
