@@ -424,8 +424,8 @@ def test_from_masked_language_modelling_to_the_table(
 def test_a_tiny_bert_learns_the_word_that_tells(
     name: str, metric: str, least: float, bert: Path, files: Path, tmp_path: Path
 ) -> None:
-    settings = [f"data.name={name}", "optim.lr=1e-2", "schedule.epochs=8", "schedule.batch_size=8", "run.eval_every=48"]
-    settings.append("run.seed=1")  # at this rate two seeds in five learn nothing
+    settings = [f"data.name={name}", "optim.lr=5e-3", "schedule.epochs=8", "schedule.batch_size=8", "run.eval_every=48"]
+    settings.append("run.seed=2")  # at this rate two seeds in five learn nothing
     last = RunDirectory.open(training.train(at(bert, files, *settings), tmp_path / "run")).rows()[-1]
     assert last[metric] > least
 
@@ -439,7 +439,7 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
         return table.glue(bert, files, seeds=2, output=out, settings=quick)
 
     # a run that was killed: its last checkpoint is gone
-    named = [f"model.source={bert}", f"data.path={files}", "data.name=stsb", "run.seed=1"]
+    named = [f"model.source={bert}", f"data.path={files}", "data.name=stsb", "run.seed=2"]
     training.train(recipes.with_settings(recipes.load("glue"), [*quick, *named]), out / "stsb-1")
     expected = outcome(out / "stsb-1")
     shutil.rmtree(RunDirectory.open(out / "stsb-1").checkpoints()[-1].path)
