@@ -3,62 +3,343 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import flows
+import pytest
+import torch
 from cases import CASES
-from test_disk import _needed, lean_of, mixed_bert
+from flows import FAMILIES
+from test_disk import lean_of, mixed_bert
 
 import leanify
+from leanify.sources import find, lean_directory, tensors
 
-ALONE = """
-import sys, torch
-{mend}
-import timm, transformers
-transformers.logging.set_verbosity_error()
-for name, library, folder in {folders}:
-    try:
-        if library == "timm":
-            timm.create_model("local-dir:" + folder, pretrained=True)
-        else:
-            getattr(transformers, name).from_pretrained(folder)
-        print("loaded")
-    except Exception as error:
-        print(str(error).replace("\\n", " ") or type(error).__name__)
-assert not any("leanify" in module for module in sys.modules)
-"""
-MEND = (
-    "library = torch.library.Library('torchvision', 'DEF')\n"
-    "for name in ('nms', 'qnms'):\n"
-    "    library.define(name + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+QUICK = {("BERT", flow) for flow in flows.flows_of("BERT")} | {("Swin (timm)", flow) for flow in flows.TIMM}
+QUICK |= {
+    ("ViT (timm)", "save"),
+    ("GPT-2", "new head"),
+    ("GPT-2", "tokenizer, pipeline"),
+    ("Llama", "save"),
+    ("T5", "save"),
+}
+EVERY = [(name, flow) for name in FAMILIES for flow in flows.flows_of(name)]
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The lean directory of a family, made once."""
+    made: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in made:
+            made[name] = FAMILIES[name].lean(tmp_path_factory.mktemp("family"))
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "flow"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.long) for case in EVERY]
 )
+def test_a_lean_model_belongs_to_its_library(name: str, flow: str, lean: Any, tmp_path: Path) -> None:
+    if flow in ("PEFT", "SentenceTransformer"):
+        pytest.importorskip({"PEFT": "peft"}.get(flow, "sentence_transformers"))
+    flows.flows_of(name)[flow](FAMILIES[name], lean(name), tmp_path)
 
 
 def test_without_leanify_upstream_loads_what_it_can_express_and_refuses_the_rest(tmp_path: Path) -> None:
     """Auto class and class by name, in a process that never imports leanify."""
-    asked: list[tuple[str, str, str]] = []
-    expected: list[tuple[str, ...]] = []
+    asked: list[tuple[str, str]] = []
+    expected: list[str] = []
     for name in ("deit", "vit, pooling head", "bert", "gpt2", "llama", "qwen2"):
         folder = leanify.save(lean_of(CASES[name]), tmp_path / name)
         card = json.loads((folder / "leanify.json").read_text())
-        native = card["upstream"]
         if card["origin"]["library"] == "timm":
-            asked.append(("", "timm", str(folder)))
+            asked.append(("", str(folder)))
             strings = "attn_layer" in (folder / "config.json").read_text()
-            alone = "Unknown attn_layer" if strings else "loaded" if native else "Unknown model (leanify)"
-            expected.append((alone,))
+            foreign = "Unknown attn_layer" if strings else "Unknown model (leanify)"
+            expected.append(foreign if strings or not card["upstream"] else "loads")
             continue
-        for loader in ("AutoModel", card["origin"]["cls"]):
-            asked.append((loader, "hf", str(folder)))
-            expected.append(("loaded",) if native else ("leanify_", "import leanify"))
+        for loader, foreign in (("AutoModel", "leanify_"), (card["origin"]["cls"], "import leanify")):
+            asked.append((loader, str(folder)))
+            expected.append("loads" if card["upstream"] else foreign)
     mixed = str(mixed_bert(tmp_path)[1])
-    for loader in ("AutoModel", "BertModel"):
-        asked.append((loader, "hf", mixed))
-        expected.append(("leanify_bert", "import leanify"))
-    code = ALONE.format(mend=_needed(MEND), folders=asked)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = done.stdout.splitlines()
-    assert len(said) == len(asked), done.stderr
-    for case, line, words in zip(asked, said, expected, strict=True):
-        assert any(word in line for word in words), (case, line)
+    for loader, foreign in (("AutoModel", "leanify_bert"), ("BertModel", "import leanify")):
+        asked.append((loader, mixed))
+        expected.append(foreign)
+    for case, found, words in zip(asked, flows.alone(asked), expected, strict=True):
+        assert words in found, (case, found)
+
+
+# -- folders as others leave them ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return FAMILIES["BERT"].source(tmp_path / "bert")
+
+
+def regrown(source: Path, folder: Path) -> Path:
+    """Folder in, lean folder out: more heads, the same outputs but for rounding."""
+    old = leanify.load(source)
+    lean = leanify.save(leanify.grow(old, heads=5), folder)
+    assert torch.allclose(flows.outputs(old), flows.outputs(leanify.load(lean)), atol=1e-5)
+    return lean
+
+
+def test_what_a_trainer_keeps_beside_the_weights_is_never_opened(bert: Path, tmp_path: Path) -> None:
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"):
+        (bert / name).write_bytes(b"not even a pickle")
+    lean = regrown(bert, tmp_path / "lean")
+    names = {path.name for path in lean.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "leanify.json"} <= names
+    assert not any(name.endswith((".bin", ".pt", ".pth")) for name in names)
+
+
+@pytest.mark.parametrize("kind", ["sharded", "bf16", "old", "old and sharded"])
+def test_every_format_of_weights(kind: str, bert: Path, tmp_path: Path) -> None:
+    import transformers
+
+    model = transformers.BertForSequenceClassification.from_pretrained(bert)
+    if kind == "bf16":
+        model = model.bfloat16()
+    for file in bert.glob("*.safetensors"):
+        file.unlink()
+    if kind in ("sharded", "bf16"):
+        model.save_pretrained(bert, max_shard_size="20KB" if kind == "sharded" else "1GB")
+    elif kind == "old":
+        torch.save(model.state_dict(), bert / "pytorch_model.bin")
+    else:
+        names = list(model.state_dict())
+        shards = {name: f"pytorch_model-0000{1 + 2 * i // len(names)}-of-00002.bin" for i, name in enumerate(names)}
+        for shard in set(shards.values()):
+            torch.save({n: t for n, t in model.state_dict().items() if shards[n] == shard}, bert / shard)
+        (bert / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    loaded = leanify.load(bert)
+    assert next(loaded.parameters()).dtype == next(model.parameters()).dtype
+    flows.same(model, loaded)
+    if kind != "bf16":
+        regrown(bert, tmp_path / "lean")
+
+
+def test_an_old_configuration_without_a_model_type(bert: Path) -> None:
+    words = json.loads((bert / "config.json").read_text())
+    words.pop("model_type")
+    wanted = leanify.load(bert)
+    (bert / "config.json").write_text(json.dumps(words))
+    flows.same(wanted, leanify.load(bert))  # by its architectures
+    words.pop("architectures")
+    (bert / "config.json").write_text(json.dumps(words))
+    flows.same(wanted, leanify.load(bert, cls="BertForSequenceClassification"))
+    assert type(leanify.load(bert, overrides={"model_type": "bert"})).__name__ == "BertModel"
+    with pytest.raises(leanify.SourceError, match=r"--class BertForMaskedLM or --override model_type=bert"):
+        leanify.load(bert)
+
+
+def test_a_text_model_without_a_tokenizer_lets_no_loader_build_an_empty_one(bert: Path, tmp_path: Path) -> None:
+    import transformers
+
+    for file in bert.glob("tokenizer*"):
+        file.unlink()
+    lean = leanify.save(leanify.load(bert), tmp_path / "lean")
+    for loader in (transformers.AutoTokenizer, transformers.BertTokenizer):
+        with pytest.raises(Exception, match=r"."):
+            loader.from_pretrained(lean)
+    flows.tokenizer(lean)
+    assert len(transformers.AutoTokenizer.from_pretrained(lean)) == len(flows.WORDS)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, tmp_path: Path) -> None:
+    words = json.loads((bert / "tokenizer.json").read_text())
+    words["model"]["vocab"] |= {f"w{i}": i + 100 for i in range(3)}
+    (bert / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(leanify.SourceError, match=r"103 words, the model 14: it is the tokenizer of another model"):
+        leanify.save(leanify.load(bert), tmp_path / "lean")
+    assert not (tmp_path / "lean").exists()
+
+
+def test_a_body_gets_a_head_from_any_source(bert: Path, tmp_path: Path) -> None:
+    """A checkpoint of a body, with --weights, under another class: upstream's own rules of prefixes."""
+    import transformers
+
+    transformers.BertModel.from_pretrained(bert).save_pretrained(tmp_path / "body")
+    plan = leanify.redesign(
+        tmp_path / "body", depth=2, heads=5, cls="AutoModelForSequenceClassification", overrides={"num_labels": 3}
+    )
+    for weights in (tmp_path / "body", tmp_path / "body" / "model.safetensors"):
+        with pytest.warns(UserWarning, match=r"carried over, 2 re-initialised \(classifier.bias, classifier.weight\)"):
+            built = plan.build(weights=weights)
+        assert type(built).__name__ == "BertForSequenceClassification"
+        assert built.classifier.out_features == 3
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "message"),
+    [
+        ("timm", {"checkpoint_path": "evil.pth"}, "no such argument"),
+        ("timm", {"pretrained": True}, "no such argument"),
+        ("timm", {"pretrained_cfg": {"file": "evil.pth"}}, "no such argument"),
+        ("timm", {"pretrained_cfg_overlay": {"file": "evil.pth"}}, "no such argument"),
+        ("architecture", "hf-hub:org/name", "has no model"),
+        ("wrapper", {"pretrained_cfg": {"file": "evil.pth"}}, "no such argument"),
+    ],
+)
+def test_keys_from_files_open_no_file_and_ask_no_network(file: str, words: Any, message: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"architecture": "vit_tiny_patch16_224", "model_args": words}
+    if file == "architecture":
+        config = {"architecture": words}
+    if file == "wrapper":
+        config = {"model_type": "timm_wrapper", "architecture": "vit_tiny_patch16_224", "model_args": words}
+        config |= {"architectures": ["TimmWrapperModel"]}
+        config["timm_wrapper"] = {**config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.pth").write_bytes(b"never read")
+    with pytest.raises(leanify.SourceError, match=message):
+        leanify.load(tmp_path, device="meta")
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
+def test_a_quantised_checkpoint_is_named_and_refused(method: str, bert: Path) -> None:
+    words = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps({**words, "quantization_config": {"quant_method": method}}))
+    with pytest.warns(UserWarning, match=f"is quantised \\({method}\\)"):
+        assert leanify.load(bert, device="meta") is not None
+    with pytest.raises(leanify.SourceError, match=f"is quantised \\({method}\\)"):
+        leanify.load(bert)
+
+
+def test_a_flipped_bit_is_noticed_where_a_checksum_lies_beside_it(bert: Path, tmp_path: Path) -> None:
+    lean = leanify.save(leanify.load(bert), tmp_path / "lean")
+    file = lean / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(leanify.SourceError, match="is not what was written"):
+        leanify.load(lean)
+
+
+def test_saving_over_a_lean_directory_forgets_its_card(bert: Path, tmp_path: Path) -> None:
+    lean = leanify.save(leanify.load(bert), tmp_path / "lean")
+    model: Any = leanify.load(lean)
+    with torch.no_grad():
+        model.classifier.bias += 1
+    model.save_pretrained(lean)
+    flows.same(model, leanify.load(lean))
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, ("true",))
+
+
+def test_a_pickle_says_what_it_wants(bert: Path) -> None:
+    (bert / "model.safetensors").unlink()
+    torch.save({"state_dict": _Bomb()}, bert / "pytorch_model.bin")
+    with pytest.raises(leanify.SourceError, match=r"it names posix\.system\)"):
+        leanify.load(bert)
+
+
+def test_an_archive_that_unpacks_to_far_more_than_it_weighs_is_not_opened(tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(40 << 20))
+    with pytest.raises(leanify.SourceError, match="never compresses"):
+        tensors.read_tensors(tmp_path / "bomb.pt")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "deep", "latin", "huge"])
+def test_what_is_no_small_text_file_is_one_message(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "huge":
+        with file.open("wb") as sparse:
+            sparse.truncate(1 << 31)
+    else:
+        file.write_bytes(b"[" * 100_000 if kind == "deep" else "é".encode("latin-1"))
+    for source in (file, tmp_path):
+        with pytest.raises(leanify.SourceError, match=r"regular file|too deep|UTF-8|at most 64 MB"):
+            leanify.load(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides"),
+    [
+        ("vit_tiny_patch16_224", {"patch_size": 0}),
+        ("vit_tiny_patch16_224", {"img_size": []}),
+        ("vit_tiny_patch16_224", {"embed_dim": -1}),
+        ("vit_base.augreg_in21k.x", {}),
+        ("bert", {"hidden_size": "wide"}),
+        ("vit", {"image_size": [32]}),
+        ("x" * 5000, {}),
+    ],
+)
+def test_upstreams_own_errors_are_one_message(source: str, overrides: dict[str, Any]) -> None:
+    with pytest.raises(leanify.SourceError) as found:
+        leanify.load(source, overrides=overrides, device="meta")
+    assert len(str(found.value)) < 1000
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_with_one_completion_is_that_model() -> None:
+    assert str(find.find("swin_tiny").origin) == "timm/swin_tiny_patch4_window7_224"
+
+
+def test_a_head_dim_that_is_asked_for_outlives_another_width() -> None:
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    for keys in (list(sizes), list(reversed(sizes))):
+        found = find.find("qwen3", overrides={key: sizes[key] for key in keys})
+        assert {key: found.origin.options[key] for key in sizes} == sizes
+
+
+# -- litter -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom leanify.sources.lean_directory import new_directory\n"
+        "with new_directory(sys.argv[1]) as folder:\n"
+        "    (folder / 'model.safetensors').write_bytes(b'x')\n    print('begun', flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        [folder] = tmp_path.iterdir()
+        os.utime(folder, (time.time() - 3600,) * 2)
+        lean_directory.remove_litter(tmp_path)
+        assert folder.is_dir()  # its process lives
+        one.kill()
+    os.utime(folder, (time.time() - 3600,) * 2)
+    with lean_directory.new_directory(tmp_path / "b"):
+        assert not folder.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_files_follow_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        lean = leanify.save(CASES["vit"].load(), tmp_path / "lean")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(lean.stat().st_mode) == 0o750
+    assert {stat.S_IMODE(file.stat().st_mode) for file in lean.iterdir()} == {0o640}

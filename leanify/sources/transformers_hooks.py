@@ -1,14 +1,14 @@
 """transformers builds, loads and saves lean models: what `import leanify` teaches it.
 
 A lean shape travels in the configuration (`upstream.lean_config`), so AutoModel, Trainer, pipeline, PEFT,
-sentence-transformers and push_to_hub carry it without knowing of it. Four places make that work, the fewest that all
+sentence-transformers and push_to_hub carry it without knowing of it. Five places make that work, the fewest that all
 of them pass through:
 
-    PreTrainedConfig.get_config_dict    every reader of config.json: the file's form becomes the configuration's
-    PreTrainedConfig.save_pretrained    every writer: the values that upstream's constructor takes are what is checked
-    PreTrainedConfig.to_json_file       … and what is written, in the file's form
-    PreTrainedModel.save_pretrained     before: the shape in the configuration is brought in line with the live module
-    __init__ of every model class       after the outermost one: surgery, where the configuration carries a shape
+    PreTrainedConfig._dict_from_json_file   every reader of config.json: the file's form becomes the configuration's
+    PreTrainedConfig.save_pretrained        every writer: the values that upstream's constructor takes are checked
+    PreTrainedConfig.to_json_file           … and written, in the file's form
+    PreTrainedModel.save_pretrained         before: the configuration's shape is brought in line with the live module
+    __init__ of every model class           after the outermost one: surgery, where the configuration carries a shape
 
 Registering a lean subclass of every configuration and model class was the alternative. But upstream asks for model
 types by name in many places (PEFT's target modules, conversions of weights, tokenizers): a lean BERT is a BERT there.
@@ -32,18 +32,17 @@ _BUILDING: ContextVar[bool] = ContextVar("_BUILDING", default=False)  # whether 
 def teach_configurations(module: ModuleType) -> None:
     """Reading and writing; ``module`` is ``transformers.configuration_utils``."""
     cls: Any = module.PreTrainedConfig
-    cls.get_config_dict = classmethod(_reading(cls.get_config_dict.__func__))
+    cls._dict_from_json_file = classmethod(_reading(cls._dict_from_json_file.__func__))
     cls.save_pretrained = _checking(cls.save_pretrained)
     cls.to_json_file = _writing(cls.to_json_file)
 
 
-def _reading(get: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(get)
-    def get_config_dict(cls: Any, *positional: Any, **named: Any) -> Any:
-        words, unused = get(cls, *positional, **named)
-        return from_file(words), unused
+def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(read)
+    def _dict_from_json_file(cls: Any, json_file: Any) -> dict[str, Any]:
+        return from_file(read(cls, json_file))
 
-    return get_config_dict
+    return _dict_from_json_file
 
 
 def _checking(save: Callable[..., Any]) -> Callable[..., Any]:

@@ -150,12 +150,30 @@ def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Ten
         where = None
     config = full_config(origin.name, origin.options)
     cls: Any = getattr(import_transformers(), origin.cls)
+    options = {"ignore_mismatched_sizes": True} if _other_labels(config, weights) else {}
     with wall(f"{weights} does not load as {origin.cls}"):
-        model, info = cls.from_pretrained(where, config=config, state_dict=tensors, output_loading_info=True)
+        model, info = cls.from_pretrained(where, config=config, state_dict=tensors, output_loading_info=True, **options)
+    _check_body(model, info, weights)
     _warn_of_new(model, info, weights)
     set_origin(model, origin)
     loaded: nn.Module = model.eval()
     return loaded
+
+
+def _other_labels(config: Any, weights: Path | str) -> bool:
+    """Whether another number of classes was asked for than the weights in a directory have."""
+    file = Path(weights) / "config.json"
+    words = read_json(file) if file.is_file() else {}
+    known = words.get("id2label") if isinstance(words, dict) else None
+    return file.is_file() and len(known or (0, 1)) != config.num_labels  # two are transformers' default
+
+
+def _check_body(model: Any, info: dict[str, Any], weights: Path | str) -> None:
+    """Another number of classes changes the head; SourceError where anything below it has another shape."""
+    prefix = f"{model.base_model_prefix}."
+    odd = sorted(str(entry[0]) for entry in info["mismatched_keys"])
+    if body := [name for name in odd if name.startswith(prefix) or model.base_model is model]:
+        raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(body)} of another shape ({few(body)})")
 
 
 def _refuse_quantised(directory: Path) -> None:
@@ -170,6 +188,7 @@ def _refuse_quantised(directory: Path) -> None:
 def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
     wanted = list(model.state_dict())
     new, left = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    new = sorted({*new, *(str(entry[0]) for entry in info["mismatched_keys"])})
     name = type(model).__name__
     if len(new) == len(wanted):
         raise SourceError(f"{weights} holds no tensor of {name}; its first missing ones: {few(new)}")
