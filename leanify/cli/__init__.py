@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 import warnings
 from importlib import import_module
 
@@ -52,6 +53,8 @@ def main() -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except LeanifyError as error:
+        if os.environ.get("LEANIFY_DEBUG"):
+            traceback.print_exc()
         print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt as error:
