@@ -376,9 +376,8 @@ def main() -> None:
             print(name, cells, file=sys.stderr)
         answers = alone(asked)
     print("# Lean models in their own libraries\n")
-    print(
-        "Each shape is grown past its width, at a tiny size. *ok* is equal to the last bit; for\nSentenceTransformer, embeddings of a grown model within 1e-5 of the source's. Made by\n"
-    )
+    print("Each shape is grown past its width, at a tiny size. *ok* is equal to the last bit; for")
+    print("SentenceTransformer, embeddings of a grown model within 1e-5 of the source's. Made by\n")
     print("    python tests/flows.py > recipes/results/folders.md\n")
     print("| model | " + " | ".join(columns) + " | upstream without `import leanify` |")
     print("|---" * (len(columns) + 2) + "|")
