@@ -1,31 +1,12 @@
-"""A planned shape as a model: by upstream's constructor where it can express the shape, else by surgery."""
+"""What building a planned shape takes: room on the disk and in memory."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-from torch import nn
-
 from leanify import machine
-from leanify.architecture import Architecture
 from leanify.errors import DirectoryError, LeanifyError
-from leanify.lens import surgery
-from leanify.sources.describe import expressed
-from leanify.sources.source import ModelSource, build_on_meta
-from leanify.upstream.build import build_model
-from leanify.upstream.origin import set_origin
-
-
-def build_fresh(found: ModelSource, architecture: Architecture) -> nn.Module:
-    """A model of this shape, initialised by upstream: by its constructor where it can, else by surgery."""
-    on_meta = surgery.write(build_on_meta(found), architecture)
-    native = expressed(on_meta, found.origin, architecture)
-    if native is None:
-        return surgery.write(build_model(found.origin), architecture, "fresh")
-    model = build_model(native)
-    set_origin(model, found.origin)
-    return model
 
 
 def room_for(size: int, directory: Path) -> None:

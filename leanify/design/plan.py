@@ -17,7 +17,7 @@ from torch import nn
 from leanify.architecture import Architecture
 from leanify.design import budget, search
 from leanify.design.budget import Budget
-from leanify.design.build import build_fresh, room_for
+from leanify.design.build import room_for
 from leanify.design.constraints import Constraints
 from leanify.design.control import control as control_of
 from leanify.design.grid import Candidate, HeadsMode, Request, turned_stages
@@ -28,6 +28,7 @@ from leanify.design.warnings import warnings
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find, lean_directory
+from leanify.sources import weights as weights_of
 from leanify.sources.find import ModelSource
 from leanify.upstream.inputs import check_tokens
 
@@ -137,7 +138,7 @@ class Plan:
         if weights is not None or pretrained:
             donor = find.with_weights(self.found, weights, pretrained)
             return carry(donor, shape)
-        return build_fresh(self.found, shape)
+        return weights_of.fresh(replace(self.found, architecture=shape))
 
     def save(
         self,

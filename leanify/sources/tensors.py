@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from leanify.errors import SourceError
 from leanify.lens.located import name_of
 from leanify.sources.checkpoints import DIGESTS
+from leanify.upstream.origin import is_hf
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 SLACK = 16 << 20  # bytes that a torch.save'd file may unpack to beyond twice its size: it is stored, not compressed
@@ -142,7 +143,12 @@ def few(names: list[str]) -> str:
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:
-    """Put tensors into a model, in place, every one of them; SourceError names the first few that do not fit."""
+    """Put tensors into a model, in place, every one of them, and tie what upstream ties.
+
+    SourceError names the first few that do not fit.
+    """
     if problems := misfits(shapes_of(model.state_dict()), shapes_of(tensors)):
         raise SourceError(f"{where} does not fit {name_of(model)}: {problems}")
     model.load_state_dict(tensors, assign=True)
+    if is_hf(model):  # assigned tensors are no longer one parameter
+        model.tie_weights()  # type: ignore[operator]

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from leanify.errors import SourceError
 from leanify.lens import surgery
 from leanify.sources import hub
+from leanify.sources.describe import expressed
 from leanify.sources.files import read_json
 from leanify.sources.overrides import full_config, quantised_by
-from leanify.sources.source import ModelSource
+from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, check_sum, few, load_into, read_tensors
 from leanify.upstream.build import build_model, build_shell
 from leanify.upstream.libraries import import_timm, import_transformers
-from leanify.upstream.origin import Origin, is_hf, set_origin
+from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
 
 # What upstream's loaders open in a directory, in their order; an index names the shards.
@@ -35,7 +36,7 @@ LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "tra
 def load(found: ModelSource) -> nn.Module:
     """The found model in eval mode: with its weights, else initialised by upstream. Raises SourceError."""
     if found.weights is None:
-        return _fresh(found)
+        return fresh(found)
     if isinstance(found.weights, Path) and (found.weights / ADAPTER).is_file():
         return _adapted(found)
     if found.origin.library == "hf" and found.architecture is None:
@@ -59,14 +60,23 @@ def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Modu
         return _by_transformers(found.origin, what, dict(load(donor).state_dict()))
     model = shell(found)
     load_into(model, dict(load(donor).state_dict()), what)
-    if is_hf(model):
-        model.tie_weights()  # type: ignore[operator]
     return model.eval()
 
 
-def _fresh(found: ModelSource) -> nn.Module:
-    model = build_model(found.origin)
-    return model if found.architecture is None else surgery.write(model, found.architecture, "fresh")
+def fresh(found: ModelSource) -> nn.Module:
+    """The found model in its shape, without its weights, as upstream initialises it.
+
+    Upstream's constructor builds the shapes that it can express, surgery and upstream's initialiser the others. One
+    seed gives one model, whoever asks for it: a plan, a recipe or a training.
+    """
+    if found.architecture is None:
+        return build_model(found.origin)
+    native = expressed(build_on_meta(found), found.origin, found.architecture)
+    if native is None:
+        return surgery.write(build_model(found.origin), found.architecture, "fresh")
+    model = build_model(native)
+    set_origin(model, found.origin)
+    return model
 
 
 def shell(found: ModelSource) -> nn.Module:

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from leanify.data import glue, labelled_text, vocabulary
-from leanify.design.build import build_fresh
 from leanify.errors import RecipeError
 from leanify.lens import surgery
 from leanify.sources import find, text_classifier
 from leanify.sources.recipe import DataSection, Recipe, TrainingRecipe
+from leanify.sources.weights import fresh
 from leanify.upstream.origin import is_hf, origin_of, set_origin
 
 
@@ -44,7 +44,7 @@ def build(recipe: Recipe) -> nn.Module:
         built = find.load(model.source, overrides=model.override, cls=model.cls)
     else:
         found = find.find(model.source, overrides=model.override, cls=model.cls)
-        built = build_fresh(found, model.shape(surgery.read(find.build_on_meta(found))))
+        built = fresh(replace(found, architecture=model.shape(surgery.read(find.build_on_meta(found)))))
     set_origin(built, origin_of(built))
     if is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already
