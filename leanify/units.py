@@ -14,7 +14,9 @@ def millions(count: int) -> str:
 
 
 def gigas(count: int) -> str:
-    """In thousands of millions, with two decimals or two digits."""
+    """In thousands of millions, with two decimals or two digits; from a thousand of them on whole."""
+    if count >= 1e12:
+        return f"{count / 1e9:,.0f}"
     return f"{count / 1e9:,.2f}" if count >= 1e7 else f"{count / 1e9:.2g}"
 
 

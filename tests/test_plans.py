@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import leanify
+from leanify.cli import plans
 from leanify.design import alternatives
 from leanify.design.constraints import Constraints
 from leanify.design.counting import count
-from leanify.design.plan import Design
+from leanify.design.plan import Design, Plan
 from leanify.lens import surgery
 from leanify.lens.sites import locate
 from leanify.upstream.initialise import initialise_model
@@ -26,10 +29,10 @@ LLAMA = {
 }
 
 
-def mains(design: Design) -> list[Any]:
-    """(depth, main layer) of every stage that a redesign changes."""
+def mains(plan: Plan, design: Design) -> list[Any]:
+    """(depth, main layer) of every stage that the plan changes."""
     stages = design.architecture.stages
-    return [(stages[i].depth, stages[i].main) for i in design.architecture.varied]
+    return [(stages[i].depth, stages[i].main) for i in plan.baseline.architecture.varied]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +53,14 @@ def test_every_plan_keeps_to_the_rules(source: str, share: float, overrides: dic
     assert plan.control is not None
     for design in plan.candidates:
         assert 0.97 * limit <= design.params <= limit
-        for (depth, layer), (old_depth, old) in zip(mains(design), mains(plan.baseline), strict=True):
+        for (depth, layer), (old_depth, old) in zip(mains(plan, design), mains(plan, plan.baseline), strict=True):
             multiple = 64 if old.width >= 256 else 8
             assert layer.mlp >= old.width
             assert layer.mlp % multiple == 0
             assert layer.inner % multiple == 0
             assert layer.heads <= 3 * old.heads
             assert depth >= old_depth / 3
-    lean, old, control = mains(plan.chosen), mains(plan.baseline), mains(plan.control)
+    lean, old, control = (mains(plan, design) for design in (plan.chosen, plan.baseline, plan.control))
     assert any(new[1].heads > was[1].heads and new[0] < was[0] for new, was in zip(lean, old, strict=True))
     assert [layer.heads for _, layer in control] == [layer.heads for _, layer in old]
     assert [depth for depth, _ in control] == [depth for depth, _ in lean]
@@ -104,7 +107,7 @@ def test_a_better_plain_cut_is_shown_beside_lean() -> None:
     assert plan.chosen.heads > 12
     assert plan.plain is not None
     assert plan.plain.heads == 12
-    assert plan.plain_name in ("depth-only", "mlp-only", "depth-and-mlp")
+    assert plan.plain_name in ("depth-only", "mlp-only", "plain-cut")
     assert any("ranks above lean" in warning for warning in plan.warnings)
     assert plan.to_json()["plain"]["name"] == plan.plain_name
     assert leanify.redesign("vit_base", target_params=0.6, ranking=lambda d: -d.heads.astype(float)).plain is None
@@ -278,3 +281,13 @@ def test_experts_are_a_dimension_and_active_parameters_a_budget() -> None:
         experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
         assert design.params_active == design.params - experts * 6 // 8
         assert design.mlp % 16 == 0
+
+
+def test_two_towers_fit_eighty_columns() -> None:
+    plan = leanify.redesign("t5", target_params=0.75)
+    out = Console(width=80, file=io.StringIO(), highlight=False)
+    out.print(plans._fitting(plan, out))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert [line.split()[0] for line in lines if "decoder" in line] == ["decoder"] * len(lines[2::2])

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from leanify.cli.tables import table
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from leanify.design.plan import Design, Plan
     from leanify.warm.plan import Carrying
 
+WIDEST = 1000  # columns; what a table would take if there were room
 Column = tuple[str, Callable[["Design"], str]]
 
 
@@ -30,16 +33,7 @@ def render_plan(plan: Plan) -> None:
         ),
     )
     out.print()
-    columns = _columns(plan)
-    parts = _parts(plan)
-    shown = table(
-        ("", *(["stage"] if len(parts) > 1 else []), "depth", "heads × dim", "inner", "mlp", *(n for n, _ in columns)),
-        [],
-        left=2 if len(parts) > 1 else 1,
-    )
-    for name, design, style in _rows(plan):
-        shown.add_row(*_cells(name, design, parts), *(show(design) for _, show in columns), style=style)
-    out.print(shown)
+    out.print(_fitting(plan, out))
     out.print()
     for line in _words(plan):
         out.print(line)
@@ -61,11 +55,35 @@ def render_steps(carried: Carrying) -> None:
         out.print(f"not paired: {why}", style="dim")
 
 
+def _fitting(plan: Plan, out: Console) -> Table:
+    """The table, without as many of its last resorts as the terminal has no room for."""
+    for dropped in ((), ("inner",), ("inner", "κ"), ("inner", "κ", "GMACs")):
+        shown = _table(plan, dropped)
+        if Measurement.get(out, out.options.update(width=WIDEST), shown).maximum <= out.width:
+            break
+    return shown
+
+
+def _table(plan: Plan, dropped: tuple[str, ...]) -> Table:
+    parts = _parts(plan)
+    shapes = [shape for shape in SHAPES if shape[0] not in dropped]
+    costs = [cost for cost in _columns(plan) if cost[0] not in dropped]
+    stage = ["stage"] if len(parts) > 1 else []
+    names = ("", *stage, *(name for name, _ in shapes), *(name for name, _ in costs))
+    shown = table(names, [], left=1 + len(stage))
+    for name, design, style in _rows(plan):
+        sizes = [_shape(design, i) for i, _ in parts]
+        cells = ["\n".join(part for _, part in parts)] * len(stage)
+        cells += ["\n".join(show(size) for size in sizes) for _, show in shapes]
+        shown.add_row(name, *cells, *(show(design) for _, show in costs), style=style)
+    return shown
+
+
 def print_warnings(plan: Plan) -> None:
     """On standard error, one line each."""
     err = Console(stderr=True, highlight=False)
     for warning in plan.warnings:
-        err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
+        err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=not err.is_terminal)
 
 
 def _inputs(plan: Plan) -> str:
@@ -122,18 +140,13 @@ def _shape(design: Design, stage: int) -> tuple[int, ...]:
     return tuple(value[stage] if isinstance(value, list) else value for value in values)
 
 
-def _cells(name: str, design: Design, parts: list[tuple[int, str]]) -> tuple[str, ...]:
-    """One design's shape; where its stages differ, a line a stage."""
-    shapes = [_shape(design, i) for i, _ in parts]
-    words = ["\n".join(part for _, part in parts)] if len(parts) > 1 else []
-    return (
-        name,
-        *words,
-        "\n".join(str(d) for d, *_ in shapes),
-        "\n".join(f"{h} × {c}" for _, h, c, *_ in shapes),
-        "\n".join(str(i) for *_, i, _ in shapes),
-        "\n".join(str(m) for *_, m in shapes),
-    )
+# what of a stage's shape (depth, heads, head_dim, inner, mlp) is shown
+SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
+    ("depth", lambda shape: str(shape[0])),
+    ("heads × dim", lambda shape: f"{shape[1]} × {shape[2]}"),
+    ("inner", lambda shape: str(shape[3])),
+    ("mlp", lambda shape: str(shape[4])),
+)
 
 
 def _words(plan: Plan) -> Iterator[str]:

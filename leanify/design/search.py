@@ -219,7 +219,7 @@ def plain_name(old: Candidate, plain: Candidate) -> str:
     pairs = [(a, b) for a, b in zip(old.designs, plain.designs, strict=True) if a is not None and b is not None]
     fewer_layers = any(b.depth < a.depth for a, b in pairs)
     narrower = any(b.mlp < a.mlp for a, b in pairs)
-    return "depth-and-mlp" if fewer_layers and narrower else "mlp-only" if narrower else "depth-only"
+    return "plain-cut" if fewer_layers and narrower else "mlp-only" if narrower else "depth-only"
 
 
 def baseline(prices: PriceList) -> Candidate:

@@ -38,7 +38,7 @@ LLAMA_3_8B = {
 }
 SHAPES = {"llama 3 8B": ("llama", LLAMA_3_8B)}  # where the library's default is another model than people mean
 HEAD = (
-    "| name | budget | depth | heads × dim | mlp | rules | params | control mlp | off | KV a token | also above | s |",
+    "| name | budget | depth | heads × dim | mlp | rules | params | control mlp | off | KV a token | above lean | s |",
     "|---|---|---|---|---|---|---|---|---|---|---|---|",
 )
 
@@ -63,11 +63,11 @@ def row(name: str, share: float) -> str:
         name,
         str(share),
         change(plan, "depth"),
-        f"{change(plan, 'heads')} × {text(plan.chosen, 'head_dim')}",
+        f"{change(plan, 'heads')} × {text(plan, plan.chosen, 'head_dim')}",
         change(plan, "mlp"),
         ", ".join(broken(plan)) or "kept",
         f"{millions(plan.chosen.params)} of {millions(plan.baseline.params)}",
-        "–" if control is None else text(control, "mlp"),
+        "–" if control is None else text(plan, control, "mlp"),
         off,
         cache(plan),
         plan.plain_name or "",
@@ -80,16 +80,15 @@ def took(began: float) -> str:
     return f"{time.perf_counter() - began:.1f}"
 
 
-def text(design: Design, what: str) -> str:
-    value = getattr(design, what)
-    if not isinstance(value, list):
-        return str(value)
-    changed = [value[i] for i in design.architecture.varied] if len(value) == len(design.architecture.stages) else value
-    return "/".join(map(str, changed)) if len(set(changed)) > 1 else str(changed[0])
+def text(plan: Plan, design: Design, what: str) -> str:
+    """One number, or one for each stage that the plan changes where they differ."""
+    stages = [design.architecture.stages[i] for i in plan.baseline.architecture.varied]
+    values = [stage.depth if what == "depth" else getattr(stage.main, what) for stage in stages]
+    return "/".join(map(str, values)) if len(set(values)) > 1 else str(values[0])
 
 
 def change(plan: Plan, what: str) -> str:
-    old, new = text(plan.baseline, what), text(plan.chosen, what)
+    old, new = text(plan, plan.baseline, what), text(plan, plan.chosen, what)
     return new if old == new else f"{old} → {new}"
 
 
@@ -101,7 +100,7 @@ def cache(plan: Plan) -> str:
 def broken(plan: Plan) -> Iterator[str]:
     """The rules that a plan does not keep to, told from its shape alone."""
     more = False
-    for i in plan.chosen.architecture.varied:
+    for i in plan.baseline.architecture.varied:
         old, new = (design.architecture.stages[i].main for design in (plan.baseline, plan.chosen))
         assert old is not None
         assert new is not None
