@@ -46,6 +46,12 @@ def compare(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="STUDY", help="the folder (default: studies/NAME)")
     ] = None,
+    tournament: Annotated[
+        int | None, typer.Option(metavar="N", help="N designs of one budget, most given up early: the best three")
+    ] = None,
+    more: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="add the N designs to a study that would teach most")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time on this machine")] = None,
     engine: Annotated[str, typer.Option(metavar="local|slurm|ray", help="who starts the runs")] = "local",
     dry_run: Annotated[
@@ -78,6 +84,8 @@ def compare(
         settings=tuple(settings or ()),
         margin=margin,
         jobs=at_once,
+        tournament=tournament,
+        more=more,
     )
     if report and (recipe is None or not studies.is_study(recipe)):
         raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")
@@ -154,5 +162,19 @@ class Board:
 
 def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, todo: int) -> str:
     names = ", ".join(design.name for design in plan.designs)
+    if plan.tournament:
+        return f"{plan.title} in {folder.path}: {_field(plan)} ({names})"
     done = f", {runs - todo} done" if todo < runs else ""
     return f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds = {runs} runs{done}"
+
+
+def _field(plan: StudyPlan) -> str:
+    from leanify.study.tournament import FINALISTS, SHARES, cost
+
+    taken = cost(plan)
+    words = "" if taken is None else f", {taken:.1f} × the multiply-adds of training the baseline once"
+    cuts = " and ".join(f"{share:.0%}" for share in SHARES)
+    return (
+        f"{len(plan.designs)} designs, halved after {cuts} of the schedule, the last {FINALISTS} with "
+        f"{len(plan.seeds)} seeds{words}"
+    )

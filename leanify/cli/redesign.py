@@ -53,6 +53,9 @@ def redesign(
     control: Annotated[bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a directory that leanify wrote")] = False,
     seed: Annotated[int, typer.Option(help="of the new weights")] = 0,
+    study: Annotated[
+        Path | None, typer.Option(metavar="STUDY", help="rank by what leanify compare measured on your own task")
+    ] = None,
     tokens: Tokens = None,
     override: Override = None,
     model_class: ModelClass = None,
@@ -63,7 +66,7 @@ def redesign(
     Grow adds heads of the same size; split cuts the same width into more heads. The control has lean's depth and
     parameters but the old heads: only beside it can training show what the heads are worth.
     """
-    from leanify.cli import plans, tables
+    from leanify.cli import plans, study_tables, tables
     from leanify.design.plan import redesign as redesign_source
     from leanify.errors import LeanifyError
     from leanify.sources.lean_directory import check_new_directory
@@ -79,6 +82,11 @@ def redesign(
         raise LeanifyError("--data chooses which weights are carried over; give --weights SOURCE or --pretrained")
     if output is not None and not force:
         check_new_directory(output)
+    measured = None
+    if study is not None:
+        from leanify.study.surface import load
+
+        measured = load(study)
     with progress(f"planning {source}", None):
         plan = redesign_source(
             source,
@@ -104,6 +112,7 @@ def redesign(
             tokens=tokens,
             overrides=parse_overrides(override or []),
             cls=model_class,
+            ranking=None if measured is None else measured[1].ranking,
         )
     carried = None
     if data is not None:
@@ -118,10 +127,21 @@ def redesign(
                 plan = plan.save(output, weights, seed, pretrained, control, force)
             else:
                 plan = plan.save(output, weights, seed, pretrained, control, force, carried)
+    predicted = None
+    if measured is not None:
+        from leanify.study.surface import predictions
+
+        predicted = predictions(plan, *measured)
     if json:
-        tables.print_json({**plan.to_json(), **({"carried": carried.to_json()} if carried else {})})
+        more = {
+            **({"carried": carried.to_json()} if carried else {}),
+            **({"predicted": predicted} if predicted else {}),
+        }
+        tables.print_json({**plan.to_json(), **more})
     else:
         plans.render_plan(plan)
+        if predicted is not None:
+            study_tables.render_predictions(predicted)
         if carried is not None:
             plans.render_steps(carried)
     plans.print_warnings(plan)

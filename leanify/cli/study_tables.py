@@ -108,12 +108,25 @@ def _pair_row(pair: Pair) -> tuple[str, ...]:
 def _conclusions(study: Study) -> None:
     out = console()
     out.print()
+    if study.rungs and study.pairs:
+        out.print(f"best of {len(study.rungs[0].losses)} designs: {study.pairs[0].design}, among the last by its mean")
     for verdict in study.verdicts:
         out.print(Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}"))
     for result in study.results:
         for run in result.runs:
             if run.status == "failed":
                 out.print(Text.assemble(("failed", "bold red"), f"  {result.name}, seed {run.seed}: {run.reason}"))
+
+
+def render_predictions(predicted: Mapping[str, Any]) -> None:
+    """What a study predicts for the designs of a plan."""
+    rows = [(name, predicted[name]) for name in ("baseline", "chosen", "control") if predicted[name]]
+    rows += [("also", entry) for entry in predicted["candidates"][1:]]
+    head = (f"predicted by {predicted['study']}", predicted["metric"] or "", "95 % interval")
+    span = [(name, f"{p['mean']:.4g}", f"{p['low']:.4g} to {p['high']:.4g}") for name, p in rows]
+    out = console()
+    out.print()
+    out.print(table(head, span))
 
 
 def render_forecast(forecast: Mapping[str, Any]) -> None:

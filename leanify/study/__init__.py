@@ -7,7 +7,7 @@ run, `runner` many, `engines` who starts them; `statistics` and `results` are wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,12 +16,14 @@ from leanify import training
 from leanify.errors import RecipeError
 from leanify.sources.recipe import Recipe
 from leanify.study import engines, runner
+from leanify.study import tournament as tournaments
 from leanify.study.designs import Designer
 from leanify.study.folder import REPORT, StudyFolder, is_study
 from leanify.study.forecast import forecast
-from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, StudyPlan
+from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, PlannedDesign, StudyPlan, ranked
 from leanify.study.results import Study, study_of
 from leanify.study.runner import Engine
+from leanify.study.tournament import field_of
 from leanify.training.preparation import trainable
 
 ALONE = "digits-study"  # the built-in recipe of a study that is not told what of
@@ -40,6 +42,8 @@ class Request:
     settings: Sequence[str] = ()
     margin: float | None = None
     jobs: int = 1
+    tournament: int | None = None
+    more: int | None = None
 
     @property
     def study(self) -> StudyFolder | None:
@@ -58,6 +62,8 @@ def compare(
     sweep: Mapping[str, Sequence[int]] | None = None,
     settings: Sequence[str] = (),
     margin: float | None = None,
+    tournament: int | None = None,
+    more: int | None = None,
     jobs: int = 1,
     engine: str | Engine = "local",
     retry: bool = False,
@@ -68,10 +74,12 @@ def compare(
     ``recipe`` is what `leanify.train` takes, or a study's folder, which goes on; by default a study of the built-in
     digits. ``output`` is the study's folder. Runs that have ended in it are never run again, so the same call goes on
     where it was interrupted, and one with more seeds or designs adds them. ``seeds`` is their number, or their list.
+    ``tournament`` designs of the budget are tried and three of them trained to the end; ``more`` adds so many designs
+    to a study, those that would teach most.
     ``jobs`` runs at a time share this machine; ``engine`` is ``"slurm"``, ``"ray"``, or anything with a ``submit``
     like that of `concurrent.futures`. Raises LeanifyError.
     """
-    request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs)
+    request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament, more)
     if isinstance(engine, str):
         engines.check_engine(engine)
     folder = folder_of(request, output)
@@ -104,10 +112,42 @@ def planned(request: Request) -> StudyPlan:
         designs=(),
         threads=runner.threads_for(request.jobs),
         margin=request.margin,
+        tournament=request.tournament is not None,
     )
     designer = Designer(value, str(budget))
-    plan = replace(plan, designs=designer.all(names, request.sweep), tokens=designer.tokens)
-    return plan if old is None else old.joined(replace(plan, title=old.title, threads=old.threads))
+    made = _designs(request, designer, names)
+    plan = replace(plan, designs=made, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
+    if old is None:
+        return plan
+    return old.joined(replace(plan, title=old.title, threads=old.threads, tournament=old.tournament))
+
+
+def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tuple[PlannedDesign, ...]:
+    """What is asked for by name, by a sweep, by a tournament, or as what would teach most."""
+    if request.tournament is not None and (request.designs is not None or request.sweep):
+        raise RecipeError("--tournament chooses its designs itself: leave out --designs and --sweep")
+    if request.more is not None:
+        if request.study is None:
+            raise RecipeError("--more adds designs to a study: name its folder, leanify compare STUDY --more 4")
+        return telling(study_of(request.study), designer, request.more)
+    if request.tournament is not None:
+        return field_of(designer, request.tournament)
+    return designer.all(names, request.sweep)
+
+
+def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign, ...]:
+    """The designs of the study's budget that would teach most about all others, by its surface."""
+    from leanify.study.surface import of_grid, surface_of
+
+    surface = surface_of(study)
+
+    def make() -> Iterator[PlannedDesign]:
+        grid, inside = tournaments.spending(designer.plan, tournaments.CHOICE * count)
+        begun = sum(design.name.startswith("more-") for design in study.plan.designs)
+        for place, row in enumerate(surface.most_telling(of_grid(grid)[inside], count), begun + 1):
+            yield designer.planned(f"more-{place}", designer.design(grid.candidate(int(inside[row]))))
+
+    return ranked(tuple(designer.priced(make)))
 
 
 def folder_of(request: Request, output: str | Path | None = None) -> StudyFolder:
@@ -119,7 +159,7 @@ def folder_of(request: Request, output: str | Path | None = None) -> StudyFolder
     if request.study is not None and request == Request(recipe=request.recipe, jobs=request.jobs):
         return folder
     plan = folder.plan.joined(planned(request))
-    if plan != folder.plan:
+    if plan != folder.plan:  # a study that is gone on with is joined already
         folder.replan(plan)
     return folder
 
@@ -134,7 +174,9 @@ def new_folder(request: Request) -> Path:
 
 
 def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
-    """Bring every run that has not ended to its end."""
+    """Bring every run that has not ended to its end; of a tournament those of its finalists."""
+    if folder.plan.tournament:
+        tournaments.play(folder, engine, on_end)
     for key in runner.run_all(folder, folder.missing(), engine):
         if on_end is not None:
             on_end(key)

@@ -13,7 +13,7 @@ name=depth:7,heads:18,mlp:1536    a shape; what it does not name stays the basel
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -22,7 +22,8 @@ from typing import Any
 
 from leanify.architecture import Architecture
 from leanify.design import alternatives, counting
-from leanify.design.plan import Design, Plan, redesign
+from leanify.design.grid import Candidate
+from leanify.design.plan import Design, Plan, designer, redesign
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find
@@ -41,17 +42,25 @@ class Designer:
     recipe: Recipe
     budget: str
     tokens: int | None = field(init=False, default=None)
+    baseline_macs: int | None = field(init=False, default=None)
     _file: Path = field(init=False)
 
     def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
         """The designs that are named, then the grid's; ranked. Raises LeanifyError for a name that means nothing."""
+        found = self.priced(lambda: [*self._all_named(names), *(self.shaped(*shape) for shape in grid(sweep))])
+        _check_names([design.name for design in found])
+        return ranked(tuple(found))
+
+    def priced(self, make: Callable[[], Iterable[PlannedDesign]]) -> list[PlannedDesign]:
+        """What ``make`` makes, while the recipe lies in a file, as `redesign` takes it."""
         with tempfile.TemporaryDirectory() as folder:
             self._file = Path(folder) / "recipe.toml"
             self._file.write_text(self.recipe.to_toml(), encoding="utf-8")
-            found = [design for name in names for design in self.named(name)]
-            found += [self.shaped(name, pins) for name, pins in grid(sweep)]
-        _check_names([design.name for design in found])
-        return ranked(tuple(found))
+            return list(make())
+
+    def _all_named(self, names: Sequence[str]) -> Iterator[PlannedDesign]:
+        for name in names:
+            yield from self.named(name)
 
     def named(self, name: str) -> Iterator[PlannedDesign]:
         """One design, or several for ``front:N``."""
@@ -78,7 +87,7 @@ class Designer:
         """`redesign` of the recipe's model."""
         tokens = None if self.recipe.data is None else self.recipe.data.length
         plan = redesign(self._file, tokens=tokens, **request)
-        self.tokens = plan.tokens
+        self.tokens, self.baseline_macs = plan.tokens, plan.baseline.macs
         return plan
 
     @cached_property
@@ -127,6 +136,10 @@ class Designer:
         sizes: list[Any] = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
         depth, heads, head_dim, mlp = sizes
         return PlannedDesign(path.name, section, depth, heads, head_dim, mlp, cost.params, cost.macs)
+
+    def design(self, candidate: Candidate) -> Design:
+        """A candidate of the plan's price list, with all that is known of it."""
+        return designer(self.plan.prices)(candidate)
 
     def planned(self, name: str, design: Design) -> PlannedDesign:
         own = name == BASELINE

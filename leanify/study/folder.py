@@ -4,6 +4,7 @@
     runs/DESIGN-SEED/      the run, as `leanify train` leaves it: `leanify train --resume`, `leanify.load`, … take it
     runs/DESIGN-SEED.json  what came of it; it stands there once the run has ended, well or badly
     runs/worker.log        what the processes said
+    tournament.json        the cuts of a tournament
     results.json           the study as one object, costs included
     report.html            the same as a page
     report.html            the same as a page
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from leanify.study import plan as plans
 from leanify.study.plan import Key, StudyPlan
 
 RUNS, RESULTS, REPORT = "runs", "results.json", "report.html"
+TOURNAMENT = "tournament.json"
 PROBES = "kappa.json"  # κ by step, in a run's folder
 
 
@@ -63,6 +65,15 @@ class Outcome:
     def from_json(data: Mapping[str, Any]) -> Outcome:
         kappas = tuple((int(step), float(kappa)) for step, kappa in data["kappas"])
         return Outcome(**{**data, "kappas": kappas})
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One cut: the mean training loss of every design that came so far, None if it failed; who goes on, best first."""
+
+    share: float
+    losses: dict[str, float | None]
+    kept: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,20 @@ class StudyFolder:
         with (self.path / RUNS / f".{key}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def rungs(self) -> tuple[Rung, ...]:
+        """The cuts of a tournament so far. Raises DirectoryError where their file is damaged."""
+        file = self.path / TOURNAMENT
+        if not file.exists():
+            return ()
+        try:
+            entries = json.loads(file.read_text(encoding="utf-8"))
+            return tuple(Rung(entry["share"], entry["losses"], tuple(entry["kept"])) for entry in entries)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DirectoryError(f"{file} is damaged: {error}; remove it, and the field is judged again") from error
+
+    def write_rungs(self, rungs: Sequence[Rung]) -> None:
+        write_small(self.path / TOURNAMENT, json.dumps([asdict(rung) for rung in rungs], indent=2) + "\n")
 
     # -- results ------------------------------------------------------------------------------------------------------
 

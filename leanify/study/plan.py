@@ -72,7 +72,7 @@ class StudyPlan:
 
     ``margin`` is the non-inferiority margin in the metric's unit, None for the one that the metric declares.
     ``threads`` is what each run computes with on a CPU: other numbers of threads give other last bits. ``tokens`` are
-    the rows of A, where a price list was made.
+    the rows of A, where a price list was made. ``tournament``: the designs are a field that is cut down on the way.
     """
 
     title: str
@@ -83,6 +83,8 @@ class StudyPlan:
     threads: int
     margin: float | None = None
     tokens: int | None = None
+    tournament: bool = False
+    baseline_macs: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.seeds) < 2:
@@ -128,6 +130,8 @@ class StudyPlan:
             "threads": self.threads,
             **({"budget": self.budget} if self.budget is not None else {}),
             **({"margin": self.margin} if self.margin is not None else {}),
+            **({"tournament": True} if self.tournament else {}),
+            **({"baseline_macs": self.baseline_macs} if self.baseline_macs is not None else {}),
             **({"tokens": self.tokens} if self.tokens is not None else {}),
             "recipe": self.recipe.to_dict(),
             "designs": {design.name: _design_table(design) for design in self.designs},
@@ -154,6 +158,8 @@ class StudyPlan:
         for design in other.designs:
             if self.has(design.name) and self.design(design.name).model != design.model:
                 words.append(f"the shape of {design.name!r}")
+        if other.tournament != self.tournament:
+            words.append("a tournament" if self.tournament else "no tournament")
         if words:
             raise RecipeError(f"this folder holds another study: {'; '.join(words)}; name another one with -o")
         fresh = tuple(design for design in other.designs if not self.has(design.name))
@@ -186,4 +192,6 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
         threads=table["threads"],
         margin=table.get("margin"),
         tokens=table.get("tokens"),
+        tournament=table.get("tournament", False),
+        baseline_macs=table.get("baseline_macs"),
     )

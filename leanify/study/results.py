@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.study import statistics
-from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.folder import Outcome, Rung, StudyFolder
 from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
 from leanify.study.statistics import Answer
 
@@ -129,6 +129,7 @@ class Study:
     results: tuple[DesignResult, ...]
     pairs: tuple[Pair, ...]
     verdicts: tuple[Verdict, ...]
+    rungs: tuple[Rung, ...] = ()
 
     @property
     def missing(self) -> int:
@@ -153,6 +154,7 @@ class Study:
             "designs": [result.to_json() for result in self.results],
             "pairs": [pair.to_json() for pair in self.pairs],
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "tournament": [asdict(rung) for rung in self.rungs],
             "fronts": {cost: list(names) for cost, names in fronts(self).items()},
         }
 
@@ -187,11 +189,13 @@ def study_of(folder: StudyFolder) -> Study:
     )
     first = next((outcome for outcome in outcomes if outcome.status == "finished"), None)
     if first is None:
-        return Study(folder.path, plan, None, None, True, plan.margin, results, (), ())
+        return Study(folder.path, plan, None, None, True, plan.margin, results, (), (), folder.rungs())
     margin = plan.margin if plan.margin is not None else first.margin
     pairs = _pairs(plan, outcomes, first.sign)
     verdicts = tuple(_verdicts(plan, results, pairs, first.metric, margin))
-    return Study(folder.path, plan, first.metric, first.split, first.sign > 0, margin, results, pairs, verdicts)
+    return Study(
+        folder.path, plan, first.metric, first.split, first.sign > 0, margin, results, pairs, verdicts, folder.rungs()
+    )
 
 
 def _design(
@@ -220,15 +224,24 @@ def _number(value: float) -> float | None:
 
 
 def _pairs(plan: StudyPlan, outcomes: Sequence[Outcome], sign: int) -> tuple[Pair, ...]:
-    """Every design against the baseline, and every other one against the control."""
+    """Every design against the baseline, every other one against the control; a tournament's winner against all."""
     values = {o.key: sign * o.quality for o in outcomes if o.quality is not None}
     names = [design.name for design in plan.designs]
     wanted = [(name, BASELINE) for name in names if name != BASELINE and BASELINE in names]
     wanted += [(name, CONTROL) for name in names if name not in (BASELINE, CONTROL) and CONTROL in names]
+    if plan.tournament and values:
+        winner = _winner(names, values)
+        wanted = [(winner, name) for name in names if name != winner]
     raw = [(a, b, _differences(plan, values, a, b)) for a, b in wanted]
     raw = [(a, b, found) for a, b, found in raw if found]
     ps = statistics.holm([statistics.two_sided([value for _, value in found]) for _, _, found in raw])
     return tuple(_pair(a, b, found, p) for (a, b, found), p in zip(raw, ps, strict=True))
+
+
+def _winner(names: Sequence[str], values: dict[Key, float]) -> str:
+    """The design with the best mean."""
+    means = {name: _mean([value for key, value in values.items() if key.design == name]) for name in names}
+    return max(names, key=lambda name: -math.inf if (mean := means[name]) is None else mean)
 
 
 def _differences(plan: StudyPlan, values: dict[Key, float], design: str, against: str) -> tuple[tuple[int, float], ...]:

@@ -69,11 +69,11 @@ class Worker:
                 env=environment,
             )
 
-    def run(self, key: Key, stop: int | None, on_row: OnRow | None) -> int:
+    def run(self, key: Key, share: float | None, on_row: OnRow | None) -> int:
         """Do a run and return its exit code; that of the worker where it died itself."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(key.design, key.seed, "" if stop is None else stop, file=self.process.stdin, flush=True)
+        print(key.design, key.seed, "" if share is None else share, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             row = json.loads(line)
             if "ended" in row:
@@ -91,17 +91,17 @@ class Worker:
         self.process.stdout.close()
 
 
-def execute(study: str, design: str, seed: int, stop: int | None = None) -> None:
+def execute(study: str, design: str, seed: int, share: float | None = None) -> None:
     """One run in a process of its own: what is submitted to an engine."""
     folder = StudyFolder.open(Path(study))
     with contextlib.closing(Worker(folder)) as worker:
-        perform(worker, Key(design, seed), stop)
+        perform(worker, Key(design, seed), share)
 
 
-def perform(worker: Worker, key: Key, stop: int | None = None, on_row: OnRow | None = None) -> None:
+def perform(worker: Worker, key: Key, share: float | None = None, on_row: OnRow | None = None) -> None:
     """One run by a worker. A death without an outcome is recorded as the run's failure."""
     folder = worker.folder
-    code = worker.run(key, stop, on_row)
+    code = worker.run(key, share, on_row)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code and folder.outcome(key) is None:
@@ -119,9 +119,9 @@ def _death(code: int, log: Path) -> str:
     return f"ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
 
 
-def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, stop: int | None = None) -> Iterator[Key]:
+def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, share: float | None = None) -> Iterator[Key]:
     """Submit runs and yield each as it ends. An exception here, Ctrl-C among them, cancels what has not begun."""
-    jobs = {key: engine.submit(execute, str(folder.path), key.design, key.seed, stop) for key in keys}
+    jobs = {key: engine.submit(execute, str(folder.path), key.design, key.seed, share) for key in keys}
     try:
         while jobs:
             ended = [key for key, job in jobs.items() if job.done()]
@@ -153,13 +153,13 @@ class Local:
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Job:
         """`execute` by a worker that is there already."""
         assert function is execute
-        _, design, seed, stop = arguments
-        return self.pool.submit(self._perform, Key(design, seed), stop)
+        _, design, seed, share = arguments
+        return self.pool.submit(self._perform, Key(design, seed), share)
 
-    def _perform(self, key: Key, stop: int | None) -> None:
+    def _perform(self, key: Key, share: float | None) -> None:
         worker = self.idle.get()
         try:
-            perform(worker, key, stop, self.on_row)
+            perform(worker, key, share, self.on_row)
         finally:
             if worker.process.poll() is not None:
                 worker.close()

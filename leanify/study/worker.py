@@ -1,6 +1,6 @@
 """Runs of a study, each in a process of its own: ``python -m leanify.study.worker STUDY``.
 
-Each line of its standard input asks for a run: ``DESIGN SEED``, or ``DESIGN SEED STEP`` to stop there, saved. A forked
+Each line of its standard input asks for a run: ``DESIGN SEED``, or ``DESIGN SEED SHARE`` to stop there, saved. A forked
 process begins the run or goes on with it, so that the imports are paid once and no run inherits anything from another.
 κ is probed on the way, and the outcome is left beside the run. Standard output has one JSON object for each row of a
 run's log, and one with its exit code at its end.
@@ -47,8 +47,9 @@ class Onlooker:
     step alone, so a run that was resumed has the same ones.
     """
 
-    def __init__(self, stop: int | None) -> None:
-        self.stop, self.evaluated, self.parent = stop, False, os.getppid()
+    def __init__(self) -> None:
+        self.stop: int | None = None
+        self.evaluated, self.parent = False, os.getppid()
         self.file: Path | None = None
         self.trainer: Trainer | None = None
         self.kappas: dict[str, float] = {}
@@ -110,13 +111,13 @@ def kappa(trainer: Trainer) -> float | None:
     return found if found < float("inf") else None
 
 
-def work(folder: StudyFolder, key: Key, stop: int | None = None) -> None:
-    """Train one run to its end, or to a step; leave its outcome. A run that has ended is left alone."""
+def work(folder: StudyFolder, key: Key, share: float | None = None) -> None:
+    """Train one run to its end, or for a share of it; leave its outcome. A run that has ended is left alone."""
     with folder.held(key):
         if folder.outcome(key) is not None:
             return
         try:
-            trainer = _train(folder, key, stop)
+            trainer = _train(folder, key, share)
         except LeanifyError as error:
             folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", str(error)))
             return
@@ -124,17 +125,19 @@ def work(folder: StudyFolder, key: Key, stop: int | None = None) -> None:
             folder.record(_outcome(folder, key, trainer))
 
 
-def _train(folder: StudyFolder, key: Key, stop: int | None) -> Trainer | None:
+def _train(folder: StudyFolder, key: Key, share: float | None) -> Trainer | None:
     """The trainer of a run that is trained to its end; None where it stopped before."""
     path = folder.run(key)
     for leftover in path.parent.glob(f".{path.name}.*"):
         if leftover.is_dir():  # a run that was killed while its folder was made
             shutil.rmtree(leftover)
-    watcher = Onlooker(stop)
+    watcher = Onlooker()
     recipe = with_tokenizer_of(RunDirectory.open(path)) if is_run(path) else folder.plan.recipe_of(key)
     trainer = Trainer(recipe, watcher)
     run = RunDirectory.open(path) if is_run(path) else trainer.new_run(path)
     watcher.attend(trainer, path)
+    stop = None if share is None else max(1, round(share * trainer.steps))
+    watcher.stop = stop
     if stop is not None and any(found.step >= stop for found in run.checkpoints()):
         return None
     try:
@@ -172,11 +175,11 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
 def serve(folder: StudyFolder) -> None:
     """One run after another, as standard input asks for them."""
     for line in sys.stdin:
-        design, seed, *stop = line.split()
+        design, seed, *share = line.split()
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            _run(folder, Key(design, int(seed)), int(stop[0]) if stop else None)
+            _run(folder, Key(design, int(seed)), float(share[0]) if share else None)
         waiter = threading.Thread(target=_report, args=(child,))
         waiter.start()
         if not _waited(waiter):
@@ -184,13 +187,13 @@ def serve(folder: StudyFolder) -> None:
             os._exit(1)
 
 
-def _run(folder: StudyFolder, key: Key, stop: int | None) -> NoReturn:
+def _run(folder: StudyFolder, key: Key, share: float | None) -> NoReturn:
     """The forked process: never returns."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         torch.set_num_threads(folder.plan.threads)
-        work(folder, key, stop)
+        work(folder, key, share)
         code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED

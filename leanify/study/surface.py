@@ -1,0 +1,142 @@
+"""What a study has measured, as a surface over shapes: quality predicted, with its uncertainty, for untrained designs.
+
+A Gaussian process (Rasmussen and Williams 2006) in log depth, log inner, log head_dim and log MLP, fitted to every run
+that finished. Prices stay exact; only quality is predicted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from leanify.design.grid import Grid
+from leanify.design.plan import Design, Plan
+from leanify.errors import LeanifyError
+from leanify.study.folder import StudyFolder
+from leanify.study.plan import PlannedDesign
+from leanify.study.results import Study, study_of
+from leanify.study.statistics import CONFIDENCE
+
+FEWEST = 4  # designs that a surface is fitted to
+SHAPE = ("depth", "heads", "head_dim", "mlp")
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A mean quality with the 95 % interval that it lies in, runs' own noise left out."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Surface:
+    """Quality over shapes: points (n, 4) of log depth, inner, head_dim and MLP, and a quality for each."""
+
+    def __init__(self, points: Array, qualities: Array, sign: int) -> None:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+        kernel = ConstantKernel(1.0, (0.05, 20)) * RBF(np.ones(4), (0.2, 20)) + WhiteKernel(0.1, (1e-4, 2))
+        self.points, self.sign = points, sign
+        self.center, self.scale = float(qualities.mean()), float(qualities.std()) or 1.0
+        process: Any = GaussianProcessRegressor(kernel, n_restarts_optimizer=4, random_state=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound: that axis hardly matters
+            self.process = process.fit(points, (qualities - self.center) / self.scale)
+
+    def predict(self, points: Array) -> tuple[Array, Array]:
+        """Mean quality and its standard deviation, the noise of a single run left out."""
+        mean, deviation = self.process.predict(points, return_std=True)
+        noise = self.process.kernel_.k2.noise_level
+        return self.center + self.scale * mean, self.scale * np.sqrt(np.maximum(deviation**2 - noise, 0))
+
+    def of(self, depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Prediction:
+        """The prediction for one shape."""
+        mean, deviation = (float(column[0]) for column in self.predict(features(depth, heads, head_dim, mlp)))
+        half = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation
+        return Prediction(mean, mean - half, mean + half)
+
+    def ranking(self, designs: Grid) -> Array:
+        """A score for every design of a grid, the least is the best: what `redesign` takes."""
+        return -self.sign * self.predict(of_grid(designs))[0]
+
+    def most_telling(self, points: Array, count: int) -> list[int]:
+        """The points that would teach most, one after another: each where the others leave most uncertain.
+
+        What a Gaussian process does not know at a point depends on where it has been, not on what was found there.
+        """
+        kernel, known = self.process.kernel_, self.points
+        chosen: list[int] = []
+        for _ in range(min(count, len(points))):
+            gram = kernel(known) + 1e-9 * np.eye(len(known))
+            cross = kernel.k1(points, known)
+            left = np.diag(kernel.k1(points)) - np.einsum("ij,ji->i", cross, np.linalg.solve(gram, cross.T))
+            left[chosen] = -np.inf
+            chosen.append(int(np.argmax(left)))
+            known = np.vstack([known, points[chosen[-1]]])
+        return chosen
+
+
+def features(depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Array:
+    """(n, 4): log depth, log inner, log head_dim, log MLP; of numbers or of arrays (n,)."""
+    columns = (depth, np.multiply(heads, head_dim), head_dim, np.maximum(mlp, 1))
+    table = np.broadcast_arrays(*(np.atleast_1d(np.asarray(column, np.float64)) for column in columns))
+    return np.asarray(np.log(np.stack(table, axis=1)))
+
+
+def of_grid(designs: Grid) -> Array:
+    return features(designs.depth, designs.heads, designs.head_dim, designs.mlp)
+
+
+def of_design(design: PlannedDesign) -> Array:
+    """(1, 4)"""
+    return features(*of_shape(design))
+
+
+def of_shape(design: Any) -> tuple[int, ...]:
+    """depth, heads, head_dim and MLP of a design; of the largest stage where stages differ."""
+    sizes = (getattr(design, name) for name in SHAPE)
+    return tuple(size if isinstance(size, int) else max(size) for size in sizes)
+
+
+def surface_of(study: Study) -> Surface:
+    """Raises LeanifyError where a study has too few designs to say anything of others."""
+    trained = [result for result in study.results if result.quality.seeds]
+    if len(trained) < FEWEST:
+        raise LeanifyError(
+            f"{study.path} has {len(trained)} trained designs, and a surface over shapes needs {FEWEST}: add some, "
+            f"leanify compare {study.path} --designs front:4"
+        )
+    points, qualities = [], []
+    for result in trained:
+        for run in result.runs:
+            if run.quality is not None:
+                points.append(of_design(result.plan))
+                qualities.append(run.quality)
+    return Surface(np.concatenate(points), np.array(qualities), 1 if study.higher_is_better else -1)
+
+
+def load(path: str | Path) -> tuple[Study, Surface]:
+    """A study's folder and its surface."""
+    study = study_of(StudyFolder.open(Path(path)))
+    return study, surface_of(study)
+
+
+def predictions(plan: Plan, study: Study, surface: Surface) -> dict[str, Any]:
+    """The quality predicted for every design that a plan shows, as ``redesign --study --json`` prints it."""
+
+    def of(design: Design | None) -> dict[str, float] | None:
+        return None if design is None else asdict(surface.of(*of_shape(design)))
+
+    named = {"baseline": plan.baseline, "chosen": plan.chosen, "control": plan.control}
+    found: dict[str, Any] = {name: of(design) for name, design in named.items()}
+    return {"study": str(study.path), "metric": study.metric, **found, "candidates": [of(d) for d in plan.candidates]}

@@ -1,0 +1,165 @@
+"""Surfaces over shapes, tournaments, and who starts the runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from studies import NARROW, outcomes, recipe_file, starts
+from test_compare_page import study as study  # a study that is trained by nobody
+
+import leanify
+from leanify import study as studies
+from leanify.design.plan import redesign
+from leanify.errors import LeanifyError, RecipeError
+from leanify.sources import recipe as recipes
+from leanify.study import Request, engines, tournament
+from leanify.study.designs import Designer
+from leanify.study.folder import StudyFolder
+from leanify.study.results import Study
+from leanify.study.surface import Surface, features, of_grid, surface_of
+
+RNG = np.random.default_rng(11)
+
+
+def quality(points: np.ndarray) -> np.ndarray:
+    """A task on which depth pays up to a point, and wide MLPs a little."""
+    return 70 + 6 * points[:, 0] - 2 * points[:, 0] ** 2 + 1.5 * points[:, 3]
+
+
+def shapes(count: int) -> np.ndarray:
+    sizes = (RNG.integers(2, 12, count), RNG.integers(2, 16, count), RNG.choice([16, 32, 64], count))
+    return features(*sizes, RNG.integers(32, 512, count))
+
+
+def test_a_surface_predicts_designs_that_were_never_trained() -> None:
+    known, unknown = shapes(25), shapes(200)
+    surface = Surface(known, quality(known) + RNG.normal(0, 0.05, 25), 1)
+    mean, deviation = surface.predict(unknown)
+    assert np.corrcoef(mean, quality(unknown))[0, 1] > 0.97
+    inside = np.abs(mean - quality(unknown)) < 3 * deviation + 0.05
+    assert inside.mean() > 0.85
+
+
+def test_what_would_teach_most_is_what_is_least_known() -> None:
+    """Against the definition: fit again with each choice added, hyperparameters as they were."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+
+    known, candidates = shapes(8), shapes(40)
+    surface = Surface(known, quality(known), 1)
+    chosen = surface.most_telling(candidates, 4)
+    assert len(set(chosen)) == 4
+    for place, row in enumerate(chosen):
+        points = np.vstack([known, candidates[chosen[:place]]])
+        process = GaussianProcessRegressor(surface.process.kernel_, optimizer=None).fit(points, np.zeros(len(points)))
+        left = process.predict(candidates, return_std=True)[1]
+        left[chosen[:place]] = 0
+        assert left[row] == pytest.approx(left.max(), rel=1e-6)
+
+
+def test_redesign_ranks_by_a_surface() -> None:
+    """A surface that knows only depth makes redesign choose the deepest design of the budget."""
+    recipe = recipes.load("digits-study")
+    known = shapes(30)
+    deep = Surface(known, known[:, 0], 1)
+    plans = [
+        redesign(recipe.model.source, overrides=dict(recipe.model.override), target_params=0.5, ranking=ranking)
+        for ranking in (deep.ranking, lambda grid: -deep.ranking(grid))
+    ]
+    assert plans[0].chosen.depth > plans[1].chosen.depth
+
+
+def test_a_surface_is_fitted_to_every_run_that_finished(study: Study) -> None:
+    surface = surface_of(study)
+    assert len(surface.points) == 15  # one of sixteen failed
+    found = surface.of(4, 5, 16, 64)
+    assert found.low < found.mean < found.high
+    assert found.mean == pytest.approx(study.result("lean").quality.mean, abs=1)
+    few = StudyFolder(study.path)
+    few.replan(type(study.plan)(**{**vars(study.plan), "designs": study.plan.designs[:3]}))
+    with pytest.raises(LeanifyError, match="has 3 trained designs"):
+        surface_of(studies.finished(few))
+
+
+# -- tournaments ------------------------------------------------------------------------------------------------------
+
+
+def test_the_field_spends_the_budget_and_is_spread_out() -> None:
+    designer = Designer(recipes.load("digits-study"), "0.5")
+    field = tournament.field_of(designer, 8)
+    names = [design.name for design in field]
+    assert names[:3] == ["lean", "control", "depth-only"]
+    assert len(set(names)) == 8
+    budget = designer.plan.request.max_params
+    assert budget is not None
+    assert all(0.85 * budget <= design.params <= budget for design in field[3:])
+    grid, inside = tournament.spending(designer.plan, 16)
+    assert grid.params[inside].min() == np.sort(grid.params[grid.params <= budget])[-len(inside)]
+    points = of_grid(grid)[inside]
+    apart = [np.linalg.norm(points[i] - points[j]) for i in range(len(points)) for j in range(i)]
+    chosen = np.concatenate([features(d.depth, d.heads, d.head_dim, d.mlp) for d in field[3:]])
+    among = [np.linalg.norm(chosen[i] - chosen[j]) for i in range(len(chosen)) for j in range(i)]
+    assert np.median(among) > np.median(apart)
+    with pytest.raises(RecipeError, match="it takes more"):
+        tournament.field_of(designer, 3)
+
+
+def test_the_cost_of_a_tournament_is_arithmetic() -> None:
+    plan = studies.planned(Request(recipe="digits-study", tournament=12, seeds=2))
+    assert len(plan.designs) == 12
+    mean = np.mean([design.macs for design in plan.designs]) / plan.baseline_macs
+    steps = 12 * 0.25 + 6 * (0.45 - 0.25) + 3 * (1 - 0.45) + 3
+    assert tournament.cost(plan) == pytest.approx(steps * mean)
+
+
+@pytest.mark.long
+def test_a_tournament_ends_with_three_designs_that_were_trained_like_any_other(tmp_path: Path) -> None:
+    """The field is cut, losers are left where they stopped, and the same call finds everything done."""
+    settings = ["schedule.epochs=2", "data.samples=300", "run.log_every=1"]
+    found = leanify.compare(
+        "digits-study", tmp_path / "t", tournament=5, seeds=2, settings=settings, jobs=2, measure=False
+    )
+    [first] = found.rungs
+    assert (len(first.losses), len(first.kept)) == (5, 3)
+    assert sorted(first.losses, key=lambda name: first.losses[name] or 0)[:3] == list(first.kept)
+    assert {result.name for result in found.results} == set(first.kept)
+    assert [result.quality.seeds for result in found.results] == [2, 2, 2]
+    assert found.missing == 0
+    out = next(name for name in first.losses if name not in first.kept)
+    rows = [
+        json.loads(line) for line in (tmp_path / "t" / "runs" / f"{out}-0" / "metrics.jsonl").read_text().splitlines()
+    ]
+    whole = StudyFolder(tmp_path / "t").rows(next(iter(StudyFolder(tmp_path / "t").plan.runs())))
+    assert rows[-1]["step"] <= 0.3 * whole[-1]["step"]
+    before = starts(tmp_path / "t")
+    again = leanify.compare(
+        "digits-study", tmp_path / "t", tournament=5, seeds=2, settings=settings, jobs=2, measure=False
+    )
+    assert again == found
+    assert starts(tmp_path / "t") == before
+
+
+# -- who starts the runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ["slurm", "ray"])
+def test_every_engine_gives_the_same_results(engine: str, tmp_path: Path) -> None:
+    """submitit's own local executor, and a Ray cluster on this machine, beside threads."""
+    pytest.importorskip({"slurm": "submitit"}.get(engine, engine), reason="an extra")
+    request = Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2)
+    for name in ("here", "there"):
+        folder = studies.folder_of(request, tmp_path / name)
+        if name == "here":
+            with engines.engine_of("local", folder, 2) as runs:
+                studies.train_all(folder, runs)
+        elif engine == "slurm":
+            studies.train_all(folder, engines.slurm(folder, cluster="local"))
+        else:
+            with engines.engine_of("ray", folder, 1) as runs:
+                studies.train_all(folder, runs)
+    assert len(outcomes(tmp_path / "there")) == 4
+    assert outcomes(tmp_path / "there") == outcomes(tmp_path / "here")
