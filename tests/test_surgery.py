@@ -13,9 +13,10 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture
+from leanify.design.constraints import main_of
 from leanify.design.counting import call, count
 from leanify.design.prices import PriceList, StageDesign
-from leanify.design.search import Candidate, main_of
+from leanify.design.search import Candidate
 from leanify.lens import sites, surgery
 from leanify.sources import describe
 from leanify.sources.find import find
@@ -116,7 +117,7 @@ def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None
             for i, s in enumerate(shape.stages)
         )
         predicted = prices.total(designs)
-        assert predicted == count(surgery.write(meta, shape)), name
+        assert predicted == count(surgery.write(meta, shape), context=prices.context), name
         built = surgery.write(case.load(), shape)
         assert predicted.params == sum(parameter.numel() for parameter in built.parameters()), name
         assert Candidate(designs, predicted, 1.0).applied_to(prices.architecture) == shape
