@@ -38,7 +38,19 @@ LLAMA_3_8B = {
 }
 SHAPES = {"llama 3 8B": ("llama", LLAMA_3_8B)}  # where the library's default is another model than people mean
 HEAD = (
-    "| name | budget | depth | heads × dim | mlp | rules | params | control mlp | off | KV a token | above lean | s |",
+    "# Plans",
+    "",
+    "Sixty names that people use at 0.75 and at 0.5 of their parameters, at the defaults of `leanify redesign`, by",
+    "",
+    "    python tests/benchmarks/plans.py > recipes/results/plans.md",
+    "",
+    "Numbers are old → new, separated by slashes where the stages or towers that change differ. *rules*: what the plan's",
+    "shape, read again, says about the rules (heads added, MLP ≥ width, multiples of 64, of 8 below a width of 256, of 16",
+    "in experts). *control*: its MLP, and how far its parameters are from lean's. *KV*: bytes of cache a token, at two",
+    "bytes a number and a context of at most 4,096 tokens. *above lean*: a design without more heads that ranks above",
+    "lean. The ranking is one of small models (`leanify.design.search.rank`): no row shows that quality is kept.",
+    "",
+    "| name | budget | depth | heads × dim | mlp | rules | params | control: mlp | off | KV | above lean | s |",
     "|---|---|---|---|---|---|---|---|---|---|---|---|",
 )
 
