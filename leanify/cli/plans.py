@@ -154,6 +154,8 @@ def _words(plan: Plan) -> Iterator[str]:
         yield "control: same depth and parameters as lean, the old heads, a wider mlp"
     if plan.plain is not None:
         yield f"{plan.plain_name}: ranks above lean, and adds no heads"
+    if plan.request.limited:
+        yield f"ranked by {plan.ranked_by}"
     served, before = plan.chosen.serving, plan.baseline.serving
     if served is not None and before is not None:
         yield f"serving at {served.context:,} tokens of context, 2 bytes a number: {_served('lean', plan.chosen)}"

@@ -73,6 +73,7 @@ class Plan:
     plain     a design without more heads that ranks above lean, None where there is none; ``plain_name`` says which
     towers    the parts that change independently of each other, by name
     inputs    what the MACs are of, in words
+    ranked_by the rule that ranked the designs, in words
     """
 
     source: str
@@ -88,6 +89,7 @@ class Plan:
     tokens: int
     inputs: str
     towers: list[str]
+    ranked_by: str
     budget: str
     found: ModelSource = field(repr=False)
     prices: PriceList = field(repr=False, compare=False)
@@ -120,6 +122,7 @@ class Plan:
             "tokens": self.tokens,
             "inputs": self.inputs,
             "towers": self.towers,
+            "ranked_by": self.ranked_by,
         }
 
     def build(
@@ -240,6 +243,7 @@ def redesign(
         tokens=prices.tokens[search.lead_of(prices)],
         inputs=prices.inputs,
         towers=[tower.name for tower in towers(prices.architecture, prices.turned)],
+        ranked_by="a ranking of the caller's own" if ranking is not None else search.ranked_by(prices),
         budget=budget.words_of(request, _spent(baseline, count)),
         found=found,
         prices=prices,
