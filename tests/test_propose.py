@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from leanify.errors import LeanifyError
 from leanify.lens import families, forwards
 from leanify.lens.families import Reading
 from leanify.zoo import tiny
 from leanify.zoo.blame import blamed
 from leanify.zoo.propose import propose, toml
 from leanify.zoo.running import randomised
+from leanify.zoo.verdict import verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,12 +27,14 @@ def table() -> Iterator[dict[str, list[Reading]]]:
     torch.set_num_threads(1)
     tiny.warm()
     rows, freed = families.known(), forwards._FREED
-    before, freed_before = dict(rows), dict(freed)
+    before, freed_before, learned = dict(rows), dict(freed), set(families._LEARNED)
     freed.clear()
     yield rows
     for now, then in ((rows, before), (freed, freed_before)):
         now.clear()
         now.update(then)
+    families._LEARNED.clear()
+    families._LEARNED.update(learned)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,20 @@ def test_an_edit_that_meets_nothing_is_the_rows_fault(table: dict[str, list[Read
     table[name] = [replace(table[name][0], edits={"reshape(B, N, C)": "reshape(B, N, -1)"})]
     (words,) = blamed(randomised(tiny.build("timm", "davit_tiny")[0]), tiny.build("timm", "davit_tiny")[1])
     assert "the row of timm.models.davit.WindowAttention replaces 'reshape(B, N, C)' in forward" in words
+
+
+def test_a_model_that_was_read_by_trial_is_not_supported(table: dict[str, list[Reading]]) -> None:
+    del table["transformers.models.phi.modeling_phi.PhiMLP"]
+    found = verdict("hf", "phi")
+    assert (found.status, found.read) == ("failing", True)
+    assert found.reason == "no row describes phi.PhiMLP: leanify zoo --propose hf/phi prints one"
+
+
+def test_a_row_with_an_unknown_field_is_named() -> None:
+    with pytest.raises(
+        LeanifyError, match=r"the row of a\.B in timm\.toml has no field colums; a row has classes, when"
+    ):
+        families._of_row({"classes": ["a.B"], "colums": {"proj": "h d"}}, "timm")
 
 
 def test_a_row_is_written_as_the_table_has_it() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -38,7 +39,8 @@ class Proposal:
 
 def propose(library: str, name: str) -> Proposal:
     """Rows for the unknown classes of a model's small version. Raises UnsupportedModel where no reading holds."""
-    with tiny_timm.small_tables():
+    with tiny_timm.small_tables(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a class was read by trial is what was asked for
         model, call = tiny.build(library, name)
         model = randomised(model)
         table = families.known()

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from leanify.errors import SourceError, UnsupportedModel
-from leanify.lens import surgery
+from leanify.errors import LeanifyError, SourceError, UnsupportedModel
+from leanify.lens import families, surgery
 from leanify.zoo import isolated, laws, tiny, tiny_timm
 from leanify.zoo.answers import answers_of
 from leanify.zoo.blame import blamed
@@ -89,6 +89,8 @@ def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
             model, call = tiny.build(library, name)
         except Exception as error:
             return (), f"no small example: {_line(error)}"
+        if strangers := _read_by_trial(model):
+            return (), f"no row describes {', '.join(strangers)}: leanify zoo --propose {library}/{name} prints one"
         try:
             twin = signature(model)
         except UnsupportedModel as error:
@@ -98,11 +100,18 @@ def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
     return _HELD[twin]
 
 
+def _read_by_trial(model: nn.Module) -> list[str]:
+    """The model's classes that were read live, as a table would name them."""
+    classes = {f"{type(module).__module__}.{type(module).__qualname__}" for module in model.modules()}
+    return [families.short(row.name) for row in families.learned() if row.name in classes]
+
+
 def _held(model: nn.Module, call: Callable[[nn.Module], Any]) -> tuple[tuple[str, ...], str]:
     try:
         applied = laws.hold_all(model, call)
     except Exception as error:
-        return (), _line(error) + _blame(model, call)
+        refused = isinstance(error, LeanifyError)  # which names its reason
+        return (), _line(error) + ("" if refused else _blame(model, call))
     return tuple(law for law, did in applied.items() if not did), ""
 
 

@@ -51,6 +51,8 @@ from typing import Any
 
 from torch import nn
 
+from leanify.errors import LeanifyError
+
 Strings = Mapping[str, str]
 
 
@@ -90,7 +92,11 @@ class Reading:
 def readings(library: str) -> list[Reading]:
     """The rows of one library, ``timm``, ``transformers`` or ``leanify``, one a class."""
     text = resources.files(__name__).joinpath(f"{library}.toml").read_text(encoding="utf-8")
-    return [reading for row in tomllib.loads(text)["reading"] for reading in _of_row(row, library)]
+    try:
+        rows = tomllib.loads(text)["reading"]
+    except tomllib.TOMLDecodeError as error:
+        raise LeanifyError(f"leanify/lens/families/{library}.toml is not valid TOML: {error}") from error
+    return [reading for row in rows for reading in _of_row(row, library)]
 
 
 def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
@@ -100,6 +106,11 @@ def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
             fields[key] = tuple(value)
     if "tensors" in fields:
         fields["tensors"] = {name: tuple(axes) for name, axes in fields["tensors"].items()}
+    if unknown := fields.keys() - Reading.__dataclass_fields__.keys():
+        raise LeanifyError(
+            f"the row of {', '.join(row['classes'])} in {library}.toml has no field {', '.join(sorted(unknown))}; "
+            f"a row has classes, {', '.join(list(Reading.__dataclass_fields__)[1:])}"
+        )
     return [Reading(_full(name, library), **fields) for name in row["classes"]]
 
 
