@@ -85,10 +85,10 @@ def test_an_edit_that_meets_nothing_is_the_rows_fault(table: dict[str, list[Read
 
 
 def test_a_model_that_was_read_by_trial_is_not_supported(table: dict[str, list[Reading]]) -> None:
-    del table["transformers.models.phi.modeling_phi.PhiMLP"]
+    del table["transformers.models.phi.modeling_phi.PhiAttention"]
     found = verdict("hf", "phi")
     assert (found.status, found.read) == ("failing", True)
-    assert found.reason == "no row describes phi.PhiMLP: leanify zoo --propose hf/phi prints one"
+    assert found.reason == "no row describes phi.PhiAttention: leanify zoo --propose hf/phi prints one"
 
 
 def test_a_row_with_an_unknown_field_is_named() -> None:
