@@ -83,31 +83,31 @@ class Stage:
 
     @cached_property
     def main(self) -> Layer | None:
-        """The layer that a redesign turns: of the first block with attention the widest, with an MLP if one has it."""
+        """The primary layer, which a redesign changes: the widest of the first block with attention, with an MLP if any."""
         return next(
             (max(block, key=lambda layer: (layer.width, layer.mlp > 0)) for block in self.blocks if block), None
         )
 
     @cached_property
     def mains(self) -> Block:
-        """The main layers of all blocks; they change in proportion to :attr:`main`."""
+        """The primary layers of all blocks; they change in proportion to :attr:`main`."""
         return tuple(layer for block in self.blocks for layer in widest(block))
 
     @cached_property
     def group(self) -> int:
-        """How many heads can be added at a time: whole key/value groups in every main layer."""
+        """How many heads can be added at a time: whole key/value groups in every primary layer."""
         heads = self.main.heads if self.main else 1
         return math.lcm(*(layer.group * heads // math.gcd(layer.heads, layer.group * heads) for layer in self.mains))
 
     @cached_property
     def units(self) -> int:
-        """How many hidden units can be added at a time: whole ones in every main layer."""
+        """How many hidden units can be added at a time: whole ones in every primary layer."""
         mlp = self.main.mlp if self.main else 0
         return math.lcm(*(mlp // math.gcd(layer.mlp, mlp) for layer in self.mains if layer.mlp and mlp))
 
     @cached_property
     def shortest(self) -> int:
-        """The fewest blocks from which on a stage has attention in two of them, or in its only one, and its last width.
+        """Smallest depth that keeps two blocks with attention (one if the stage has one) and the stage's output width.
 
         With attention in one block among several there would be no depth to trade.
         """
@@ -122,10 +122,10 @@ class Stage:
         head_dim: int | None = None,
         mlp: int | None = None,
     ) -> Stage:
-        """This stage with ``depth`` blocks (the first ones; the last is repeated to deepen) and another main layer.
+        """This stage with ``depth`` blocks (the first ones; the last is repeated to deepen) and another primary layer.
 
-        The main layers of a block are its widest ones: TNT's outer layer, both layers of DaViT. Those of all blocks
-        change in proportion. Raises ShapeError where that makes no whole numbers.
+        The primary layers of a block are its widest ones: TNT's outer layer, both layers of DaViT. Those of all blocks
+        change in proportion. Raises ShapeError where that leaves no integers.
         """
         depth = self.depth if depth is None else depth
         if depth < 1 or (self.fixed and depth != self.depth):
@@ -134,17 +134,17 @@ class Stage:
         if mlp is not None and mlp < 1 and self.main and self.main.mlp:
             raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; they take at least 1")
         if mlp and self.main and not self.main.mlp:
-            raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; it has none that are known")
+            raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; no MLP of it is known")
         blocks = self.blocks[:depth] + self.blocks[-1:] * (depth - self.depth)
         asked = {"heads": heads, "head_dim": head_dim, "mlp": mlp}
-        return replace(self, blocks=tuple(self._turned(block, asked) for block in blocks))
+        return replace(self, blocks=tuple(self._changed(block, asked) for block in blocks))
 
-    def _turned(self, block: Block, asked: Mapping[str, int | None]) -> Block:
+    def _changed(self, block: Block, asked: Mapping[str, int | None]) -> Block:
         main = widest(block)
         return tuple(self._in_proportion(layer, asked) if layer in main else layer for layer in block)
 
     def _in_proportion(self, layer: Layer, asked: Mapping[str, int | None]) -> Layer:
-        """A layer that follows the main one, which becomes as asked."""
+        """A layer changed in proportion to the primary layer, which becomes as asked."""
         new = {name: getattr(layer, name) for name in asked}
         for name, value in asked.items():
             old = getattr(self.main, name)
@@ -153,13 +153,13 @@ class Stage:
                 if rest:
                     raise ShapeError(
                         f"stage {self.name!r} has layers of {old} and of {getattr(layer, name)} {name}, which change "
-                        f"in proportion: {value} in the first leaves no whole number in the others"
+                        f"in proportion: {value} in the first leaves no integer in the others"
                     )
         return replace(layer.with_heads(new["heads"], new["head_dim"]), mlp=new["mlp"])
 
 
 def widest(block: Block) -> Block:
-    """The main layers of a block."""
+    """The primary layers of a block."""
     width = max((layer.width for layer in block), default=0)
     return tuple(layer for layer in block if layer.width == width)
 
@@ -177,20 +177,20 @@ class Architecture:
 
     @property
     def varied(self) -> tuple[int, ...]:
-        """Indices of the stages that a search turns: lists of three or more blocks.
+        """Indices of the stages that a search varies: lists of three or more blocks.
 
         Shorter ones (class attention, a pooling head, DaViT's single blocks) hold few parameters and no depth to
-        trade; the published redesigns leave them alone too. If all are short, every list is turned.
+        trade; the published redesigns leave them alone too. If all are short, every list is varied.
         """
         lists = [i for i, stage in enumerate(self.stages) if stage.main and not stage.fixed]
         return tuple(i for i in lists if self.stages[i].depth >= 3) or tuple(lists)
 
-    def map_layers(self, turn: Callable[[Layer], Layer]) -> Architecture:
-        """The architecture with ``turn`` applied to every layer."""
+    def map_layers(self, change: Callable[[Layer], Layer]) -> Architecture:
+        """The architecture with ``change`` applied to every layer."""
         return replace(
             self,
             stages=tuple(
-                replace(stage, blocks=tuple(tuple(turn(layer) for layer in block) for block in stage.blocks))
+                replace(stage, blocks=tuple(tuple(change(layer) for layer in block) for block in stage.blocks))
                 for stage in self.stages
             ),
         )
@@ -201,10 +201,10 @@ class Architecture:
         A single ``heads`` goes to the stages in :attr:`varied`; a sequence names one number a stage.
         """
         if (heads is None) == (factor is None):
-            raise ShapeError("grow takes either heads=… or factor=…, not both and not neither")
+            raise ShapeError("grow takes either heads=… or factor=…, exactly one of them")
         if factor is not None:
             if factor < 1:
-                raise ShapeError(f"grow was asked for a factor of {factor}; a factor is a whole number of at least 1")
+                raise ShapeError(f"grow was asked for a factor of {factor}; a factor must be an integer of at least 1")
             return self.map_layers(lambda layer: layer.with_heads(layer.heads * factor))
         assert heads is not None
         grown = replace(
@@ -223,7 +223,7 @@ class Architecture:
         return (layer for stage in self.stages for block in stage.blocks for layer in block)
 
     def per_stage(self, value: int | Sequence[int] | None, what: str) -> list[int | None]:
-        """``value`` spread over the stages: one number is for the varied stages, a list names all or those."""
+        """``value`` for each stage: one number goes to the varied stages, a list names those, or all."""
         if isinstance(value, Sequence):
             if len(value) == 1:
                 return self.per_stage(value[0], what)

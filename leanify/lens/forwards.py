@@ -1,7 +1,7 @@
 """Forwards freed from inner == width, for the upstream classes whose own forward takes one for the other.
 
 Upstream writes ``B, N, C = x.shape``, takes ``C // heads`` for head_dim and reshapes the concatenated heads to C. A row
-in `families` says which words to replace; everything else in the forward, masks and fused kernels included, stays
+in `families` says what to replace; everything else in the forward, masks and fused kernels included, stays
 upstream's. The edit is made once a class, on the installed source, and must meet every word that it replaces: another
 version of upstream that computes something else is refused, not guessed at. `free` gives a module the freed forward by
 giving it a subclass of its own class, so that ``isinstance``, state dicts, hooks and ``deepcopy`` stay what they were.
@@ -134,7 +134,7 @@ def _subclass(upstream: type[nn.Module], methods: dict[str, Callable[..., Any]])
 
 
 def _edited(upstream: type[nn.Module], name: str, edits: Mapping[str, str]) -> Callable[..., Any]:
-    """One method of ``upstream`` with words replaced, compiled beside the original."""
+    """One method of ``upstream`` with its edits, compiled beside the original."""
     method = inspect.unwrap(getattr(upstream, name))
     source = textwrap.dedent(inspect.getsource(method))
     for old, new in edits.items():

@@ -1,4 +1,4 @@
-"""How heads lie along one axis of a tensor, said in a short notation.
+"""A short notation for how heads lie along one axis of a tensor.
 
 A layout is a product of symbols and numbers, or several products joined by ``|`` (concatenated):
 
@@ -94,7 +94,8 @@ def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
     """Which positions of an old axis go where in the new one: index vectors (from, to) of equal length.
 
     Heads keep their number and their channels. A split (other head_dim, same inner width) keeps every channel: the
-    heads side by side are cut anew. Positions of the new axis that are in no ``to`` belong to new heads or units.
+    heads side by side are cut into heads of the new size. Positions of the new axis that are in no ``to`` belong to
+    new heads or units.
     """
     import torch
 

@@ -102,7 +102,7 @@ def resize(
 ) -> None:
     """Bring the tensors and attributes of the module at ``path`` from old sizes to new ones, in place.
 
-    What fits is carried over; new rows are drawn by upstream's initialiser, new columns are zero.
+    What fits is carried over; new rows are initialised by upstream's initialiser, new columns are zero.
     """
     if sizes == old:
         return
@@ -199,7 +199,7 @@ def _resize_maps(
 
 
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:
-    """Noise with a tensor's mean and spread: what stands where upstream's initialiser knows nothing of a module."""
+    """Noise with a tensor's mean and spread: it stays where upstream's initialiser does not handle a module."""
     new = tensor.new_empty(shape)
     if tensor.is_meta or not tensor.is_floating_point():
         return new
@@ -218,7 +218,7 @@ def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def _in_place(how: str, old: notation.Sizes, new: notation.Sizes) -> bool:
-    """Whether the same length also means the same order (it need not: a split of heads that interleave q, k and v)."""
+    """Whether the positions stay in place. Equal length is not enough: a split may reorder q, k and v."""
     source, target = notation.positions(how, old, new)
     return bool(torch.equal(source, target))
 
@@ -263,7 +263,7 @@ def _put(target: Tensor, slots: list[tuple[int, Tensor]], values: Tensor) -> Non
 def _resize_tensor(
     module: nn.Module, path: str, layouts: tuple[str, ...], old: notation.Sizes, new: notation.Sizes
 ) -> None:
-    """A bare parameter or buffer a head: new heads repeat the values of the old ones, which upstream draws alike.
+    """Resize a bare per-head parameter or buffer: new heads repeat the values of the old ones, drawn alike by upstream.
 
     A tuple or list of lengths counts as a tensor's shape.
     """

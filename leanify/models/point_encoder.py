@@ -1,8 +1,8 @@
 """The encoder that Amsel, Yehudai & Bruna 2025 ("When Adding More Heads Hurts", appendix B) put on the farthest point.
 
 Post-norm blocks whose norm is a learned scale times x/‖x‖, ReLU MLPs, no positions, no dropout, and no map before the
-first block or after the last: N points of R^d in, N points of R^d out. Heads are as many and as wide as is said; theirs
-average copies of an attention of d/head_dim heads, which is the same function with other weights.
+first block or after the last: N points of R^d in, N points of R^d out. Heads are as many and as wide as configured;
+theirs average copies of an attention of d/head_dim heads, which is the same function with other weights.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from leanify.upstream.origin import is_hf
 
 @torch.no_grad()
 def initialise_module(model: Any, name: str, module: Any) -> None:
-    """Draw one module's weights as upstream's initialiser does; torch's own where upstream has none."""
+    """Initialise one module as upstream's initialiser does; by torch's own where upstream has none."""
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
     initialiser = getattr(model, "_init_weights", None)
@@ -27,7 +27,7 @@ def initialise_module(model: Any, name: str, module: Any) -> None:
 
 @torch.no_grad()
 def initialise_model(model: Any) -> None:
-    """Draw the whole model anew by upstream's own initialiser, where it has one that can run after construction."""
+    """Re-initialise the whole model by upstream's own initialiser, where it has one that can run after construction."""
     if is_hf(model):
         for thing in (*model.modules(), *model.parameters(), *model.buffers()):
             if hasattr(thing, "_is_hf_initialized"):

@@ -81,7 +81,7 @@ def _placed_patches(config: Any, batch: int, length: int) -> Made:
 
 
 def _merged_patches(config: Any, batch: int, length: int) -> Made:
-    """2 × 2 squares an image, each of so many patches as are merged."""
+    """2 × 2 squares an image, each of as many patches as are merged."""
     size = config.patch_size * config.spatial_merge_size
     return {"pixel_values": _noise(4 * batch, size, size, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * batch)}
 

@@ -28,7 +28,7 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
             _rebuild_rotary_tables(model)
     for before, after in zip(old.stages, new.stages, strict=True):
         if before.depth != after.depth:
-            _say_depth(model, after.name, before.depth, after.depth)
+            _update_depth(model, after.name, before.depth, after.depth)
             blocks: list[Any] = list(model.get_submodule(after.name).children())
             for index, block in enumerate(blocks):
                 for module in block.modules():
@@ -37,32 +37,32 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
             _spread_drop_path(blocks, rates[after.name])
             _trim_feature_info(model, before, after)
     if is_hf(model) and old != new:
-        _say_lists(model.config, new)
+        _update_lists(model.config, new)
         carry(model.config, words, new)
 
 
-def _say_depth(model: Any, name: str, old: int, new: int) -> None:
-    """Bring in line what the module around a list of blocks, and its configuration, count for loops of their own."""
+def _update_depth(model: Any, name: str, old: int, new: int) -> None:
+    """Update the layer counts that the parent module and its configuration loop over."""
     around = model.get_submodule(name.rpartition(".")[0])
     for holder in (around, getattr(around, "config", None)) if is_hf(model) else ():
         if holder is None or getattr(holder, "is_encoder_decoder", False):
             continue
         shared = getattr(holder, "num_kv_shared_layers", None)
         kinds = getattr(holder, "layer_types", None)
-        says: dict[str, Any] = {
+        counts: dict[str, Any] = {
             key: new for key in ("num_hidden_layers", "num_layers") if getattr(holder, key, None) in (old, new)
         }
-        if says and isinstance(shared, int):
-            says["num_kv_shared_layers"] = max(0, shared + new - old)
-        if says and isinstance(kinds, list) and len(kinds) == old:
-            says["layer_types"] = kinds[:new] + kinds[-1:] * (new - old)
-        for key, value in says.items():
+        if counts and isinstance(shared, int):
+            counts["num_kv_shared_layers"] = max(0, shared + new - old)
+        if counts and isinstance(kinds, list) and len(kinds) == old:
+            counts["layer_types"] = kinds[:new] + kinds[-1:] * (new - old)
+        for key, value in counts.items():
             with suppress(AttributeError, NotImplementedError):
                 setattr(holder, key, value)
 
 
-def _say_lists(config: Any, new: Architecture) -> None:
-    """Bring in line what a configuration says of several lists at once: Funnel's blocks, HRM's equal stacks."""
+def _update_lists(config: Any, new: Architecture) -> None:
+    """Update what a configuration reports of several lists at once: Funnel's blocks, HRM's equal stacks."""
     if isinstance(sizes := getattr(config, "block_sizes", None), list):
         depths = {int(found[1]): s.depth for s in new.stages if (found := re.search(r"blocks\.(\d+)$", s.name))}
         config.block_sizes = [depths.get(index, size) for index, size in enumerate(sizes)]

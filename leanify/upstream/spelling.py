@@ -81,9 +81,9 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
         names: tuple[str, ...], measure: Callable[[Stage], int | None], pairs: list[tuple[Stage, Stage]] = pairs
     ) -> None:
         key = next((name for name in names if name in keys), None)
-        said = get(key) if key else 0
-        news = {measure(after) for before, after in pairs if said is None or measure(before) == said} - {None}
-        if key and len(news) == 1 and news != {said} and any(measure(a) != measure(b) for a, b in pairs):
+        current = get(key) if key else 0
+        news = {measure(after) for before, after in pairs if current is None or measure(before) == current} - {None}
+        if key and len(news) == 1 and news != {current} and any(measure(a) != measure(b) for a, b in pairs):
             words[key] = news.pop()
 
     say(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
@@ -132,6 +132,6 @@ def _attribute(config: Any, key: str) -> Any:
 
 
 def primary_layer(stage: Stage) -> Layer:
-    """The main layer of a stage that has one."""
+    """The primary layer of a stage that has one."""
     assert stage.main is not None
     return stage.main
