@@ -83,7 +83,7 @@ class Stage:
 
     @cached_property
     def main(self) -> Layer | None:
-        """The primary layer, which a redesign changes: the widest of the first block with attention, with an MLP if any."""
+        """What a redesign changes first: the widest layer of the first block with attention, with an MLP if any."""
         return next(
             (max(block, key=lambda layer: (layer.width, layer.mlp > 0)) for block in self.blocks if block), None
         )

@@ -1,7 +1,8 @@
 """Crammed BERT (Geiping & Goldstein 2022): a BERT that a day on one GPU can train.
 
 Pre-norm, gated MLPs, linear maps without bias, norms with (as the parameter count of 119.590 M shows), scaled
-sinusoidal positions, a decoder tied to the embedding. ``mlp`` counts the units behind the gate: 1536 is the papers' 3072 → 1536.
+sinusoidal positions, a decoder tied to the embedding. ``mlp`` counts the units behind the gate: 1536 is the
+papers' 3072 → 1536.
 """
 
 from __future__ import annotations
