@@ -101,6 +101,7 @@ def forked(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, int]
 def _main(run: Path, modes: list[str]) -> None:
     from leanify import training
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it runs in the background
     for mode in modes:
         kind, _, amount = mode.partition(":")
         child = os.fork()

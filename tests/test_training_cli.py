@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def test_a_run_is_resumed_after_ctrl_c_and_says_what_came_of_it(recipe: Path, tm
     """SIGINT to the process: exit 130 and a checkpoint; then the rest, with results on stdout and lines on stderr."""
     settings = ["--set", "schedule.epochs=20", "--set", "run.log_every=1", "--set", "run.checkpoint_every=50"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CODE, "train", str(recipe), "-o", str(tmp_path / "run"), *settings]
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # also from a background shell
+    command = [sys.executable, "-c", heard + CODE, "train", str(recipe), "-o", str(tmp_path / "run"), *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     assert process.stderr is not None
     while not process.stderr.readline().startswith("step 3 "):
@@ -44,6 +46,7 @@ def test_a_run_is_resumed_after_ctrl_c_and_says_what_came_of_it(recipe: Path, tm
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
+    assert re.search(r"leanify: saved at step \d+; go on with: leanify train --resume ", err)
     step = RunDirectory.open(tmp_path / "run").checkpoints()[-1].step
     assert 3 <= step < 160
     assert RunDirectory.open(tmp_path / "run").rows()[-1]["step"] == step

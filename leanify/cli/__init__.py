@@ -11,7 +11,10 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
+from typing import Any
 
 import typer
 
@@ -36,8 +39,23 @@ def app(*names: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        made.command(epilog=EVERYWHERE)(getattr(import_module(f"leanify.cli.{name}"), name))
+        made.command(epilog=EVERYWHERE)(_speaking(getattr(import_module(f"leanify.cli.{name}"), name)))
     return made
+
+
+def _speaking(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which prints what an interrupt has to say: typer drops the message and the exit code."""
+
+    @wraps(command)
+    def called(*arguments: Any, **words: Any) -> None:
+        try:
+            command(*arguments, **words)
+        except KeyboardInterrupt as error:
+            if str(error):
+                print(f"leanify: {error}", file=sys.stderr)
+            raise SystemExit(getattr(error, "code", 130)) from None
+
+    return called
 
 
 def main() -> None:
@@ -57,10 +75,8 @@ def main() -> None:
             traceback.print_exc()
         print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt as error:
-        if str(error):
-            print(f"leanify: {error}", file=sys.stderr)
-        raise SystemExit(getattr(error, "code", 130)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except BrokenPipeError:
         unheard()
         raise SystemExit(1) from None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -122,10 +124,20 @@ def toml_lines(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
 
 
 def _bare(key: str) -> str:
-    return key if key.replace("-", "_").isidentifier() else json.dumps(key)
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _literal(key)
 
 
 def _literal(value: Any) -> str:
+    """A value as TOML writes it: as JSON does, but for infinities, the character 0x7f, and tables within lists."""
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
-    return json.dumps(value, ensure_ascii=False)  # TOML writes texts, numbers and truths as JSON does
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_bare(key)} = {_literal(item)}' for key, item in value.items())}}}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    try:
+        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        text.encode()
+    except (UnicodeEncodeError, TypeError) as error:
+        raise RecipeError(f"a recipe cannot hold {ascii(value)[:40]}: TOML has no way to write it") from error
+    return text

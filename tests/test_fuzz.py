@@ -1,0 +1,119 @@
+"""Whatever comes in, what comes out is a result or one message: files by a seeded fuzzer, values by Hypothesis."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fuzz
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runs import DIGITS
+
+from leanify import machine
+from leanify.cli import options
+from leanify.errors import LeanifyError
+from leanify.sources import find
+from leanify.sources import recipe as recipes
+
+CASES, LONG = 25, 840  # seeds of a kind: 300 cases in all, 10,080 of the long run
+KEPT: dict[str, tuple[int, ...]] = {"config": (26,), "run": (30,)}  # seeds beyond these that once ended badly
+
+
+@pytest.fixture(scope="module")
+def intact() -> Iterator[Path]:
+    home = fuzz.warm()
+    yield home
+    shutil.rmtree(home)
+
+
+def bad(kind: str, seeds: list[int], intact: Path) -> list[str]:
+    return [f"python tests/fuzz.py {kind} {seed}: {words}" for seed in seeds if (words := fuzz.run(kind, seed, intact))]
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_damaged_files_end_in_one_message(kind: str, intact: Path) -> None:
+    assert bad(kind, [*range(CASES), *KEPT.get(kind, ())], intact) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_many_damaged_files_end_in_one_message(kind: str, intact: Path) -> None:
+    assert bad(kind, list(range(CASES, LONG)), intact) == []
+
+
+def test_the_fuzzer_sees_what_it_looks_for(intact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback, a process that dies, one that never ends, memory without bound, and an output that is half there."""
+
+    def case(action: Callable[[Path], Any]) -> str | None:
+        monkeypatch.setitem(fuzz.KINDS, "case", lambda draw, home: action(home))
+        return fuzz.run("case", 0, intact)
+
+    def endless(home: Path) -> None:
+        while True:
+            pass
+
+    def refused(home: Path) -> None:
+        raise LeanifyError("one line")
+
+    monkeypatch.setattr(fuzz, "SECONDS", 1)
+    assert case(lambda home: None) is case(refused) is None
+    assert "ZeroDivisionError" in str(case(lambda home: 1 // 0))
+    assert "of the processor" in str(case(endless))
+    assert "MemoryError" in str(case(lambda home: bytearray(3 << 30)))
+    assert case(lambda home: (home / "out").mkdir()) == "left out"
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+WORDS = st.text(max_size=30) | st.sampled_from([str(value) for value in fuzz.HOSTILE])
+KEYS = st.sampled_from(
+    [f"{section}.{key}" for section, table in recipes.parse(DIGITS).to_dict().items() for key in table]
+)
+PLAIN = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def refused_or(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, None where it raises LeanifyError."""
+    try:
+        return function(*arguments)
+    except LeanifyError:
+        return None
+
+
+@PLAIN
+@given(KEYS | WORDS, WORDS)
+def test_a_setting_is_a_recipe_that_reads_back_or_one_message(key: str, word: str) -> None:
+    value = refused_or(recipes.with_settings, recipes.parse(DIGITS), [f"{key}={word}"])
+    if value is not None and (text := refused_or(value.to_toml)) is not None:
+        assert recipes.parse(text).to_toml() == text  # NaN is no equal of itself
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.dictionaries(st.text(max_size=8), inner, max_size=3) | st.lists(inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@PLAIN
+@given(st.dictionaries(st.text(max_size=8), VALUES, max_size=4))
+def test_whatever_a_recipe_holds_it_is_written_so_that_it_reads_back(override: dict[str, Any]) -> None:
+    value = recipes.Recipe(recipes.ModelSection("x", override=override))
+    if (text := refused_or(value.to_toml)) is not None:
+        assert recipes.parse(text) == value
+    else:
+        assert "\\ud" in ascii(override)  # half of a surrogate pair, which TOML cannot hold
+
+
+@PLAIN
+@given(WORDS)
+def test_options_are_values_or_one_message(word: str) -> None:
+    refused_or(find.parse_overrides, [word])
+    refused_or(find.parse_overrides, [f"key={word}"])
+    refused_or(options.pin, "--depth", word)
+    refused_or(machine.device_of, word)
+    refused_or(recipes.parse, word)
