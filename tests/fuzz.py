@@ -255,11 +255,11 @@ def of_run(draw: random.Random, home: Path) -> None:
 
 
 def of_tensors(draw: random.Random, home: Path) -> None:
-    from leanify.sources import lean_directory
+    from leanify.sources import tensors
 
     file = home / draw.choice(["a.pt", "a.safetensors"])
     mutate(draw, file)
-    lean_directory.read_tensors(file)
+    tensors.read_tensors(file)
 
 
 def of_recipe(draw: random.Random, home: Path) -> None:

@@ -44,6 +44,7 @@ def test_a_model_that_cannot_checkpoint_gradients_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
 def test_a_compiled_model_learns_the_same() -> None:
     one, two = weights(), weights("run.compile=true")
     for name, tensor in one.items():

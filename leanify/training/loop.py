@@ -88,9 +88,9 @@ class Trainer:
         self.validation: Reader | None = None  # from the first evaluation on
         self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
         guards.check_memory(self.need, self.bare, self.accelerator, order.batch_size, recipe.run.accumulate)
-        learning: Any = self.learner or self.bare
-        learning = torch.compile(learning) if recipe.run.compile else learning
-        self.model, self.optimizer = self.accelerator.prepare(learning, optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(self.learner or self.bare, optimizer)
+        if recipe.run.compile:  # after DDP has wrapped it, so that gradients are exchanged during the backward pass
+            self.model = torch.compile(self.model)
         self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
         self.window = Window()
         self.saver = Saver()
