@@ -87,8 +87,8 @@ def mutated_bytes(draw: random.Random, data: bytes) -> bytes:
 def mutate(draw: random.Random, file: Path) -> None:
     """Change a file in place, or what it is: gone, a folder, a pipe, a link to nothing or to itself, a device."""
     how = draw.randrange(10)
-    if how >= 4 and file.suffix == ".json":
-        value = json.loads(file.read_text())
+    value = _json(file) if file.suffix == ".json" else None
+    if how >= 4 and value is not None:
         for _ in range(draw.choice([1, 1, 2, 5])):
             value = mutated_value(draw, value)
         file.write_text(json.dumps(value))
@@ -106,6 +106,13 @@ def mutate(draw: random.Random, file: Path) -> None:
                 lambda: file.symlink_to("/dev/zero"),
             ]
         )()
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except (ValueError, RecursionError):  # it was changed before
+        return None
 
 
 def some_file(draw: random.Random, folder: Path, *suffixes: str) -> Path:

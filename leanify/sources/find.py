@@ -148,6 +148,11 @@ def _adapted(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSou
     return replace(find(base, overrides=overrides, cls=cls), weights=path)
 
 
+def _names(value: Any) -> list[str]:
+    """The strings of a list in a configuration; none where it is no list."""
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
 def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
     config = read_json(path)
     if not isinstance(config, dict):
@@ -156,7 +161,7 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
         return _in_timm_config(path, config)
     config = from_file(config)
     named = [config.get("model_type"), overrides.get("model_type"), *map(type_of_class, [cls] if cls else [])]
-    named += [type_of_class(name) for name in config.get("architectures") or [] if isinstance(name, str)]
+    named += [type_of_class(name) for name in _names(config.get("architectures"))]
     model_type = next((name for name in named if name is not None), None)
     if model_type is None:
         raise SourceError(
