@@ -30,9 +30,9 @@ def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
     facts: dict[str, Any] = {"samples": {"train": len(splits.train), "validation": len(splits.validation)}}
     if hub.is_meant(data):
         return facts | {"contents": {data.name: str(hub.rows(data.name, data.train)._fingerprint)}}
-    if data.path is None:
+    root = None if data.path is None else Path(data.path).expanduser()
+    if root is None or not root.exists():  # what comes with a library has no path, and does not look at one
         return facts | {"contents": {data.name: _of_samples(splits.train)}}
-    root = Path(data.path).expanduser()
     files = list(_files(root)) if root.is_dir() else [(root.name, root.stat().st_size)]
     top = root if root.is_dir() else root.parent
     spread: Any = np.unique(np.linspace(0, len(files) - 1, FILES).astype(int)) if files else []
