@@ -19,7 +19,7 @@ from flows import FAMILIES
 from test_disk import lean_of, mixed_bert
 
 import leanify
-from leanify.sources import find, lean_directory, tensors
+from leanify.sources import find, lean_directory, same_shape, tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -343,3 +343,15 @@ def test_files_follow_the_umask(tmp_path: Path) -> None:
         os.umask(old)
     assert stat.S_IMODE(lean.stat().st_mode) == 0o750
     assert {stat.S_IMODE(file.stat().st_mode) for file in lean.iterdir()} == {0o640}
+
+
+def test_a_llama_that_its_own_configuration_refuses_is_a_mistral_without_a_window(lean: Any, tmp_path: Path) -> None:
+    """In a process without leanify: upstream's own class, the same logits to the last bit."""
+    llama = leanify.load(lean("Llama"))
+    folder = leanify.save(same_shape.as_type(llama, "mistral"), tmp_path / "mistral")
+    words = json.loads((folder / "config.json").read_text())
+    assert (words["model_type"], words["head_dim"], words["num_attention_heads"]) == ("mistral", 16, 5)
+    assert flows.alone([("AutoModelForCausalLM", str(folder))]) == ["loads"]
+    assert torch.equal(flows.outputs(llama), flows.outputs(leanify.load(folder)))
+    with pytest.raises(leanify.SourceError, match="is not a gpt2"):
+        same_shape.as_type(llama, "gpt2")
