@@ -52,6 +52,9 @@ def redesign(
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory")] = None,
     control: Annotated[bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace a directory that leanify wrote")] = False,
+    as_type: Annotated[
+        Text, typer.Option("--as", metavar="TYPE", help="write it as another transformers type of the same shape")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of the new weights")] = 0,
     study: Annotated[
         Path | None, typer.Option(metavar="STUDY", help="rank by what leanify compare measured on your own task")
@@ -76,6 +79,8 @@ def redesign(
     for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):
         if value not in allowed:
             raise LeanifyError(f"{name} {value!r} is none of {', '.join(allowed)}")
+    if output is None and as_type is not None:
+        raise LeanifyError("--as is about what -o DIR writes; give -o")
     if output is None and (control or force):
         raise LeanifyError(f"{'--control' if control else '--force'} is about what -o DIR writes; give -o")
     if data is not None and weights is None and not pretrained:
@@ -124,9 +129,9 @@ def redesign(
     if output is not None:
         with progress(f"writing {output}", None):
             if carried is None:
-                plan = plan.save(output, weights, seed, pretrained, control, force)
+                plan = plan.save(output, weights, seed, pretrained, control, force, model_type=as_type)
             else:
-                plan = plan.save(output, weights, seed, pretrained, control, force, carried)
+                plan = plan.save(output, weights, seed, pretrained, control, force, carried, as_type)
     predicted = None
     if measured is not None:
         from leanify.study.surface import predictions

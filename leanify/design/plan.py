@@ -152,23 +152,27 @@ class Plan:
         control: bool = False,
         force: bool = False,
         carry: Carry = surgery.write,
+        model_type: str | None = None,
     ) -> Plan:
         """Build the chosen model and write it as a lean directory; the plan that knows where it lies.
 
         With ``control`` lean and control are written side by side, as ``lean`` and ``control`` in the directory; with
-        ``force`` what leanify wrote there before is replaced. Raises LeanifyError where there is no control to write.
+        ``force`` what leanify wrote there before is replaced. ``model_type`` writes it as another type of
+        transformers that says the same shape. Raises LeanifyError where there is no control to write.
         """
         lean_directory.check_new_directory(directory, force)
         if not control:
             room_for(4 * self.chosen.params, Path(directory))
-            lean_directory.save(self.build(weights, seed, pretrained, None, carry), directory, force)
+            lean_directory.save(self.build(weights, seed, pretrained, None, carry), directory, force, model_type)
             return replace(self, directory=str(directory))
         if self.control is None:
             raise LeanifyError(f"there is no control to write beside lean ({'; '.join(self.warnings)})")
         room_for(4 * (self.chosen.params + self.control.params), Path(directory))
         with lean_directory.new_directory(directory, force) as folder:
             for name, design in (("lean", self.chosen), ("control", self.control)):
-                lean_directory.save(self.build(weights, seed, pretrained, design, carry), folder / name)
+                lean_directory.save(
+                    self.build(weights, seed, pretrained, design, carry), folder / name, False, model_type
+                )
         return replace(self, directory=str(directory), with_control=True)
 
 

@@ -39,6 +39,7 @@ from leanify.lens import surgery
 from leanify.sources import side_files, timm_hooks
 from leanify.sources.describe import describe
 from leanify.sources.files import read_json
+from leanify.sources.same_shape import as_type
 from leanify.sources.source import ModelSource
 from leanify.sources.tensors import digest
 from leanify.upstream.origin import Origin, origin_of
@@ -49,12 +50,15 @@ WEIGHTS = "model.safetensors"
 FORMAT = 2
 
 
-def save(model: nn.Module, directory: str | Path, force: bool = False) -> Path:
+def save(model: nn.Module, directory: str | Path, force: bool = False, model_type: str | None = None) -> Path:
     """Write ``model`` as a lean directory, which `leanify.load` and, once leanify is imported, upstream's loader load.
 
-    What lay beside the source of its weights is carried over. Raises DirectoryError where the directory cannot be
+    What lay beside the source of its weights is carried over. ``model_type`` writes it as another type of transformers
+    that says the same shape (`same_shape`). Raises DirectoryError where the directory cannot be
     written or is not empty, SourceError where nothing would build the model again.
     """
+    if model_type is not None:
+        model = as_type(model, model_type)
     found = describe(model)
     with new_directory(directory, force) as folder:
         tied = _write(model, found, folder)
