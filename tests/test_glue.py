@@ -285,7 +285,7 @@ def test_a_malformed_file_is_named_with_its_line(
         (["data.name=sst5"], RecipeError, "the tasks of GLUE are cola, sst2"),
         (["data.name=qnli"], DataError, "has no train.tsv"),
         (["data.length=49"], DataError, "49 tokens, and the model has 48 positions"),
-        (["data.tokenizer=/nowhere"], DataError, "is no directory here and the hub did not give it"),
+        (["data.tokenizer=/nowhere"], DataError, "is not a directory here, and the hub did not provide it"),
         (["model.source=bert", "data.tokenizer="], DataError, "no tokenizer beside the model"),
         (["model.source=vit_tiny_patch16_224"], SourceError, "takes images"),
         (["model.source=leanify/gpt2-tinystories"], SourceError, "no head for sentences"),

@@ -168,7 +168,7 @@ def test_published_files_are_read(tmp_path: Path) -> None:
         ["[MAX", "4", "3", "]"],
         ["[SM", "9", "3", "]"],
     ]
-    for broken, words in (("( [AVG 1 ) ]\t3", "line 4: '\\[AVG' is no symbol"), ("4 ]", "line 4: it takes")):
+    for broken, words in (("( [AVG 1 ) ]\t3", "line 4: '\\[AVG' is not a symbol"), ("4 ]", "line 4: it takes")):
         (tmp_path / "basic_val.tsv").write_text("\n".join([*lines, broken]))
         with pytest.raises(DataError, match=rf"basic_val.tsv, {words}"):
             published(tmp_path / "basic_val.tsv")
@@ -177,7 +177,7 @@ def test_published_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"longest": 400}, "no length lies between 500 and 400"),
+        ({"longest": 400}, "there is no length between 500 and 400"),
         ({"arguments": 1}, r"arguments is 1; it is at least 2"),
         ({"shortst": 5}, r"\[data.options\] has no key 'shortst'; nearest: shortest"),
         ({"depth": "deep"}, "data.options.depth is"),

@@ -225,7 +225,7 @@ def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: P
         (["model.override.vocab=40"], DataError, "the model's vocabulary has 40"),
         (["data.tokenizer=bytes", "model.override.vocab=260"], DataError, "has 261 words, and the model's vocabulary"),
         (["data.tokenizer=wordpiece-9"], DataError, "cannot spell"),
-        (["data.tokenizer=nobody/nothing"], DataError, "is no directory here and the hub did not give it"),
+        (["data.tokenizer=nobody/nothing"], DataError, "is not a directory here, and the hub did not provide it"),
         (["data.mask=0.0"], RecipeError, "data.mask is 0; it is the share"),
         (["data.mask=1.5"], RecipeError, "data.mask is 1.5"),
         (["data.path=/nowhere"], DataError, "does not exist"),

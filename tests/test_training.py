@@ -281,7 +281,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (["data.name=dogits"], DataError, "where dogits lies on this machine"),
+        (["data.name=dogits"], DataError, "where dogits is on this machine"),
         (["data.task=masked-lm"], RecipeError, "for classification, not for masked-lm"),
         (["data.mask=0.2"], RecipeError, "data.mask is for masked-lm"),
         (["data.test=test"], RecipeError, "have no such split"),

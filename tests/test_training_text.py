@@ -101,7 +101,7 @@ def test_a_data_set_by_name_has_its_own_splits(tmp_path: Path, monkeypatch: pyte
     assert (share, "sets/stories of the hub" in words) == (1.0, True)
     with pytest.raises(DataError, match="no split 'tset'; it has train, validation"):
         corpora(DataSection("sets/stories", "causal-lm", validation="tset"), 16, 256)
-    with pytest.raises(DataError, match="the hub did not give it"):
+    with pytest.raises(DataError, match="the hub did not provide it"):
         corpora(DataSection("nobody/nothing", "causal-lm"), 16, 256)
 
 
@@ -221,7 +221,7 @@ def test_the_papers_gpt2_recipe_runs_on_stories(stories: Path) -> None:
         (["model.override.vocab_size=128"], DataError, "needs a vocabulary of 256"),
         (["data.path=/nowhere"], DataError, "does not exist"),
         (["data.path="], DataError, "--set data.path=PATH"),
-        (["data.tokenizer=nobody/nothing"], DataError, "is no directory here and the hub did not give it"),
+        (["data.tokenizer=nobody/nothing"], DataError, "is not a directory here, and the hub did not provide it"),
         (["data.mixup=0.8"], RecipeError, "mixes images"),
         (["data.img_size=32"], RecipeError, "is for images"),
         (["model.class=AutoModel"], RecipeError, "AutoModelForCausalLM"),

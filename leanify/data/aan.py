@@ -42,7 +42,7 @@ def pairs(path: Path, length: int | None) -> Sequences:
                 labels.append(label_of(cells[0], CLASSES, where))
                 parts += [byte_ids(text, length) for text in cells[3:]]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: {error.reason}") from error
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}") from error
     return Sequences.of(parts, labels, str(path), pair=True)
 
 

@@ -28,7 +28,7 @@ def cached(
 ) -> tuple[Arrays, Path]:
     """The arrays that ``make`` gives for the options, and the file that holds them from then on.
 
-    The file is written beside its place and renamed when it is whole; one that is damaged is made anew. Raises
+    The file is written under a temporary name and renamed when complete; a damaged one is rebuilt. Raises
     DataError where it cannot be written.
     """
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]

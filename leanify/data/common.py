@@ -26,7 +26,7 @@ def subset(whole: Any, data: DataSection) -> Any:
 
 
 def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
-    """Indices of so many samples, in order: the first ones, or a random subset that is the same for every seed.
+    """Sorted indices of ``samples`` samples: the first ones, or a random subset that is the same for every seed.
 
     Where the samples have classes, a random subset has them in the whole's proportions: data sets often lie class by
     class, and the first samples would be of one.
@@ -77,7 +77,7 @@ def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: 
 def folder_of(data: DataSection) -> Path:
     """Where the recipe's files lie."""
     if data.path is None:
-        raise DataError(f"the recipe does not say where {data.name} lies on this machine: --set data.path=PATH")
+        raise DataError(f"the recipe does not say where {data.name} is on this machine: --set data.path=PATH")
     path = Path(data.path).expanduser()
     if not path.exists():
         raise DataError(f"data.path {data.path} does not exist")

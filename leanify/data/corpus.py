@@ -81,9 +81,9 @@ def corpora(
     train, validation, *test = (
         Corpus(part.ids, length, f"{where} to {what}") for part, what in zip(found, names, strict=False)
     )
-    told = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
+    words = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
     share = found[1].bytes / len(found[1].ids)
-    return train, validation, share, told, next(iter(test), None)
+    return train, validation, share, words, next(iter(test), None)
 
 
 def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
@@ -97,7 +97,7 @@ def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
         found = library.AutoTokenizer.from_pretrained(tokenizer)
     except Exception as error:  # tokenizers raise bare exceptions for a damaged file
         raise DataError(
-            f"the tokenizer {tokenizer!r} is no directory here and the hub did not give it: name a directory, "
+            f"the tokenizer {tokenizer!r} is not a directory here, and the hub did not provide it: name a directory, "
             f"--set data.tokenizer=DIR, or train on bytes, --set data.tokenizer= ({first_line(error)})"
         ) from error
     return (

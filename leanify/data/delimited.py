@@ -29,7 +29,7 @@ def rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: {error.reason}") from error
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     finally:

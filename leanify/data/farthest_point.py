@@ -1,7 +1,7 @@
 """The farthest point (Amsel, Yehudai & Bruna 2025, "When Adding More Heads Hurts"): fresh samples for ever.
 
 A sample is N points drawn uniformly from the sphere S^{d−1}; the target of each of them is that point of the sample
-which lies farthest from it. A constant answer, the middle of the sphere, has a squared error of 1.
+which is farthest from it. A constant answer, the middle of the sphere, has a squared error of 1.
 """
 
 from __future__ import annotations

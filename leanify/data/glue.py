@@ -137,8 +137,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     else:
         validation = encoded(others)
         validation = Part(validation, validation.lengths.argsort(kind="stable"))
-    told = f"{TASKS[name].title} of {files}, {len(train):,} samples to train and {len(validation):,} to validate"
-    return Splits(train, validation, told, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
+    summary = f"{TASKS[name].title} of {files}, {len(train):,} samples to train and {len(validation):,} to validate"
+    return Splits(train, validation, summary, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
 
 
 def takes_types(model: Any) -> bool:
@@ -149,7 +149,7 @@ def takes_types(model: Any) -> bool:
 
 # -- files --------------------------------------------------------------------------------------------------------
 
-HUB = "nyu-mll/glue"  # where the recipe says no path
+HUB = "nyu-mll/glue"  # where the recipe gives no path
 Row = tuple[tuple[str, ...], float | int]  # texts and label
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # of a split's file, in the order they are looked for
 
@@ -215,7 +215,7 @@ def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
         raise
     except Exception as error:  # the hub client raises from several libraries
         raise DataError(
-            f"the recipe says no data.path, and the hub did not give {HUB}: {first_line(error)}; "
+            f"the recipe has no data.path, and the hub did not give {HUB}: {first_line(error)}; "
             "--set data.path=DIR, a folder of sst2/train.tsv, rte/train.tsv, …"
         ) from error
     task, parts = TASKS[name], ("_matched", "_mismatched") if name == "mnli" else ("",)
@@ -262,7 +262,7 @@ def _lines(file: Path) -> Iterator[str]:
             for line in lines:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is no text in UTF-8: {error.reason} at byte {error.object[error.start]:#x}") from None
+        raise DataError(f"{file} is not UTF-8 text: {error.reason} at byte {error.object[error.start]:#x}") from None
 
 
 def _places(where: str, columns: list[str], task: GlueTask) -> list[int]:

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through ``datasets``: a name with a slash where the recipe says no path."""
+"""Data sets of the Hugging Face hub, through ``datasets``: a name with a slash where the recipe gives no path."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rows(name: str, split: str) -> Any:
 
 def _unreached(name: str, error: Exception) -> str:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"the data set {name!r} is no folder here and the hub did not give it: {reason}; --set data.path=PATH"
+    return f"the data set {name!r} is not a folder here, and the hub did not provide it: {reason}; --set data.path=PATH"
 
 
 def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ class ImageFolder:
         self.paths = [path for path in named if path.is_file()]  # a pipe would block
         self.skipped = [path for path in named if not path.is_file()]
         if not self.paths:
-            raise DataError(f"no image lies in {folder}; looked for {', '.join(SUFFIXES)} in it and below")
+            raise DataError(f"no image in {folder}; looked for {', '.join(SUFFIXES)} in it and below")
         random.Random(seed).shuffle(self.paths)
 
     def batches(

@@ -38,7 +38,7 @@ PUBLISHED = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": 
 
 @dataclass(frozen=True)
 class ListOpsOptions:
-    """[data.options]: the Long-Range Arena's, unless said. Lengths are exclusive; the root lies at depth 1."""
+    """[data.options]: by default the Long-Range Arena's. Lengths are exclusive; the root is at depth 1."""
 
     shortest: int = 500
     longest: int = 2000
@@ -55,7 +55,7 @@ class ListOpsOptions:
             if getattr(self, key) < least:
                 raise RecipeError(f"data.options.{key} is {getattr(self, key)}; it is at least {least}")
         if self.longest < self.shortest + 2:
-            raise RecipeError(f"no length lies between {self.shortest} and {self.longest}, data.options' ends")
+            raise RecipeError(f"there is no length between {self.shortest} and {self.longest}, data.options' ends")
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def published(path: Path) -> Sequences:
                 continue
             words = [word for word in text.split() if word not in "()"]
             if unknown := [word for word in words if word not in ids]:
-                raise DataError(f"{path}, line {number}: {unknown[0]!r} is no symbol of ListOps")
+                raise DataError(f"{path}, line {number}: {unknown[0]!r} is not a symbol of ListOps")
             if not words or label not in tuple("0123456789"):
                 raise DataError(
                     f"{path}, line {number}: it takes an expression, a tab and a digit; found {line[:60]!r}"

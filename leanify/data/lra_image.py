@@ -1,6 +1,6 @@
 """Image of the Long-Range Arena (Tay et al. 2020): grey pixels as a sequence, row by row, of an image folder.
 
-CIFAR-10 (Krizhevsky 2009) lies there as FOLDER/SPLIT/CLASS/…; a pixel's id is its brightness, 0 … 255.
+CIFAR-10 (Krizhevsky 2009) is laid out as FOLDER/SPLIT/CLASS/…; a pixel's id is its brightness, 0 … 255.
 """
 
 from __future__ import annotations

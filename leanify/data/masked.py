@@ -53,7 +53,7 @@ class Masked:
         return len(self.rows)
 
     def draw(self, seed: int, keys: Sequence[Key]) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids and targets, (B, length) each; what is not asked for is no target"""
+        """→ input_ids and targets, (B, length) each; other tokens are ignored"""
         indices = np.array([index for _, index in keys])
         sources = [(HOLDOUT, 0, 0, index) if self.fixed else (SAMPLE, seed, epoch, index) for epoch, index in keys]
         length = self.rows.shape[1]
@@ -88,9 +88,9 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         for part, what in zip(texts, ("train", "validate", "test"), strict=False)
     ]
     train, validation, *test = samples
-    told = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
+    summary = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
     return Splits(
-        train, validation, told, test=next(iter(test), None), tokenizer=tokenizer, skipped=tuple(faults.names)
+        train, validation, summary, test=next(iter(test), None), tokenizer=tokenizer, skipped=tuple(faults.names)
     )
 
 

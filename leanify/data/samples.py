@@ -42,7 +42,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """What a recipe's [data] leads to. ``words`` say what it is; ``constant`` is train's most frequent class.
+    """The data sets of a recipe. ``words`` describe them; ``constant`` is train's most frequent class.
 
     ``scale`` makes of a batch what a model takes, where it is needed: bytes are quicker to bring there.
     """

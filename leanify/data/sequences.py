@@ -57,7 +57,7 @@ class Sequences:
         return self.sizes.reshape(-1, 2).max(1) if self.pair else self.sizes
 
     def parts(self, *sizes: int) -> list[Sequences]:
-        """The first so many samples, the next so many, and so on."""
+        """Consecutive slices of the given lengths."""
         found, start, begin = [], 0, 0
         for size in sizes:
             ends = self.ends[start : start + size]

@@ -39,7 +39,7 @@ def splits_of(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(f"data.options are for what is drawn, {' and '.join(DRAWN)}, not for {data.name}")
     file = NAMED.get(data.name) or OF_TASK.get(data.task)
     if file is None:
-        raise RecipeError(f"{data.name} is no data set for {data.task}; known by name: {', '.join(NAMED)}")
+        raise RecipeError(f"{data.name} is not a data set for {data.task}; known by name: {', '.join(NAMED)}")
     found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
     if data.test is not None and found.test is None:
         raise RecipeError(f"data.test is {data.test}, and {found.words} have no such split: leave it out")

@@ -1,7 +1,7 @@
 """Text of any size as token ids: a small one in memory, a large one in a file of the cache that is mapped into it.
 
 Text is read and encoded a block at a time, cut behind an end mark or else a line, whether it is large or not: the ids
-are the same. What was encoded is kept by what it was made of, and stands in the cache whole or not at all.
+are the same. Encoded text is cached under a key of its inputs, complete or not at all.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _decoded(path: Path) -> Iterator[str]:
                 yield decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 where = place - held + error.start
-                raise DataError(f"{path} is no text in UTF-8: byte {where} is {error.object[error.start]:#x}") from None
+                raise DataError(f"{path} is not UTF-8 text: byte {where} is {error.object[error.start]:#x}") from None
             if not block:
                 return
             place += len(block)
@@ -137,7 +137,7 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
 
 
 def _keep(source: Text, encode: Encode, home: Path) -> None:
-    """Written beside its place, then renamed; whoever comes second has the same."""
+    """Written under a temporary name, then renamed; a second process writes the same."""
     home.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     size, top, kind, known = 0, 0, "", len(source.faults.names)

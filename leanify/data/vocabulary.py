@@ -1,7 +1,7 @@
-"""Tokenizers: one that lies somewhere in Hugging Face layout, bytes in that layout, or a WordPiece that is trained.
+"""Tokenizers: one stored in Hugging Face layout, bytes in that layout, or a WordPiece that is trained.
 
 bytes              256 bytes and five special words
-wordpiece-32768    at most so many words and pieces, trained on the training text (Wu et al. 2016), lower case, as
+wordpiece-32768    at most that many words and pieces, trained on the training text (Wu et al. 2016), lower case, as
                    BERT and Crammed BERT have them; kept in the cache by what it was trained on
 DIR or a hub id    whatever AutoTokenizer finds there
 """
@@ -24,7 +24,7 @@ from leanify.upstream.libraries import first_line, import_transformers
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
-LETTERS = 1000  # at most so many, as the library's own recipe for BERT has it
+LETTERS = 1000  # at most this many, as the library's own recipe for BERT has it
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -47,7 +47,7 @@ def load(name: str) -> Any:
         return import_transformers().AutoTokenizer.from_pretrained(name)
     except Exception as error:  # tokenizers raise bare exceptions for a damaged file
         raise DataError(
-            f"the tokenizer {name!r} is no directory here and the hub did not give it: name a directory, "
+            f"the tokenizer {name!r} is not a directory here, and the hub did not provide it: name a directory, "
             f"--set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one ({first_line(error)})"
         ) from error
 
@@ -62,7 +62,7 @@ def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
     if len(tokenizer) > vocabulary:
         raise DataError(
             f"text {by} has {len(tokenizer):,} words, and the model's vocabulary has {vocabulary:,}: name the model's "
-            "own tokenizer in data.tokenizer, or give the model so many words in [model.override]"
+            "own tokenizer in data.tokenizer, or set the model's vocabulary size in [model.override]"
         )
 
 
@@ -134,7 +134,7 @@ def _dressed(made: Any) -> Any:
 
 
 def _keep(tokenizer: Any, home: Path) -> None:
-    """Written beside its place, then renamed; whoever comes second has the same."""
+    """Written under a temporary name, then renamed; a second process writes the same."""
     home.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     try:

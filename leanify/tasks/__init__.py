@@ -67,7 +67,7 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     data, optim = recipe.data, recipe.optim
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
-            raise RecipeError(f"{key} mixes images, and {splits.words} are none")
+            raise RecipeError(f"{key} mixes images, but {splits.words} are not images")
     if data.task in ("classification", "text-classification", "pair-classification"):
         assert splits.classes is not None
         return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing, splits.constant)

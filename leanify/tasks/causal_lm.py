@@ -1,4 +1,4 @@
-"""The next token."""
+"""Causal language modelling."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class CausalLm:
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats a token; bits per byte by the bytes that a token of the whole split has on average."""
         loss = (found["loss"] / found["count"]).item()
-        told = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
-        return told | ({"bits_per_byte": loss / math.log(2) / self.bytes_per_target} if self.bytes_per_target else {})
+        report = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        return report | ({"bits_per_byte": loss / math.log(2) / self.bytes_per_target} if self.bytes_per_target else {})

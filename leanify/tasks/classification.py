@@ -1,4 +1,4 @@
-"""Samples into classes."""
+"""Classification of images, sequences and texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leanify.tasks.outputs import answer
 
 
 class Classification:
-    """Samples into classes: cross-entropy, top-1 and top-5; beside ``constant``, an answer that is always the same."""
+    """Samples into classes: cross-entropy, top-1 and top-5; ``constant`` is a fixed answer to compare with."""
 
     metric, sign, margin = "top1", 1, 1.0  # a point of top-1
 
@@ -74,7 +74,7 @@ class Classification:
         Where there is a constant answer, accuracy (which is top-1) and ``majority``, what that answer scores.
         """
         share = {name: (found[name] / found["count"]).item() for name in ("loss", "top1", "top5", "majority")}
-        told = {"loss": share["loss"], "top1": 100 * share["top1"]}
+        report = {"loss": share["loss"], "top1": 100 * share["top1"]}
         if self.constant is not None:
-            return told | {"accuracy": told["top1"], "majority": 100 * share["majority"]}
-        return told | ({"top5": 100 * share["top5"]} if self.classes > 5 else {})
+            return report | {"accuracy": report["top1"], "majority": 100 * share["majority"]}
+        return report | ({"top5": 100 * share["top5"]} if self.classes > 5 else {})

@@ -24,7 +24,7 @@ def accuracy(labels: np.ndarray, guesses: np.ndarray) -> float:
 
 
 def f1(labels: np.ndarray, guesses: np.ndarray) -> float:
-    """Of class 1; 0 where nobody says it."""
+    """F1 of class 1; 0 if it is never predicted."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, guesses, zero_division=0.0))
@@ -105,13 +105,13 @@ class Glue:
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss, and the task's metrics of the whole set, all times 100; MNLI's is the mean of its two sets."""
-        told = {"loss": (found["loss"] / found["count"]).item()}
+        report = {"loss": (found["loss"] / found["count"]).item()}
         label, guess, part = (found[name].numpy() for name in ("label", "guess", "part"))
         for name, metric in METRICS[self.name].items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a validation set in which a class is missing
                 values = [100 * metric(label[part == one], guess[part == one]) for one in np.unique(part)]
-            told[name] = sum(values) / len(values)
+            report[name] = sum(values) / len(values)
             if self.name == "mnli":
-                told |= {f"{name}_{kind}": value for kind, value in zip(("m", "mm"), values, strict=False)}
-        return told
+                report |= {f"{name}_{kind}": value for kind, value in zip(("m", "mm"), values, strict=False)}
+        return report

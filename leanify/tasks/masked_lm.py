@@ -1,4 +1,4 @@
-"""The words that were masked."""
+"""Masked language modelling."""
 
 from __future__ import annotations
 

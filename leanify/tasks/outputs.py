@@ -1,4 +1,4 @@
-"""A model called on a batch, and what it gives."""
+"""Call a model on a batch and take its logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors to be hit."""
+"""Regression to target vectors."""
 
 from __future__ import annotations
 

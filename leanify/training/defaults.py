@@ -26,7 +26,7 @@ BATCH = {"classification": 128, "causal-lm": 32, "masked-lm": 32}
 def recipe_of(source: str | Path, path: str | None = None) -> Recipe:
     """A recipe by file or built-in name, that of a run, or the usual one of the model that SOURCE names.
 
-    ``path`` is the data that the user names: what lies there decides the task.
+    ``path`` is the data that the user names: what is found there decides the task.
 
     Raises RecipeError, and SourceError for what names nothing.
     """
@@ -43,7 +43,7 @@ def usual(source: str, path: str | None = None) -> Recipe:
 
     A text model with a table of labelled texts at ``path`` becomes a classifier, or a regressor.
 
-    AdamW and a cosine with a short warm-up; the learning rate suits a model that is drawn anew, and a tenth of it one
+    AdamW and a cosine with a short warm-up; the learning rate suits a freshly initialised model; a tenth of it one
     that comes with weights.
     """
     found = find.find(source)
@@ -84,7 +84,7 @@ def _of_labelled(source: str, found: Any, task: str, validated: bool) -> Recipe:
 
 
 def _class(found: Any, auto: str) -> str | None:
-    """An auto class of transformers if it has one for the model; None for what is no transformers model."""
+    """An auto class of transformers if it has one for the model; None for models of other libraries."""
     if found.origin.library != "hf":
         return None
     config = import_transformers().AutoConfig.for_model(found.origin.name, **without_type(found.origin.options))

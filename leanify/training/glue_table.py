@@ -28,7 +28,7 @@ from leanify.tasks.glue import METRICS
 from leanify.training.loop import Watcher
 
 RESULTS = "results.json"
-HIDDEN = ("step", "epoch", "split", "samples_per_s")  # of a row: what is no metric
+HIDDEN = ("step", "epoch", "split", "samples_per_s")  # columns of a row that are not metrics
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whether a training fits into memory, said before it begins: what it will take, and what the device has."""
+"""Predict, before training starts, whether it fits into memory: what it will take, and what the device has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Need:
     sample: int
 
     def of(self, samples: int) -> int:
-        """One forward and backward pass over so many samples."""
+        """One forward and backward pass over ``samples`` samples."""
         return self.fixed + samples * self.sample
 
     def largest(self, available: int) -> int:

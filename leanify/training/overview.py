@@ -41,7 +41,7 @@ class RunOverview:
 
 
 def runs_below(folder: Path) -> Iterator[RunOverview]:
-    """The runs in a folder and in the folders below it, by path; what lies inside a run is not looked at."""
+    """The runs in a folder and in the folders below it, by path; runs inside runs are ignored."""
     if is_run(folder):
         yield overview(RunDirectory.open(folder))
         return

@@ -82,7 +82,7 @@ def rate_of(schedule: ScheduleSection, optim: OptimSection, unit: float) -> Rate
     length = next(x for x in (schedule.epochs, schedule.steps, schedule.tokens) if x is not None)
     steps, warmup, cooldown = round(length * unit), schedule.warmup * unit, schedule.cooldown * unit
     if steps < 1:
-        raise RecipeError(f"[schedule] a length of {length:g} is no step at all")
+        raise RecipeError(f"[schedule] a length of {length:g} is less than one step")
     if warmup + cooldown > steps:
         raise RecipeError(f"[schedule] warmup {schedule.warmup:g} and cooldown {schedule.cooldown:g} exceed {length:g}")
     if schedule.kind == "one-cycle" and warmup < 2:

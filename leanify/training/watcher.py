@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Watcher(Protocol):
-    """Who is told how a run goes; only the first process of several has one."""
+    """Receives the progress of a run; of several processes only the first has one."""
 
     def began(self, words: str, first: int, last: int) -> None: ...
     def warned(self, words: str) -> None: ...
@@ -16,7 +16,7 @@ class Watcher(Protocol):
 
 
 class Silent:
-    """Nobody."""
+    """A watcher that ignores all events."""
 
     def began(self, words: str, first: int, last: int) -> None: ...
     def warned(self, words: str) -> None: ...

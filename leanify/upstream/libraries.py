@@ -25,9 +25,9 @@ def without_type(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line; with its type where the words alone say little (``KeyError: 'depth'``)."""
+    """An exception's message in one line, with its type where the message alone is unclear (``KeyError: 'depth'``)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[:2])[:400]
-    if isinstance(error, (ArithmeticError, LookupError, RecursionError)) or not said:
-        return f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return said
+    text = " ".join(lines[:2])[:400]
+    if isinstance(error, (ArithmeticError, LookupError, RecursionError)) or not text:
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text
