@@ -27,6 +27,7 @@ from leanify.errors import UnsupportedModel
 
 ENOUGH_HEAD_DIM = 64
 MEASURED_MLP = (0.8, 10)  # times the width
+MEASURED_INNER = 3  # times the width
 ALIKE = 0.02  # shares of attention that no experiment tells apart
 AS_GOOD = 24  # designs at the head of a ranking that it hardly tells apart
 Ranking = Callable[[Grid], NDArray[np.float64]]  # a score for every design, the least is the best
@@ -179,13 +180,11 @@ def scores(attention: Any, causal: bool) -> Any:
 
 
 def unmeasured(designs: Grid) -> NDArray[np.bool_]:
-    """Which designs lie outside of what the ranking was measured on."""
+    """Which designs lie outside of what the ranking was measured on; the baseline's own MLP never does."""
     mlp = designs.mlp * max(1, designs.old.active) / designs.old.width
     inner = designs.heads * designs.head_dim / designs.old.width
-    inside = (
-        (4 * designs.depth >= designs.old_depth) & (mlp >= MEASURED_MLP[0]) & (mlp <= MEASURED_MLP[1]) & (inner <= 3)
-    )
-    return np.asarray(~inside & (designs.mlp != designs.old.mlp))
+    known = (mlp >= MEASURED_MLP[0]) & (mlp <= MEASURED_MLP[1]) | (designs.mlp == designs.old.mlp)
+    return np.asarray((4 * designs.depth < designs.old_depth) | ~known | (inner > MEASURED_INNER))
 
 
 def pareto(designs: Grid, order: NDArray[np.int64]) -> Iterator[int]:
