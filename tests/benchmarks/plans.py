@@ -57,8 +57,8 @@ HEAD = (
 
 TAIL = (
     "",
-    "What an engineer may object to: encoders go to an MLP of one width, the floor, where every published lean model has",
-    "two (`--min-mlp 2` asks for that); decoders barely add heads, and a plain cut ranks above each of them, as there",
+    "What one may object to: encoders go to an MLP of one width, the floor, where every published lean model has",
+    "two (`--min-mlp 2` asks for that); decoders barely add heads, and a plain cut ranks above most of them, as there",
     "attention is what small models could do without; a mixture's control can be 0.4 % off, as one step of 8 hidden",
     "units is a step of all experts.",
 )
