@@ -1,0 +1,566 @@
+"""What predicts which of several designs of equal parameters trains best? Reads the table of `ranking_sweep.py`.
+
+    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv rules        ρ of every rule, task by task
+    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv early        when a run's own loss ranks designs
+    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv tournament   successive halving on the curves
+    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv evidence     baseline, lean, control, …
+    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv picture FILE.png
+
+A design's quality is minus its validation loss, the mean over the seeds that all designs of the task have. A rule gives
+a design a score; ρ is Spearman's between score and quality over the ten designs of equal parameters (not the baseline).
+Nothing is drawn at random but bootstrap and permutations, by a fixed seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+BASELINE = "baseline"
+DEPTH, HEADS = 8, 4  # of the baseline
+DRAWS = 4000
+NUMBERS = ("depth", "heads", "head_dim", "inner", "mlp", "width", "tokens", "seed", "params", "params_body", "macs")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Designs in the table's order; ``losses`` is designs × seeds, ``rows`` a run's row by (design, seed)."""
+
+    name: str
+    kind: str
+    designs: tuple[str, ...]
+    seeds: tuple[int, ...]
+    losses: np.ndarray
+    rows: dict[tuple[str, int], dict[str, Any]]
+
+    @property
+    def quality(self) -> np.ndarray:
+        return -self.losses.mean(1)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one run's loss: what is left after designs and seeds (a two-way layout)."""
+        if len(self.seeds) < 2:
+            return math.nan
+        rest = self.losses - self.losses.mean(1, keepdims=True) - self.losses.mean(0) + self.losses.mean()
+        return math.sqrt((rest**2).sum() / ((len(self.designs) - 1) * (len(self.seeds) - 1)))
+
+    def column(self, name: str) -> np.ndarray:
+        """A quantity of every design, the mean over seeds (of its logarithm where it is measured)."""
+        return np.array([np.mean([float(self.rows[d, s][name]) for s in self.seeds]) for d in self.designs])
+
+
+def read(path: Path) -> list[Task]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: int(row[name]) for name in NUMBERS}
+        row["curve"] = np.array(row["curve"].split(), dtype=float)
+    tasks = []
+    for name in dict.fromkeys(row["task"] for row in rows):
+        mine = {(row["design"], row["seed"]): row for row in rows if row["task"] == name}
+        designs = tuple(dict.fromkeys(d for d, s in mine if d != BASELINE and s == 0))
+        seeds = tuple(s for s in sorted({s for _, s in mine}) if all((d, s) in mine for d in designs))
+        losses = np.array([[float(mine[d, s]["eval_loss"]) for s in seeds] for d in designs])
+        tasks.append(Task(name, next(iter(mine.values()))["kind"], designs, seeds, losses, mine))
+    return tasks
+
+
+# -- rules: more is better --------------------------------------------------------------------------------------------
+
+Rule = Callable[[dict[str, Any]], float]
+
+
+def gaussian_kappa(d: dict[str, Any]) -> float:
+    gap = abs(math.sqrt(d["inner"]) - math.sqrt(d["tokens"]))
+    return (math.sqrt(d["inner"]) + math.sqrt(d["tokens"])) / gap if gap else 1e9
+
+
+def current(d: dict[str, Any]) -> float:
+    """As leanify ranked until now: first no MLP below twice the width, then the least κ/depth."""
+    return -1e6 * max(0, 2 * d["width"] - d["mlp"]) - gaussian_kappa(d) / d["depth"]
+
+
+def levine(d: dict[str, Any]) -> float:
+    """Near the depth at which width and depth are in balance: ln width = 5.039 + 0.0555 depth (Levine et al. 2020)."""
+    best = max(1.0, (math.log(d["width"]) - 5.039) / 0.0555)
+    return -abs(math.log(d["depth"] / best))
+
+
+def kaplan(d: dict[str, Any]) -> float:
+    """Little matters; MLPs of four times the width, heads of width/heads channels lie in the flat middle (Kaplan 2020)."""
+    return -abs(math.log(d["mlp"] / (4 * d["width"]))) - abs(math.log(d["inner"] / d["width"]))
+
+
+def petty(d: dict[str, Any]) -> float:
+    """Deeper, as long as the MLP is no narrower than the model; returns fall with depth (Petty et al. 2024)."""
+    return math.log(d["depth"]) - 10 * max(0.0, math.log(d["width"] / d["mlp"]))
+
+
+def brown(d: dict[str, Any]) -> float:
+    """Wide attention: as many heads a layer, in as few layers (Brown et al. 2022)."""
+    return math.log(d["heads"] / d["depth"])
+
+
+def least_change(d: dict[str, Any]) -> float:
+    return -sum(
+        abs(math.log(ratio)) for ratio in (d["depth"] / DEPTH, d["inner"] / d["width"], d["mlp"] / (4 * d["width"]))
+    )
+
+
+RULES: dict[str, Rule] = {
+    "κ/depth, MLP ≥ 2 width first (as it was)": current,
+    "κ/depth": lambda d: -gaussian_kappa(d) / d["depth"],
+    "κ predicted, least": lambda d: -gaussian_kappa(d),
+    "depth": lambda d: d["depth"],
+    "heads": lambda d: d["heads"],
+    "inner": lambda d: d["inner"],
+    "mlp": lambda d: d["mlp"],
+    "mlp × depth (all hidden units)": lambda d: d["mlp"] * d["depth"],
+    "inner × depth (all attention)": lambda d: d["inner"] * d["depth"],
+    "mlp / inner": lambda d: d["mlp"] / d["inner"],
+    "inner / depth": lambda d: d["inner"] / d["depth"],
+    "mlp / depth": lambda d: d["mlp"] / d["depth"],
+    "MACs": lambda d: d["macs"],
+    "near 2 layers' depth (Levine 2020)": levine,
+    "deep, MLP ≥ width (Petty 2024)": petty,
+    "heads / depth (Brown 2022)": brown,
+    "MLP near 4 width, inner near width (Kaplan 2020)": kaplan,
+    "least change": least_change,
+}
+MEASURED = {  # column → sign
+    "κ at the beginning, least": ("kappa_init", -1),
+    "κ after 50 steps, least": ("kappa_50", -1),
+    "gradient's norm (first batch)": ("grad_norm", 1),
+    "SNIP (first batch)": ("snip", 1),
+    "Fisher (first batch)": ("fisher", 1),
+    "training loss, 6–20 %": ("loss_6_20", -1),
+    "training loss, 20–30 %": ("loss_20_30", -1),
+    "training loss, 40–50 %": ("loss_40_50", -1),
+}
+
+
+def scores(task: Task) -> dict[str, np.ndarray]:
+    found = {
+        name: np.array([rule(task.rows[d, task.seeds[0]]) for d in task.designs], float) for name, rule in RULES.items()
+    }
+    return found | {name: sign * task.column(column) for name, (column, sign) in MEASURED.items()}
+
+
+# -- rules fitted to other tasks --------------------------------------------------------------------------------------
+
+
+def features(task: Task) -> np.ndarray:
+    rows = [task.rows[d, task.seeds[0]] for d in task.designs]
+    return np.array(
+        [[math.log(r["depth"]), math.log(r["inner"] / r["width"]), math.log(r["mlp"] / r["width"])] for r in rows]
+    )
+
+
+def standard(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean()) / values.std()
+
+
+def models() -> dict[str, Any]:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    kernel = RBF([1.0, 1.0, 1.0], (0.3, 30)) + WhiteKernel(0.5, (0.05, 5))
+    return {
+        "ridge": make_pipeline(StandardScaler(), Ridge(3.0)),
+        "quadratic ridge": make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), Ridge(3.0)),
+        "Gaussian process": make_pipeline(StandardScaler(), GaussianProcessRegressor(kernel, normalize_y=True)),
+    }
+
+
+def fitted(task: Task, others: Iterable[Task]) -> dict[str, np.ndarray]:
+    """Scores by what was fitted to other tasks; ``mean rank``: a design's mean standardised quality on them."""
+    others = list(others)
+    x = np.concatenate([features(t) for t in others])
+    y = np.concatenate([standard(t.quality) for t in others])
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, model in models().items():
+            found[name] = model.fit(x, y).predict(features(task))
+    table = {t.name: dict(zip(t.designs, standard(t.quality), strict=True)) for t in others}
+    found["the same design elsewhere"] = np.array(
+        [np.mean([table[t.name].get(d, 0.0) for t in others]) for d in task.designs]
+    )
+    return found
+
+
+# -- statistics -------------------------------------------------------------------------------------------------------
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float:
+    """0 where a rule says the same of all."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return float(stats.spearmanr(a, b).statistic)
+
+
+def rows_spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Row by row."""
+    ra, rb = (stats.rankdata(x, axis=1) for x in (a, b))
+    ra, rb = (r - r.mean(1, keepdims=True) for r in (ra, rb))
+    scale = np.sqrt((ra**2).sum(1) * (rb**2).sum(1))
+    return np.divide((ra * rb).sum(1), scale, out=np.zeros(len(a)), where=scale > 0)
+
+
+def interval(tasks: list[Task], scored: list[np.ndarray]) -> tuple[float, float]:
+    """95 % of the mean ρ: designs drawn with replacement, the same ones for all tasks, and tasks drawn, too."""
+    rng = np.random.default_rng(0)
+    number = len(tasks[0].designs)
+    drawn = rng.integers(0, number, (DRAWS, number))
+    each = np.stack([rows_spearman(s[drawn], t.quality[drawn]) for t, s in zip(tasks, scored, strict=True)], 1)
+    which = rng.integers(0, len(tasks), (DRAWS, len(tasks)))
+    low, high = np.percentile(np.take_along_axis(each, which, 1).mean(1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def by_chance(tasks: list[Task], scored: list[np.ndarray]) -> float:
+    """How often designs with their names shuffled, alike in all tasks, give a mean ρ at least as large."""
+    rng = np.random.default_rng(1)
+    number = len(tasks[0].designs)
+    orders = np.array([rng.permutation(number) for _ in range(DRAWS)])
+    found = np.mean([spearman(s, t.quality) for t, s in zip(tasks, scored, strict=True)])
+    shuffled = np.mean(
+        [rows_spearman(s[orders], np.tile(t.quality, (DRAWS, 1))) for t, s in zip(tasks, scored, strict=True)], 0
+    )
+    return float((1 + (shuffled >= found - 1e-12).sum()) / (1 + DRAWS))
+
+
+def regret(task: Task, score: np.ndarray) -> float:
+    """Of the design that a rule puts first: its loss above the best design's, in standard deviations of a run's noise."""
+    best = np.flatnonzero(score == score.max())
+    return float((task.quality.max() - task.quality[best].mean()) / task.noise)
+
+
+# -- the pages --------------------------------------------------------------------------------------------------------
+
+
+def line(*cells: Any) -> None:
+    print("| " + " | ".join(cell if isinstance(cell, str) else f"{cell:.2f}" for cell in cells) + " |")
+
+
+def head(*cells: str) -> None:
+    line(*cells)
+    print("|" + "---|" * len(cells))
+
+
+def print_rules(tasks: list[Task]) -> None:
+    print("## Tasks\n")
+    head(
+        "task",
+        "kind",
+        "seeds",
+        "baseline",
+        "best design",
+        "worst",
+        "noise of a run",
+        "spread of designs / noise",
+        "ρ of seed 0 and 1",
+        "order",
+    )
+    for t in tasks:
+        base = [float(r["eval_loss"]) for (d, _), r in t.rows.items() if d == BASELINE]
+        order = np.argsort(-t.quality)
+        repeat = spearman(t.losses[:, 0], t.losses[:, 1]) if len(t.seeds) > 1 else math.nan
+        line(
+            t.name,
+            t.kind,
+            str(len(t.seeds)),
+            f"{np.mean(base):.4f}",
+            f"{t.designs[order[0]]} {-t.quality.max():.4f}",
+            f"{-t.quality.min():.4f}",
+            f"{t.noise:.4f}",
+            f"{t.quality.std(ddof=1) / t.noise:.1f}",
+            repeat,
+            ", ".join(t.designs[i] for i in order),
+        )
+    print("\n## ρ between a rule and the measured quality\n")
+    all_scores = [scores(t) for t in tasks]
+    head("rule", *(t.name for t in tasks), "mean", "95 %", "p", "least", "regret")
+    names = list(RULES) + list(MEASURED)
+    means = {n: np.mean([spearman(s[n], t.quality) for t, s in zip(tasks, all_scores, strict=True)]) for n in names}
+    for name in [*sorted(RULES, key=lambda n: -means[n]), *MEASURED]:
+        print_rule(tasks, name, [s[name] for s in all_scores])
+    print("\n## Fitted to the other tasks, held against the one left out\n")
+    head("rule", *(t.name for t in tasks), "mean", "95 %", "p", "least", "regret")
+    left_out = [fitted(t, [o for o in tasks if o is not t]) for t in tasks]
+    for name in left_out[0]:
+        print_rule(tasks, name, [s[name] for s in left_out])
+    print_picked(tasks, all_scores)
+    print("\n## Fitted to the other tasks of the same modality\n")
+    groups = [("vision", [t for t in tasks if t.kind == "vision"]), ("text", [t for t in tasks if t.kind != "vision"])]
+    for words, group in groups:
+        if len(group) < 2:
+            continue
+        head(f"rule, {words}", *(t.name for t in group), "mean")
+        own = [fitted(t, [o for o in group if o is not t]) for t in group]
+        for name in own[0]:
+            rho = [spearman(s[name], t.quality) for t, s in zip(group, own, strict=True)]
+            line(name, *rho, float(np.mean(rho)))
+        print()
+    print("\n## Do tasks agree? ρ between the orders of two tasks\n")
+    head("", *(t.name for t in tasks))
+    for a in tasks:
+        line(a.name, *(spearman(a.quality, b.quality) for b in tasks))
+    print_weights(tasks)
+
+
+def print_rule(tasks: list[Task], name: str, scored: list[np.ndarray]) -> None:
+    rho = [spearman(s, t.quality) for t, s in zip(tasks, scored, strict=True)]
+    low, high = interval(tasks, scored)
+    behind = np.mean([regret(t, s) for t, s in zip(tasks, scored, strict=True)])
+    line(
+        name,
+        *rho,
+        f"**{np.mean(rho):.2f}**",
+        f"{low:.2f} … {high:.2f}",
+        f"{by_chance(tasks, scored):.3f}",
+        min(rho),
+        f"{behind:.1f}",
+    )
+
+
+def print_picked(tasks: list[Task], all_scores: list[dict[str, np.ndarray]]) -> None:
+    """The fixed rule that is best on the other tasks, held against the one left out."""
+    picked = []
+    for i, task in enumerate(tasks):
+        others = [j for j in range(len(tasks)) if j != i]
+        best = max(RULES, key=lambda n: np.mean([spearman(all_scores[j][n], tasks[j].quality) for j in others]))
+        picked.append((best, spearman(all_scores[i][best], task.quality)))
+    line(
+        "the fixed rule that is best on the others",
+        *(rho for _, rho in picked),
+        f"**{np.mean([r for _, r in picked]):.2f}**",
+        "",
+        "",
+        min(r for _, r in picked),
+        "",
+    )
+    print("\nPicked: " + "; ".join(f"{t.name}: {name}" for t, (name, _) in zip(tasks, picked, strict=True)))
+
+
+def print_weights(tasks: list[Task]) -> None:
+    print("\n## Ridge on standardised log depth, log inner/width, log mlp/width, all tasks and each kind\n")
+    head("fitted to", "depth", "inner", "mlp")
+    groups = {
+        "all": tasks,
+        **{k: [t for t in tasks if (t.kind == "vision") == (k == "vision")] for k in ("vision", "text")},
+    }
+    groups |= {t.name: [t] for t in tasks}
+    for name, group in groups.items():
+        if group:
+            model = models()["ridge"].fit(
+                np.concatenate([features(t) for t in group]), np.concatenate([standard(t.quality) for t in group])
+            )
+            line(name, *map(float, model[-1].coef_))
+
+
+def window(curve: np.ndarray, low: float, high: float) -> float:
+    at = (np.arange(len(curve)) + 1) / len(curve)
+    return float(curve[(low < at) & (at <= high)].mean())
+
+
+def print_early(tasks: list[Task]) -> None:
+    windows = [(0.02, 0.06), (0.06, 0.2), (0.2, 0.3), (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (0.7, 0.8), (0.9, 1.0)]
+    print("## ρ between the training loss in a part of the schedule and the final quality\n")
+    for words, single in (("mean over seeds", False), ("one run a design, the mean over seeds of ρ", True)):
+        head(words, *(f"{100 * a:.0f}–{100 * b:.0f} %" for a, b in windows))
+        for t in tasks:
+            cells = []
+            for low, high in windows:
+                losses = np.array([[window(t.rows[d, s]["curve"], low, high) for s in t.seeds] for d in t.designs])
+                cells.append(
+                    np.mean([spearman(-column, t.quality) for column in losses.T])
+                    if single
+                    else spearman(-losses.mean(1), t.quality)
+                )
+            line(t.name, *map(float, cells))
+        print()
+
+
+# -- a tournament -----------------------------------------------------------------------------------------------------
+
+PLANS = {  # (share of the schedule, designs that go on)
+    "20 % → 5, 50 % → 2": ((0.2, 5), (0.5, 2)),
+    "30 % → 4, 60 % → 2": ((0.3, 4), (0.6, 2)),
+    "10 % → 5, 30 % → 2": ((0.1, 5), (0.3, 2)),
+    "30 % → 3": ((0.3, 3),),
+    "50 % → 2": ((0.5, 2),),
+    "20 % → 1": ((0.2, 1),),
+}
+
+
+def halve(task: Task, seed: int, plan: tuple[tuple[float, int], ...]) -> tuple[int, float]:
+    """The winner, and the cost in whole trainings of one design. A rung looks at the last tenth of the schedule."""
+    alive, cost, done = list(range(len(task.designs))), 0.0, 0.0
+    curves = [task.rows[d, seed]["curve"] for d in task.designs]
+    for share, keep in plan:
+        cost += len(alive) * (share - done)
+        done = share
+        alive = sorted(alive, key=lambda i: window(curves[i], max(0.0, share - 0.1), share))[:keep]
+    cost += len(alive) * (1 - done)
+    place = task.seeds.index(seed)
+    return min(alive, key=lambda i: task.losses[i, place]), cost
+
+
+def print_tournament(tasks: list[Task]) -> None:
+    print("## Successive halving on the sweep's own curves\n")
+    print("One tournament a seed; loss is the winner's mean over seeds, above the best design's, in noise of a run.\n")
+    head("plan", "cost", *(t.name for t in tasks), "mean loss above the best", "winner in the best 3")
+    picks: dict[str, list[tuple[Task, list[int]]]] = {}
+    for name, plan in PLANS.items():
+        won = [(t, [halve(t, s, plan) for s in t.seeds]) for t in tasks]
+        picks[name] = [(t, [i for i, _ in found]) for t, found in won]
+        cost = won[0][1][0][1]
+        cells, top, above = [], [], []
+        for t, found in picks[name]:
+            place = stats.rankdata(-t.quality)
+            behind = [(t.quality.max() - t.quality[i]) / t.noise for i in found]
+            above += behind
+            top += [place[i] <= 3 for i in found]
+            cells.append(", ".join(t.designs[i] for i in found))
+        line(name, f"{cost:.1f}", *cells, f"{np.mean(above):.1f}", f"{100 * np.mean(top):.0f} %")
+    random = [np.mean((t.quality.max() - t.quality) / t.noise) for t in tasks]
+    line(
+        "any design, at random",
+        "1.0",
+        *("" for _ in tasks),
+        f"{np.mean(random):.1f}",
+        f"{100 * 3 / len(tasks[0].designs):.0f} %",
+    )
+    for name in ("κ/depth, MLP ≥ 2 width first (as it was)", "least change"):
+        first = [regret(t, scores(t)[name]) for t in tasks]
+        line(
+            f"first by {name}",
+            "1.0",
+            *(t.designs[int(scores(t)[name].argmax())] for t in tasks),
+            f"{np.mean(first):.1f}",
+            "",
+        )
+    line("the best design", "10.0", *(t.designs[int(t.quality.argmax())] for t in tasks), "0.0", "100 %")
+
+
+# -- evidence ---------------------------------------------------------------------------------------------------------
+
+PAIRS = (
+    ("lean", BASELINE),
+    ("lean", "control"),
+    ("lean", "wide-heads"),
+    ("lean", "depth-only"),
+    ("control", "depth-only"),
+    ("control", BASELINE),
+    ("depth-only", BASELINE),
+)
+
+
+def print_evidence(tasks: list[Task]) -> None:
+    for t in tasks:
+        print_designs(t)
+        print_pairs(t)
+
+
+def evidence(t: Task) -> tuple[list[str], list[int], np.ndarray]:
+    """Designs, seeds that all of them have, and their losses."""
+    names = [BASELINE, "lean", "control", "wide-heads", "depth-only"]
+    seeds = [s for s in sorted({s for _, s in t.rows}) if all((d, s) in t.rows for d in names)]
+    return names, seeds, np.array([[float(t.rows[d, s]["eval_loss"]) for s in seeds] for d in names])
+
+
+def print_designs(t: Task) -> None:
+    names, seeds, losses = evidence(t)
+    row = t.rows[BASELINE, 0]
+    print(
+        f"\n## {t.name}\n\n{len(seeds)} seeds; noise of a run {t.noise:.4f} nats (all designs, {len(t.seeds)} seeds)\n"
+    )
+    head(
+        "design", "layers × heads × dim, mlp", "parameters (blocks)", "MMACs", "loss, mean", "95 %", row["metric_name"]
+    )
+    for name, values in zip(names, losses, strict=True):
+        r = t.rows[name, 0]
+        half = stats.t.ppf(0.975, len(seeds) - 1) * values.std(ddof=1) / math.sqrt(len(seeds))
+        metric = np.mean([float(t.rows[name, s]["metric"]) for s in seeds])
+        line(
+            name,
+            f"{r['depth']} × {r['heads']} × {r['head_dim']}, {r['mlp']}",
+            f"{r['params']:,} ({r['params_body']:,})",
+            f"{r['macs'] / 1e6:.1f}",
+            f"{values.mean():.4f}",
+            f"± {half:.4f}",
+            f"{metric:.2f}",
+        )
+
+
+def holm(p: list[float]) -> list[float]:
+    order, found, worst = np.argsort(p), [0.0] * len(p), 0.0
+    for place, i in enumerate(order):
+        worst = max(worst, min(1.0, (len(p) - place) * p[i]))
+        found[i] = worst
+    return found
+
+
+def print_pairs(t: Task) -> None:
+    names, seeds, losses = evidence(t)
+    at = dict(zip(names, losses, strict=True))
+    print()
+    head(
+        "difference of losses",
+        "mean",
+        "95 %, paired by seed",
+        "p, Holm",
+        "in noise of a run",
+        "95 %, pooled noise",
+        "p pooled, Holm",
+    )
+    rest = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
+    free = (len(names) - 1) * (len(seeds) - 1)
+    noise = math.sqrt((rest**2).sum() / free)
+    apart = [at[a] - at[b] for a, b in PAIRS]
+    single = holm([float(stats.ttest_1samp(d, 0).pvalue) for d in apart])
+    error = noise * math.sqrt(2 / len(seeds))
+    pooled = holm([float(2 * stats.t.sf(abs(d.mean()) / error, free)) for d in apart])
+    for (a, b), d, p, q in zip(PAIRS, apart, single, pooled, strict=True):
+        half = stats.t.ppf(0.975, len(seeds) - 1) * d.std(ddof=1) / math.sqrt(len(seeds))
+        wide = stats.t.ppf(0.975, free) * error
+        line(
+            f"{a} − {b}",
+            f"{d.mean():+.4f}",
+            f"{d.mean() - half:+.4f} … {d.mean() + half:+.4f}",
+            f"{p:.3f}",
+            f"{d.mean() / noise:+.1f}",
+            f"{d.mean() - wide:+.4f} … {d.mean() + wide:+.4f}",
+            f"{q:.3f}",
+        )
+
+
+def main() -> None:
+    tasks = read(Path(sys.argv[1]))
+    what = sys.argv[2] if len(sys.argv) > 2 else "rules"
+    pages = {"rules": print_rules, "early": print_early, "tournament": print_tournament, "evidence": print_evidence}
+    if what == "picture":
+        from ranking_picture import draw
+
+        draw(tasks, Path(sys.argv[3]))
+    else:
+        pages[what](tasks)
+
+
+if __name__ == "__main__":
+    main()

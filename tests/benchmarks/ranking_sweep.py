@@ -1,0 +1,351 @@
+"""Designs of equal parameters on six tasks: trains them, measures them, keeps one row a run in a table.
+
+    python tests/benchmarks/ranking_sweep.py RUNS --fashion-mnist DIR --cifar10 DIR --enwik8 DIR --tinystories DIR \
+        [--only enwik8,listops] [--minutes 60]
+    python tests/benchmarks/ranking_sweep.py RUNS --table recipes/results/ranking.csv
+
+Every run is an ordinary run of ``leanify train`` by a recipe in ``ranking/`` beside this file: RUNS/TASK/DESIGN-SEED.
+The baseline has 8 layers of 4 heads; all other designs have half of the parameters in its blocks, to within 1 %: the
+MLP is what makes them equal. Run the first command again and it goes on; run it twice at the same time and the two
+share the work. One thread a process is what the kept table was made with: OMP_NUM_THREADS=1.
+
+Beside what a run logs anyway, a run's folder gets ``measured.json``: κ of every layer on the run's first batch, at the
+beginning and after 50 steps, and three sums of the first batch's gradient (zero-cost proxies).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import math
+import os
+import shutil
+import statistics
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import leanify
+
+HERE = Path(__file__).parent / "ranking"
+SHARE = 0.5  # of the parameters in the baseline's blocks
+PROBED_STEP = 50
+PROBED_SAMPLES = 8
+ROWS = 50  # rows of training loss a run
+
+
+class Task(NamedTuple):
+    kind: str
+    tokens: int
+    data: str | None  # the option that names its folder
+    metric: str
+
+
+TASKS = {
+    "fashion-mnist": Task("vision", 17, "fashion-mnist", "top1"),
+    "enwik8": Task("causal language", 112, "enwik8", "bits_per_byte"),
+    "listops": Task("long-range", 40, None, "accuracy"),
+    "tinystories": Task("causal language", 128, "tinystories", "bits_per_byte"),
+    "cifar10": Task("vision", 17, "cifar10", "top1"),
+    "tinystories-masked": Task("masked language", 56, "tinystories", "accuracy"),
+}
+
+
+class Shape(NamedTuple):
+    """``wider`` is head_dim as a multiple of the baseline's; the MLP follows from the budget."""
+
+    depth: int
+    heads: int
+    wider: float = 1.0
+
+
+DESIGNS = {
+    "baseline": Shape(8, 4),
+    "lean": Shape(5, 6),
+    "control": Shape(5, 4),
+    "depth-only": Shape(4, 4),
+    "wide-heads": Shape(5, 4, 1.5),
+    "2x4": Shape(2, 4),
+    "3x12": Shape(3, 12),
+    "5x8": Shape(5, 8),
+    "2x12": Shape(2, 12),
+    "3x8": Shape(3, 8),
+    "6x4": Shape(6, 4),
+}
+EVIDENCE = ("baseline", "lean", "control", "depth-only", "wide-heads")
+
+
+class Job(NamedTuple):
+    task: str
+    design: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/{self.design}-{self.seed}"
+
+
+def jobs() -> Iterator[Job]:
+    """The whole plan, what matters most first."""
+    for seed in (0, 1):
+        for design in DESIGNS:
+            for task in TASKS:
+                yield Job(task, design, seed)
+    for seed in (2, 3, 4):
+        for design in EVIDENCE:
+            for task in list(TASKS) if seed == 2 else list(TASKS)[:2]:
+                yield Job(task, design, seed)
+
+
+# -- designs ----------------------------------------------------------------------------------------------------------
+
+
+def recipe(task: str) -> dict[str, Any]:
+    return tomllib.loads((HERE / f"{task}.toml").read_text(encoding="utf-8"))
+
+
+def priced(task: str, **pins: int) -> Any:
+    """Exactly this shape with its costs."""
+    model = recipe(task)["model"]
+    return leanify.redesign(model["source"], overrides=model["override"], cls=model.get("class"), **pins).chosen
+
+
+def design_of(task: str, name: str) -> Any:
+    """The design with the MLP that spends the budget most nearly."""
+    shape, base = DESIGNS[name], priced(task, depth=DESIGNS["baseline"].depth)
+    if name == "baseline":
+        return base
+    pins = {"depth": shape.depth, "heads": shape.heads, "head_dim": round(shape.wider * base.head_dim)}
+    one, two = (priced(task, **pins, mlp=mlp).params_body for mlp in (32, 64))
+    unit = (two - one) / 32
+    mlp = round(32 + (SHARE * base.params_body - one) / unit)
+    return priced(task, **pins, mlp=mlp)
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+class Measuring:
+    """A watcher of a run that probes its model. The model and its first batch are taken by hooks of torch's, so that
+    the run is that of the command to the last bit.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.sums: dict[str, list[float]] = {"grad_norm": [], "snip": [], "fisher": []}
+        self.model: Any = None
+        self.handles: list[Any] = [torch.nn.modules.module.register_module_forward_pre_hook(self.seen)]
+
+    def seen(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        """Every module before a run is tried on one sample; a hook of its own is told keyword arguments, too."""
+        first = next(module.parameters(), None)
+        if first is not None and not first.is_meta:
+            self.handles.append(module.register_forward_pre_hook(self.first_call, with_kwargs=True))
+
+    def first_call(self, module: torch.nn.Module, args: tuple[Any, ...], words: dict[str, Any]) -> None:
+        """The first one in training is the whole model on its first batch."""
+        if not module.training or self.model is not None:
+            return
+        self.close()
+        self.model = module
+        batch = words or args[0]
+        cut = slice(0, PROBED_SAMPLES)
+        if words:
+            self.batch = {k: v[cut].clone() for k, v in batch.items() if k in ("input_ids", "attention_mask")}
+        else:
+            self.batch = batch[cut].clone()
+        self.found["kappa_init"] = self.kappas()
+        for weight in module.parameters():
+            if weight.requires_grad:
+                self.handles.append(weight.register_post_accumulate_grad_hook(self.first_gradient))
+
+    def first_gradient(self, weight: torch.Tensor) -> None:
+        assert weight.grad is not None
+        grad, with_weight = weight.grad.double(), weight.grad.double() * weight.detach().double()
+        self.sums["grad_norm"].append(float(grad.square().sum()))
+        self.sums["snip"].append(float(with_weight.abs().sum()))
+        self.sums["fisher"].append(float(with_weight.square().sum()))
+
+    def stepped(self, step: int) -> None:
+        if step == 1:
+            self.close()
+            self.found |= {name: math.fsum(parts) for name, parts in self.sums.items()}
+            self.found["grad_norm"] = math.sqrt(self.found["grad_norm"])
+        if step == PROBED_STEP:
+            self.found["kappa_50"] = self.kappas()
+
+    def kappas(self) -> list[float]:
+        return [layer.kappa for layer in leanify.condition(self.model, self.batch).layers]
+
+    def close(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    def began(self, words: str, first: int, last: int) -> None: ...
+    def warned(self, words: str) -> None: ...
+    def logged(self, row: Any) -> None: ...
+
+
+def shape_of(job: Job, runs: Path) -> dict[str, Any]:
+    """The numbers of a run's design; they are found once and kept beside the runs."""
+    kept = runs / "designs" / f"{job.task}-{job.design}.json"
+    if not kept.exists():
+        design = design_of(job.task, job.design)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.with_suffix(f".{os.getpid()}").write_text(json.dumps({name: getattr(design, name) for name in COSTS}))
+        kept.with_suffix(f".{os.getpid()}").rename(kept)
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
+
+
+def train(job: Job, runs: Path, data: str | None) -> None:
+    folder, cost, told = runs / job.name, shape_of(job, runs), recipe(job.task)
+    steps = told["schedule"]["steps"]
+    settings = [f"run.seed={job.seed}", f"run.log_every={steps // ROWS}", f"run.eval_every={steps}", "run.keep=1"]
+    if data is not None:
+        settings.append(f"data.path={data}")
+    if job.design != "baseline":
+        settings += [f"model.{name}={cost[name]}" for name in ("depth", "heads", "head_dim", "mlp")]
+    watcher, begun, used = Measuring(), time.perf_counter(), time.process_time()
+    leanify.train(HERE / f"{job.task}.toml", folder, settings=settings, watcher=watcher)
+    wall, cpu = time.perf_counter() - begun, time.process_time() - used
+    found = {"seconds": round(wall, 2), "cpu_seconds": round(cpu, 2), **cost, **watcher.found}
+    beside = folder / "measured.json.new"
+    beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    beside.rename(folder / "measured.json")  # now the run counts as done
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # a table of 200 runs needs no weights
+
+
+# -- the work, shared -------------------------------------------------------------------------------------------------
+
+
+def claimed(place: Path) -> bool:
+    """Whether the job is now ours: a file with our process in it, taken from a process that is gone."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+        os.kill(int(place.read_text()), 0)
+        return False
+    place.unlink(missing_ok=True)
+    try:
+        with place.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
+
+
+def work(runs: Path, folders: dict[str, str | None], only: list[str], until: float) -> None:
+    failed: set[Job] = set()
+    while time.time() < until:
+        for job in jobs():
+            folder, option = runs / job.name, TASKS[job.task].data
+            if job in failed or job.task not in only or (folder / "measured.json").exists():
+                continue
+            if option is not None and folders[option] is None:
+                continue
+            if claimed(runs / "claims" / job.name.replace("/", "_")):
+                break
+        else:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            train(job, runs, None if option is None else folders[option])
+            print(f"{time.strftime('%H:%M:%S')} {job.name} {row_of(job, folder)['eval_loss']:.4f}", flush=True)
+        except leanify.LeanifyError as error:
+            failed.add(job)
+            print(f"{time.strftime('%H:%M:%S')} {job.name} failed: {error}", flush=True)
+        (runs / "claims" / job.name.replace("/", "_")).unlink(missing_ok=True)
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+COSTS = ("depth", "heads", "head_dim", "inner", "mlp", "params", "params_body", "macs", "kappa_predicted")
+EARLY = {"loss_6_20": (0.06, 0.2), "loss_20_30": (0.2, 0.3), "loss_40_50": (0.4, 0.5), "loss_70_80": (0.7, 0.8)}
+
+
+def row_of(job: Job, folder: Path) -> dict[str, Any]:
+    """One row of the table. κ are geometric means over layers."""
+    measured = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    task, told = TASKS[job.task], recipe(job.task)
+    steps, last = told["schedule"]["steps"], [row for row in rows if row["split"] == "validation"][-1]
+    losses = [(row["step"] / steps, row["loss"]) for row in rows if row["split"] == "train"]
+    override = told["model"]["override"]
+    width = next(override[name] for name in ("width", "embed_dim", "n_embd") if name in override)
+
+    def geometric(values: list[float]) -> float:
+        return math.exp(statistics.fmean(math.log(value) for value in values))
+
+    return {
+        "task": job.task,
+        "kind": task.kind,
+        "width": width,
+        "tokens": task.tokens,
+        "design": job.design,
+        **{name: measured[name] for name in COSTS[:-1]},
+        "seed": job.seed,
+        "metric_name": task.metric,
+        "metric": round(last[task.metric], 5),
+        "eval_loss": round(last["loss"], 6),
+        **{
+            name: round(statistics.fmean(loss for at, loss in losses if low < at <= high), 6)
+            for name, (low, high) in EARLY.items()
+        },
+        "kappa_predicted": round(float(measured["kappa_predicted"]), 4),
+        "kappa_init": f"{geometric(measured['kappa_init']):.5g}",
+        "kappa_50": f"{geometric(measured['kappa_50']):.5g}",
+        **{name: f"{measured[name]:.5g}" for name in ("grad_norm", "snip", "fisher")},
+        "train_seconds": measured["seconds"],
+        "cpu_seconds": measured["cpu_seconds"],
+        "curve": " ".join(f"{loss:.4f}" for _, loss in losses),
+    }
+
+
+def table(runs: Path, file: Path) -> int:
+    done = [job for job in jobs() if (runs / job.name / "measured.json").exists()]
+    rows = [
+        row_of(job, runs / job.name)
+        for job in sorted(done, key=lambda j: (j.task, list(DESIGNS).index(j.design), j.seed))
+    ]
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return len(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    options = sorted({task.data for task in TASKS.values() if task.data is not None})
+    for option in options:
+        parser.add_argument(f"--{option}", metavar="DIR")
+    parser.add_argument("--only", default=",".join(TASKS), metavar="TASK,…")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
+    parser.add_argument("--table", type=Path, metavar="FILE.csv", help="write the table of what is done, train nothing")
+    parser.add_argument("--list", action="store_true", help="print the designs with their costs, train nothing")
+    told = vars(parser.parse_args())
+    only = told["only"].split(",")
+    if told["list"]:
+        for task in only:
+            for name in DESIGNS:
+                d = design_of(task, name)
+                shape = f"{d.depth} × {d.heads} × {d.head_dim}, mlp {d.mlp}"
+                print(f"{task:20}{name:12}{shape}: {d.params_body:,} {d.macs:,} κ {d.kappa_predicted:.2f}")
+    elif told["table"] is not None:
+        print(f"{table(told['runs'], told['table'])} runs")
+    else:
+        folders = {option: told[option.replace("-", "_")] for option in options}
+        work(told["runs"], folders, only, time.time() + 60 * told["minutes"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
