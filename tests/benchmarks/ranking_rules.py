@@ -19,7 +19,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +154,19 @@ def scores(task: Task) -> dict[str, np.ndarray]:
         name: np.array([rule(task.rows[d, task.seeds[0]]) for d in task.designs], float) for name, rule in RULES.items()
     }
     return found | {name: sign * task.column(column) for name, (column, sign) in MEASURED.items()}
+
+
+SHOWN = {
+    "κ/depth, as leanify ranked": "κ/depth, MLP ≥ 2 width first (as it was)",
+    "most heads": "heads",
+    "most depth": "depth",
+    "widest MLP": "mlp",
+    "least change": "least change",
+    "κ measured at the beginning": "κ at the beginning, least",
+    "κ measured after 50 steps": "κ after 50 steps, least",
+    "training loss at 20–30 %": "training loss, 20–30 %",
+}
+SHOWN_FITTED = {"fitted to the other tasks": "ridge"}
 
 
 # -- rules fitted to other tasks --------------------------------------------------------------------------------------
@@ -550,14 +562,28 @@ def print_pairs(t: Task) -> None:
         )
 
 
+def print_picture(tasks: list[Task], file: Path) -> None:
+    from ranking_picture import draw
+
+    all_scores = [scores(t) for t in tasks]
+    left_out = [fitted(t, [o for o in tasks if o is not t]) for t in tasks]
+    rules = []
+    for words, name, found in (
+        *((words, name, all_scores) for words, name in SHOWN.items()),
+        *((words, name, left_out) for words, name in SHOWN_FITTED.items()),
+    ):
+        scored = [s[name] for s in found]
+        rho = [spearman(s, t.quality) for t, s in zip(tasks, scored, strict=True)]
+        rules.append((words, rho, interval(tasks, scored)))
+    draw(tasks, file, rules)
+
+
 def main() -> None:
     tasks = read(Path(sys.argv[1]))
     what = sys.argv[2] if len(sys.argv) > 2 else "rules"
     pages = {"rules": print_rules, "early": print_early, "tournament": print_tournament, "evidence": print_evidence}
     if what == "picture":
-        from ranking_picture import draw
-
-        draw(tasks, Path(sys.argv[3]))
+        print_picture(tasks, Path(sys.argv[3]))
     else:
         pages[what](tasks)
 

@@ -1,0 +1,96 @@
+"""The picture of the ranking study: designs beside their baseline, task by task, and what each rule's ranking is worth.
+
+    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv picture FILE.png
+
+Okabe and Ito's colours; what a colour says, a mark's shape or place says, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6b6b6b"
+MARKS = {"lean": (ORANGE, "D"), "control": (GREEN, "s"), "depth-only": (GREEN, "^"), "wide-heads": (ORANGE, "o")}
+TITLES = {
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "enwik8": "enwik8, bytes",
+    "tinystories": "TinyStories, bytes",
+    "tinystories-masked": "TinyStories, masked",
+    "listops": "ListOps",
+}
+
+
+def draw(tasks: list[Any], file: Path, rules: list[tuple[str, list[float], tuple[float, float]]]) -> None:
+    """``rules``: words, ρ of each task in the order of ``tasks``, and the interval of their mean."""
+    plt.rcParams.update(
+        {"font.size": 9, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False}
+    )
+    figure = plt.figure(figsize=(11, 8.2), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[1.25, 1])
+    panels = above.subplots(1, len(tasks), sharey=True)
+    tasks_in_order = sorted(tasks, key=lambda t: list(TITLES).index(t.name))
+    for panel, task in zip(panels, tasks_in_order, strict=True):
+        draw_task(panel, task)
+    panels[0].set_yticks(range(len(tasks[0].designs)), [label(tasks[0], d) for d in by_shape(tasks[0])])
+    above.suptitle(
+        "Ten designs with half of the baseline's parameters: validation loss minus the baseline's (left is better)",
+        fontsize=10.5,
+    )
+    draw_rules(below.subplots(1, 1), rules)
+    below.suptitle("What a ranking rule is worth: Spearman's ρ with the measured quality", fontsize=10.5)
+    figure.savefig(file, dpi=130)
+
+
+def by_shape(task: Any) -> list[str]:
+    rows = {d: task.rows[d, 0] for d in task.designs}
+    return sorted(task.designs, key=lambda d: (-rows[d]["depth"], -rows[d]["inner"], d))
+
+
+def label(task: Any, design: str) -> str:
+    row = task.rows[design, 0]
+    words = f"{row['depth']} layers × {row['heads']} heads, MLP {row['mlp'] / row['width']:.1f}"
+    if design == "wide-heads":
+        words = f"{row['depth']} × {row['heads']} wide heads, MLP {row['mlp'] / row['width']:.1f}"
+    return words + (f"  {design}" if design in MARKS else "")
+
+
+def draw_task(panel: Any, task: Any) -> None:
+    base = {s: float(r["eval_loss"]) for (d, s), r in task.rows.items() if d == "baseline"}
+    for place, design in enumerate(by_shape(task)):
+        losses = {s: float(r["eval_loss"]) for (d, s), r in task.rows.items() if d == design}
+        apart = np.array([losses[s] - base[s] for s in losses if s in base])
+        colour, mark = MARKS.get(design, (BLUE, "o"))
+        panel.plot(apart, np.full(len(apart), place), ".", color=colour, alpha=0.45, markersize=4)
+        hollow = {"markerfacecolor": "white"} if design == "wide-heads" else {}
+        panel.plot(apart.mean(), place, mark, color=colour, markersize=6.5, **hollow)
+    panel.axvline(0, color=GREY, linewidth=1)
+    panel.set_title(TITLES[task.name], fontsize=9.5)
+    panel.grid(axis="y", color="#e6e6e6", linewidth=0.7)
+    panel.tick_params(axis="y", length=0)
+    panel.set_ylim(len(task.designs) - 0.5, -0.5)
+    panel.locator_params(axis="x", nbins=3)
+    panel.set_xlabel("nats")
+
+
+def draw_rules(panel: Any, rules: list[tuple[str, list[float], tuple[float, float]]]) -> None:
+    for place, (words, rho, (low, high)) in enumerate(rules):
+        panel.plot([low, high], [place, place], color=BLUE, linewidth=5, alpha=0.25, solid_capstyle="butt")
+        panel.plot(rho, np.full(len(rho), place), "o", color=GREY, markersize=4, alpha=0.7)
+        panel.plot(np.mean(rho), place, "D", color=BLUE, markersize=7)
+    panel.axvline(0, color=GREY, linewidth=1)
+    panel.set_yticks(range(len(rules)), [words for words, *_ in rules])
+    panel.set_ylim(len(rules) - 0.5, -0.5)
+    panel.set_xlim(-1.05, 1.05)
+    panel.grid(axis="y", color="#e6e6e6", linewidth=0.7)
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel(
+        "ρ: 1 ranks as measured, 0 is chance, −1 is the wrong way round.  Dots: tasks; diamond: mean; bar: its 95 % interval"
+    )
