@@ -55,8 +55,9 @@ class Task:
         return math.sqrt((rest**2).sum() / ((len(self.designs) - 1) * (len(self.seeds) - 1)))
 
     def column(self, name: str) -> np.ndarray:
-        """A quantity of every design, the mean over seeds (of its logarithm where it is measured)."""
-        return np.array([np.mean([float(self.rows[d, s][name]) for s in self.seeds]) for d in self.designs])
+        """A quantity of every design, the mean over seeds; κ as its logarithm, where infinity counts as 10^12."""
+        found = np.array([[float(self.rows[d, s][name]) for s in self.seeds] for d in self.designs])
+        return (np.log(np.minimum(found, 1e12)) if name.startswith("kappa") else found).mean(1)
 
 
 def read(path: Path) -> list[Task]:
@@ -136,6 +137,7 @@ RULES: dict[str, Rule] = {
     "heads / depth (Brown 2022)": brown,
     "MLP near 4 width, inner near width (Kaplan 2020)": kaplan,
     "least change": least_change,
+    "attention and MLP of equal size": lambda d: -abs(math.log(2 * d["inner"] / d["mlp"])),
 }
 MEASURED = {  # column → sign
     "κ at the beginning, least": ("kappa_init", -1),
@@ -316,9 +318,15 @@ def print_rules(tasks: list[Task]) -> None:
     left_out = [fitted(t, [o for o in tasks if o is not t]) for t in tasks]
     for name in left_out[0]:
         print_rule(tasks, name, [s[name] for s in left_out])
+    print_rule(tasks, "all attention, by direction", [s for _, s in by_direction(tasks)])
     print_picked(tasks, all_scores)
-    print("\n## Fitted to the other tasks of the same modality\n")
-    groups = [("vision", [t for t in tasks if t.kind == "vision"]), ("text", [t for t in tasks if t.kind != "vision"])]
+    print("\n## Fitted to the other tasks of the same kind\n")
+    groups = [
+        ("vision", [t for t in tasks if t.kind == "vision"]),
+        ("text", [t for t in tasks if t.kind != "vision"]),
+        ("bidirectional", [t for t in tasks if not is_causal(t)]),
+        ("causal", [t for t in tasks if is_causal(t)]),
+    ]
     for words, group in groups:
         if len(group) < 2:
             continue
@@ -350,6 +358,27 @@ def print_rule(tasks: list[Task], name: str, scored: list[np.ndarray]) -> None:
     )
 
 
+def by_direction(tasks: list[Task]) -> list[tuple[int, np.ndarray]]:
+    """All attention (inner × depth), with the sign that it has on the other tasks whose attention looks the same way."""
+    found = []
+    for task in tasks:
+        alike = [t for t in tasks if t is not task and is_causal(t) == is_causal(task)]
+        rho = np.mean([spearman(attention_of(t), t.quality) for t in alike])
+        sign = 1 if rho >= 0 else -1
+        found.append((sign, sign * attention_of(task)))
+    return found
+
+
+def is_causal(task: Task) -> bool:
+    return task.kind.startswith("causal")
+
+
+def attention_of(task: Task) -> np.ndarray:
+    return np.array(
+        [float(task.rows[d, task.seeds[0]]["inner"] * task.rows[d, task.seeds[0]]["depth"]) for d in task.designs]
+    )
+
+
 def print_picked(tasks: list[Task], all_scores: list[dict[str, np.ndarray]]) -> None:
     """The fixed rule that is best on the other tasks, held against the one left out."""
     picked = []
@@ -374,7 +403,8 @@ def print_weights(tasks: list[Task]) -> None:
     head("fitted to", "depth", "inner", "mlp")
     groups = {
         "all": tasks,
-        **{k: [t for t in tasks if (t.kind == "vision") == (k == "vision")] for k in ("vision", "text")},
+        "bidirectional": [t for t in tasks if not is_causal(t)],
+        "causal": [t for t in tasks if is_causal(t)],
     }
     groups |= {t.name: [t] for t in tasks}
     for name, group in groups.items():
