@@ -81,7 +81,7 @@ def draw_task(panel: Any, task: Any) -> None:
 
 
 def draw_rules(panel: Any, rules: list[tuple[str, list[float], tuple[float, float]]]) -> None:
-    for place, (words, rho, (low, high)) in enumerate(rules):
+    for place, (_, rho, (low, high)) in enumerate(rules):
         panel.plot([low, high], [place, place], color=BLUE, linewidth=5, alpha=0.25, solid_capstyle="butt")
         panel.plot(rho, np.full(len(rho), place), "o", color=GREY, markersize=4, alpha=0.7)
         panel.plot(np.mean(rho), place, "D", color=BLUE, markersize=7)
@@ -92,5 +92,5 @@ def draw_rules(panel: Any, rules: list[tuple[str, list[float], tuple[float, floa
     panel.grid(axis="y", color="#e6e6e6", linewidth=0.7)
     panel.tick_params(axis="y", length=0)
     panel.set_xlabel(
-        "ρ: 1 ranks as measured, 0 is chance, −1 is the wrong way round.  Dots: tasks; diamond: mean; bar: its 95 % interval"
+        "ρ: 1 ranks as measured, 0 is chance, −1 the wrong way round. Dots: tasks, diamond: mean, bar: its 95 % interval"
     )

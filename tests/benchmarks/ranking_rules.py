@@ -1,14 +1,14 @@
 """What predicts which of several designs of equal parameters trains best? Reads the table of `ranking_sweep.py`.
 
     python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv rules        ρ of every rule, task by task
-    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv early        when a run's own loss ranks designs
+    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv early        when a run's own loss ranks them
     python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv tournament   successive halving on the curves
     python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv evidence     baseline, lean, control, …
     python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv picture FILE.png
 
-A design's quality is minus its validation loss, the mean over the seeds that all designs of the task have. A rule gives
-a design a score; ρ is Spearman's between score and quality over the ten designs of equal parameters (not the baseline).
-Nothing is drawn at random but bootstrap and permutations, by a fixed seed.
+A design's quality is minus its validation loss, the mean over its seeds (where designs have different seeds, by least
+squares of loss = design + seed). A rule gives a design a score; ρ is Spearman's between score and quality over the ten
+designs of equal parameters (not the baseline). Only bootstrap and permutations draw numbers, by fixed seeds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +34,62 @@ NUMBERS = ("depth", "heads", "head_dim", "inner", "mlp", "width", "tokens", "see
 
 @dataclass(frozen=True)
 class Task:
-    """Designs in the table's order; ``losses`` is designs × seeds, ``rows`` a run's row by (design, seed)."""
+    """Designs of equal parameters in the table's order; ``rows`` holds a run's row by (design, seed)."""
 
     name: str
     kind: str
     designs: tuple[str, ...]
-    seeds: tuple[int, ...]
-    losses: np.ndarray
     rows: dict[tuple[str, int], dict[str, Any]]
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """Those that all designs have."""
+        every = sorted({seed for _, seed in self.rows})
+        return tuple(seed for seed in every if all((design, seed) in self.rows for design in self.designs))
+
+    def loss(self, design: str, seed: int) -> float:
+        return float(self.rows[design, seed]["eval_loss"])
+
+    @cached_property
+    def fit(self) -> tuple[np.ndarray, float, int]:
+        """Least squares of loss = design + seed over all runs: the designs' losses, a run's noise, its degrees."""
+        names = [*self.designs, BASELINE]
+        keys, seeds = list(self.rows), sorted({seed for _, seed in self.rows})
+        table = np.zeros((len(keys), len(names) + len(seeds)))
+        for i, (design, seed) in enumerate(keys):
+            table[i, names.index(design)] = table[i, len(names) + seeds.index(seed)] = 1
+        table[:, len(names) :] -= table[:, len(names) :].mean(0)  # a design's loss is that over the seeds on average
+        losses = np.array([self.loss(*key) for key in keys])
+        found, _, rank, _ = np.linalg.lstsq(table, losses, rcond=None)
+        free = len(keys) - int(rank)
+        noise = math.sqrt(((losses - table @ found) ** 2).sum() / free) if free else math.nan
+        return found[: len(names) - 1], noise, free
 
     @property
     def quality(self) -> np.ndarray:
-        return -self.losses.mean(1)
+        return -self.fit[0]
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one run's loss: what is left after designs and seeds (a two-way layout)."""
-        if len(self.seeds) < 2:
-            return math.nan
-        rest = self.losses - self.losses.mean(1, keepdims=True) - self.losses.mean(0) + self.losses.mean()
-        return math.sqrt((rest**2).sum() / ((len(self.designs) - 1) * (len(self.seeds) - 1)))
+        """Standard deviation of one run's loss."""
+        return self.fit[1]
 
     def column(self, name: str) -> np.ndarray:
-        """A quantity of every design, the mean over seeds; κ as its logarithm, where infinity counts as 10^12."""
-        found = np.array([[float(self.rows[d, s][name]) for s in self.seeds] for d in self.designs])
-        return (np.log(np.minimum(found, 1e12)) if name.startswith("kappa") else found).mean(1)
+        """A quantity of every design, the mean over its seeds; κ as its logarithm, where infinity counts as 10^12."""
+        means = []
+        for design in self.designs:
+            found = np.array([float(row[name]) for (other, _), row in self.rows.items() if other == design])
+            means.append((np.log(np.minimum(found, 1e12)) if name.startswith("kappa") else found).mean())
+        return np.array(means)
+
+    def again(self) -> float:
+        """ρ between the losses of seeds 0 and 1, over the designs that have both."""
+        both = [(self.loss(d, 0), self.loss(d, 1)) for d in self.designs if (d, 0) in self.rows and (d, 1) in self.rows]
+        return spearman(*map(np.array, zip(*both, strict=True))) if len(both) > 2 else math.nan
 
 
-def read(path: Path) -> list[Task]:
+def read(path: Path) -> tuple[list[Task], list[Task]]:
+    """The tasks with all designs, and those that have a few: checks of what tells tasks apart."""
     with path.open(encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     for row in rows:
@@ -70,10 +99,9 @@ def read(path: Path) -> list[Task]:
     for name in dict.fromkeys(row["task"] for row in rows):
         mine = {(row["design"], row["seed"]): row for row in rows if row["task"] == name}
         designs = tuple(dict.fromkeys(d for d, s in mine if d != BASELINE and s == 0))
-        seeds = tuple(s for s in sorted({s for _, s in mine}) if all((d, s) in mine for d in designs))
-        losses = np.array([[float(mine[d, s]["eval_loss"]) for s in seeds] for d in designs])
-        tasks.append(Task(name, next(iter(mine.values()))["kind"], designs, seeds, losses, mine))
-    return tasks
+        tasks.append(Task(name, next(iter(mine.values()))["kind"], designs, mine))
+    most = max(len(task.designs) for task in tasks)
+    return [t for t in tasks if len(t.designs) == most], [t for t in tasks if len(t.designs) < most]
 
 
 # -- rules: more is better --------------------------------------------------------------------------------------------
@@ -98,7 +126,7 @@ def levine(d: dict[str, Any]) -> float:
 
 
 def kaplan(d: dict[str, Any]) -> float:
-    """Little matters; MLPs of four times the width, heads of width/heads channels lie in the flat middle (Kaplan 2020)."""
+    """Little matters; MLPs of four times the width and inner = width lie in the flat middle (Kaplan et al. 2020)."""
     return -abs(math.log(d["mlp"] / (4 * d["width"]))) - abs(math.log(d["inner"] / d["width"]))
 
 
@@ -259,7 +287,7 @@ def by_chance(tasks: list[Task], scored: list[np.ndarray]) -> float:
 
 
 def regret(task: Task, score: np.ndarray) -> float:
-    """Of the design that a rule puts first: its loss above the best design's, in standard deviations of a run's noise."""
+    """The loss of the design that a rule puts first, above the best design's, in standard deviations of a run's noise."""
     best = np.flatnonzero(score == score.max())
     return float((task.quality.max() - task.quality[best].mean()) / task.noise)
 
@@ -278,34 +306,27 @@ def head(*cells: str) -> None:
 
 def print_rules(tasks: list[Task]) -> None:
     print("## Tasks\n")
-    head(
-        "task",
-        "kind",
-        "seeds",
-        "baseline",
-        "best design",
-        "worst",
-        "noise of a run",
-        "spread of designs / noise",
-        "ρ of seed 0 and 1",
-        "order",
-    )
+    words = ("task", "kind", "runs a design", "baseline", "loss", "best design", "worst", "noise", "spread / noise")
+    head(*words, "ρ, seeds 0 and 1")
     for t in tasks:
-        base = [float(r["eval_loss"]) for (d, _), r in t.rows.items() if d == BASELINE]
+        base = [row for (design, _), row in t.rows.items() if design == BASELINE]
         order = np.argsort(-t.quality)
-        repeat = spearman(t.losses[:, 0], t.losses[:, 1]) if len(t.seeds) > 1 else math.nan
+        runs = [sum(d == design for d, _ in t.rows) for design in t.designs]
         line(
             t.name,
             t.kind,
-            str(len(t.seeds)),
-            f"{np.mean(base):.4f}",
+            f"{min(runs)}–{max(runs)}",
+            f"{np.mean([float(row['metric']) for row in base]):.2f} {base[0]['metric_name']}",
+            f"{np.mean([float(row['eval_loss']) for row in base]):.4f}",
             f"{t.designs[order[0]]} {-t.quality.max():.4f}",
-            f"{-t.quality.min():.4f}",
+            f"{t.designs[order[-1]]} {-t.quality.min():.4f}",
             f"{t.noise:.4f}",
             f"{t.quality.std(ddof=1) / t.noise:.1f}",
-            repeat,
-            ", ".join(t.designs[i] for i in order),
+            t.again(),
         )
+    print("\n## Losses, the best design first\n")
+    for t in tasks:
+        print(f"- {t.name}: " + ", ".join(f"{t.designs[i]} {-t.quality[i]:.4f}" for i in np.argsort(-t.quality)))
     print("\n## ρ between a rule and the measured quality\n")
     all_scores = [scores(t) for t in tasks]
     head("rule", *(t.name for t in tasks), "mean", "95 %", "p", "least", "regret")
@@ -359,7 +380,7 @@ def print_rule(tasks: list[Task], name: str, scored: list[np.ndarray]) -> None:
 
 
 def by_direction(tasks: list[Task]) -> list[tuple[int, np.ndarray]]:
-    """All attention (inner × depth), with the sign that it has on the other tasks whose attention looks the same way."""
+    """All attention (inner × depth), with the sign that it has on the other tasks whose attention looks that way."""
     found = []
     for task in tasks:
         alike = [t for t in tasks if t is not task and is_causal(t) == is_causal(task)]
@@ -415,6 +436,22 @@ def print_weights(tasks: list[Task]) -> None:
             line(name, *map(float, model[-1].coef_))
 
 
+def print_checks(tasks: list[Task], checks: list[Task]) -> None:
+    """Tasks of which only the length of samples was changed, beside those that they were made of."""
+    if not checks:
+        return
+    print("\n## Is it the length of samples?\n")
+    designs = [d for d in tasks[0].designs if all(d in c.designs for c in checks)]
+    designs.sort(key=lambda d: tasks[0].rows[d, 0]["inner"] * tasks[0].rows[d, 0]["depth"])
+    head("loss, seed 0", "tokens", BASELINE, *designs, "ρ of all attention")
+    for task in sorted([t for t in [*tasks, *checks] if any(t.name in c.name for c in checks)], key=lambda t: t.name):
+        losses = np.array([task.loss(d, 0) for d in designs])
+        amount = np.array([float(task.rows[d, 0]["inner"] * task.rows[d, 0]["depth"]) for d in designs])
+        base = f"{task.loss(BASELINE, 0):.4f}" if (BASELINE, 0) in task.rows else ""
+        tokens = str(task.rows[designs[0], 0]["tokens"])
+        line(task.name, tokens, base, *(f"{loss:.4f}" for loss in losses), spearman(amount, -losses))
+
+
 def window(curve: np.ndarray, low: float, high: float) -> float:
     at = (np.arange(len(curve)) + 1) / len(curve)
     return float(curve[(low < at) & (at <= high)].mean())
@@ -459,8 +496,7 @@ def halve(task: Task, seed: int, plan: tuple[tuple[float, int], ...]) -> tuple[i
         done = share
         alive = sorted(alive, key=lambda i: window(curves[i], max(0.0, share - 0.1), share))[:keep]
     cost += len(alive) * (1 - done)
-    place = task.seeds.index(seed)
-    return min(alive, key=lambda i: task.losses[i, place]), cost
+    return min(alive, key=lambda i: task.loss(task.designs[i], seed)), cost
 
 
 def print_tournament(tasks: list[Task]) -> None:
@@ -529,9 +565,7 @@ def evidence(t: Task) -> tuple[list[str], list[int], np.ndarray]:
 def print_designs(t: Task) -> None:
     names, seeds, losses = evidence(t)
     row = t.rows[BASELINE, 0]
-    print(
-        f"\n## {t.name}\n\n{len(seeds)} seeds; noise of a run {t.noise:.4f} nats (all designs, {len(t.seeds)} seeds)\n"
-    )
+    print(f"\n## {t.name}\n\n{len(seeds)} seeds; noise of a run {t.noise:.4f} nats over all designs of the sweep\n")
     head(
         "design", "layers × heads × dim, mlp", "parameters (blocks)", "MMACs", "loss, mean", "95 %", row["metric_name"]
     )
@@ -609,13 +643,15 @@ def print_picture(tasks: list[Task], file: Path) -> None:
 
 
 def main() -> None:
-    tasks = read(Path(sys.argv[1]))
+    tasks, checks = read(Path(sys.argv[1]))
     what = sys.argv[2] if len(sys.argv) > 2 else "rules"
     pages = {"rules": print_rules, "early": print_early, "tournament": print_tournament, "evidence": print_evidence}
     if what == "picture":
         print_picture(tasks, Path(sys.argv[3]))
     else:
         pages[what](tasks)
+    if what == "rules":
+        print_checks(tasks, checks)
 
 
 if __name__ == "__main__":
