@@ -16,6 +16,8 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+Rule = tuple[str, list[float], tuple[float, float]]
+
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6b6b6b"
 MARKS = {"lean": (ORANGE, "D"), "control": (GREEN, "s"), "depth-only": (GREEN, "^"), "wide-heads": (ORANGE, "o")}
 TITLES = {
@@ -28,12 +30,12 @@ TITLES = {
 }
 
 
-def draw(tasks: list[Any], file: Path, rules: list[tuple[str, list[float], tuple[float, float]]]) -> None:
+def draw(tasks: list[Any], file: Path, rules: list[Rule]) -> None:
     """``rules``: words, ρ of each task in the order of ``tasks``, and the interval of their mean."""
     plt.rcParams.update(
         {"font.size": 9, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False}
     )
-    figure = plt.figure(figsize=(11, 8.2), layout="constrained")
+    figure = plt.figure(figsize=(11, 9), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[1.25, 1])
     panels = above.subplots(1, len(tasks), sharey=True)
     tasks_in_order = sorted(tasks, key=lambda t: list(TITLES).index(t.name))
@@ -44,7 +46,7 @@ def draw(tasks: list[Any], file: Path, rules: list[tuple[str, list[float], tuple
         "Ten designs with half of the baseline's parameters: validation loss minus the baseline's (left is better)",
         fontsize=10.5,
     )
-    draw_rules(below.subplots(1, 1), rules)
+    draw_rules(below.subplots(1, 1), tasks, rules)
     below.suptitle("What a ranking rule is worth: Spearman's ρ with the measured quality", fontsize=10.5)
     figure.savefig(file, dpi=130)
 
@@ -56,9 +58,9 @@ def by_shape(task: Any) -> list[str]:
 
 def label(task: Any, design: str) -> str:
     row = task.rows[design, 0]
-    words = f"{row['depth']} layers × {row['heads']} heads, MLP {row['mlp'] / row['width']:.1f}"
+    words = f"{row['depth']} layers × {row['heads']} heads, MLP {row['mlp'] / row['width']:.1f} ×"
     if design == "wide-heads":
-        words = f"{row['depth']} × {row['heads']} wide heads, MLP {row['mlp'] / row['width']:.1f}"
+        words = f"{row['depth']} × {row['heads']} wide heads, MLP {row['mlp'] / row['width']:.1f} ×"
     return words + (f"  {design}" if design in MARKS else "")
 
 
@@ -80,17 +82,22 @@ def draw_task(panel: Any, task: Any) -> None:
     panel.set_xlabel("nats")
 
 
-def draw_rules(panel: Any, rules: list[tuple[str, list[float], tuple[float, float]]]) -> None:
+def draw_rules(panel: Any, tasks: list[Any], rules: list[Rule]) -> None:
+    causal = np.array([task.kind.startswith("causal") for task in tasks])
     for place, (_, rho, (low, high)) in enumerate(rules):
-        panel.plot([low, high], [place, place], color=BLUE, linewidth=5, alpha=0.25, solid_capstyle="butt")
-        panel.plot(rho, np.full(len(rho), place), "o", color=GREY, markersize=4, alpha=0.7)
-        panel.plot(np.mean(rho), place, "D", color=BLUE, markersize=7)
+        values = np.array(rho)
+        panel.plot([low, high], [place, place], color=GREY, linewidth=6, alpha=0.25, solid_capstyle="butt")
+        panel.plot(values[~causal], np.full((~causal).sum(), place), "o", color=BLUE, markersize=5)
+        panel.plot(values[causal], np.full(causal.sum(), place), "^", color=ORANGE, markersize=5.5)
+        panel.plot(values.mean(), place, "D", color="black", markersize=6.5)
+    panel.plot([], [], "o", color=BLUE, label="a task with bidirectional attention")
+    panel.plot([], [], "^", color=ORANGE, label="a causal task")
+    panel.plot([], [], "D", color="black", label="mean, and its 95 % interval")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.4, -0.15), ncols=3, frameon=False, fontsize=8.5)
     panel.axvline(0, color=GREY, linewidth=1)
     panel.set_yticks(range(len(rules)), [words for words, *_ in rules])
     panel.set_ylim(len(rules) - 0.5, -0.5)
     panel.set_xlim(-1.05, 1.05)
     panel.grid(axis="y", color="#e6e6e6", linewidth=0.7)
     panel.tick_params(axis="y", length=0)
-    panel.set_xlabel(
-        "ρ: 1 ranks as measured, 0 is chance, −1 the wrong way round. Dots: tasks, diamond: mean, bar: its 95 % interval"
-    )
+    panel.set_xlabel("ρ:  1 ranks as measured,  0 is chance,  −1 is the wrong way round")

@@ -51,8 +51,10 @@ class Task:
         return float(self.rows[design, seed]["eval_loss"])
 
     @cached_property
-    def fit(self) -> tuple[np.ndarray, float, int]:
-        """Least squares of loss = design + seed over all runs: the designs' losses, a run's noise, its degrees."""
+    def fit(self) -> tuple[np.ndarray, float, int, np.ndarray]:
+        """Least squares of loss = design + seed over all runs: the losses of the designs and, last, of the baseline; a
+        run's noise, its degrees of freedom, and the losses' covariance in units of the noise.
+        """
         names = [*self.designs, BASELINE]
         keys, seeds = list(self.rows), sorted({seed for _, seed in self.rows})
         table = np.zeros((len(keys), len(names) + len(seeds)))
@@ -63,11 +65,12 @@ class Task:
         found, _, rank, _ = np.linalg.lstsq(table, losses, rcond=None)
         free = len(keys) - int(rank)
         noise = math.sqrt(((losses - table @ found) ** 2).sum() / free) if free else math.nan
-        return found[: len(names) - 1], noise, free
+        spread = np.linalg.pinv(table.T @ table)
+        return found[: len(names)], noise, free, spread[: len(names), : len(names)]
 
     @property
     def quality(self) -> np.ndarray:
-        return -self.fit[0]
+        return -self.fit[0][:-1]
 
     @property
     def noise(self) -> float:
@@ -187,16 +190,19 @@ def scores(task: Task) -> dict[str, np.ndarray]:
 
 
 SHOWN = {
-    "κ/depth, as leanify ranked": "κ/depth, MLP ≥ 2 width first (as it was)",
+    "κ/depth behind an MLP floor, as leanify ranked": "κ/depth, MLP ≥ 2 width first (as it was)",
+    "κ/depth": "κ/depth",
     "most heads": "heads",
     "most depth": "depth",
+    "most attention (inner × depth)": "inner × depth (all attention)",
     "widest MLP": "mlp",
     "least change": "least change",
-    "κ measured at the beginning": "κ at the beginning, least",
-    "κ measured after 50 steps": "κ after 50 steps, least",
+    "least κ measured at the beginning": "κ at the beginning, least",
+    "least κ measured after 50 steps": "κ after 50 steps, least",
     "training loss at 20–30 %": "training loss, 20–30 %",
+    "training loss at 40–50 %": "training loss, 40–50 %",
 }
-SHOWN_FITTED = {"fitted to the other tasks": "ridge"}
+SHOWN_FITTED = {"fitted to the other tasks": "ridge", "most attention, its sign by direction": "by direction"}
 
 
 # -- rules fitted to other tasks --------------------------------------------------------------------------------------
@@ -287,9 +293,13 @@ def by_chance(tasks: list[Task], scored: list[np.ndarray]) -> float:
 
 
 def regret(task: Task, score: np.ndarray) -> float:
-    """The loss of the design that a rule puts first, above the best design's, in standard deviations of a run's noise."""
-    best = np.flatnonzero(score == score.max())
-    return float((task.quality.max() - task.quality[best].mean()) / task.noise)
+    """The loss of a rule's first choice: 0 is that of the best design, 1 that of a design drawn at random."""
+    return behind(task, np.flatnonzero(score == score.max()))
+
+
+def behind(task: Task, chosen: Any) -> float:
+    best = task.quality.max()
+    return float((best - task.quality[chosen].mean()) / (best - task.quality.mean()))
 
 
 # -- the pages --------------------------------------------------------------------------------------------------------
@@ -306,7 +316,17 @@ def head(*cells: str) -> None:
 
 def print_rules(tasks: list[Task]) -> None:
     print("## Tasks\n")
-    words = ("task", "kind", "runs a design", "baseline", "loss", "best design", "worst", "noise", "spread / noise")
+    words = (
+        "task",
+        "kind",
+        "runs a design",
+        "baseline",
+        "loss",
+        "best design",
+        "worst",
+        "noise (degrees)",
+        "spread of designs",
+    )
     head(*words, "ρ, seeds 0 and 1")
     for t in tasks:
         base = [row for (design, _), row in t.rows.items() if design == BASELINE]
@@ -320,8 +340,8 @@ def print_rules(tasks: list[Task]) -> None:
             f"{np.mean([float(row['eval_loss']) for row in base]):.4f}",
             f"{t.designs[order[0]]} {-t.quality.max():.4f}",
             f"{t.designs[order[-1]]} {-t.quality.min():.4f}",
-            f"{t.noise:.4f}",
-            f"{t.quality.std(ddof=1) / t.noise:.1f}",
+            f"{t.noise:.4f} ({t.fit[2]})",
+            f"{t.quality.std(ddof=1):.4f}",
             t.again(),
         )
     print("\n## Losses, the best design first\n")
@@ -501,8 +521,8 @@ def halve(task: Task, seed: int, plan: tuple[tuple[float, int], ...]) -> tuple[i
 
 def print_tournament(tasks: list[Task]) -> None:
     print("## Successive halving on the sweep's own curves\n")
-    print("One tournament a seed; loss is the winner's mean over seeds, above the best design's, in noise of a run.\n")
-    head("plan", "cost", *(t.name for t in tasks), "mean loss above the best", "winner in the best 3")
+
+    head("plan", "cost", *(t.name for t in tasks), "behind the best", "winner in the best 3")
     picks: dict[str, list[tuple[Task, list[int]]]] = {}
     for name, plan in PLANS.items():
         won = [(t, [halve(t, s, plan) for s in t.seeds]) for t in tasks]
@@ -511,20 +531,13 @@ def print_tournament(tasks: list[Task]) -> None:
         cells, top, above = [], [], []
         for t, found in picks[name]:
             place = stats.rankdata(-t.quality)
-            behind = [(t.quality.max() - t.quality[i]) / t.noise for i in found]
-            above += behind
+            above += [behind(t, [i]) for i in found]
             top += [place[i] <= 3 for i in found]
             cells.append(", ".join(t.designs[i] for i in found))
         line(name, f"{cost:.1f}", *cells, f"{np.mean(above):.1f}", f"{100 * np.mean(top):.0f} %")
-    random = [np.mean((t.quality.max() - t.quality) / t.noise) for t in tasks]
-    line(
-        "any design, at random",
-        "1.0",
-        *("" for _ in tasks),
-        f"{np.mean(random):.1f}",
-        f"{100 * 3 / len(tasks[0].designs):.0f} %",
-    )
-    for name in ("κ/depth, MLP ≥ 2 width first (as it was)", "least change"):
+    share = f"{100 * 3 / len(tasks[0].designs):.0f} %"
+    line("any design, at random", "1.0", *("" for _ in tasks), "1.0", share)
+    for name in ("κ/depth, MLP ≥ 2 width first (as it was)", "κ/depth", "least change"):
         first = [regret(t, scores(t)[name]) for t in tasks]
         line(
             f"first by {name}",
@@ -549,38 +562,33 @@ PAIRS = (
 )
 
 
+NAMES = (BASELINE, "lean", "control", "wide-heads", "depth-only")
+
+
 def print_evidence(tasks: list[Task]) -> None:
     for t in tasks:
         print_designs(t)
         print_pairs(t)
 
 
-def evidence(t: Task) -> tuple[list[str], list[int], np.ndarray]:
-    """Designs, seeds that all of them have, and their losses."""
-    names = [BASELINE, "lean", "control", "wide-heads", "depth-only"]
-    seeds = [s for s in sorted({s for _, s in t.rows}) if all((d, s) in t.rows for d in names)]
-    return names, seeds, np.array([[float(t.rows[d, s]["eval_loss"]) for s in seeds] for d in names])
-
-
 def print_designs(t: Task) -> None:
-    names, seeds, losses = evidence(t)
-    row = t.rows[BASELINE, 0]
-    print(f"\n## {t.name}\n\n{len(seeds)} seeds; noise of a run {t.noise:.4f} nats over all designs of the sweep\n")
-    head(
-        "design", "layers × heads × dim, mlp", "parameters (blocks)", "MMACs", "loss, mean", "95 %", row["metric_name"]
-    )
-    for name, values in zip(names, losses, strict=True):
-        r = t.rows[name, 0]
-        half = stats.t.ppf(0.975, len(seeds) - 1) * values.std(ddof=1) / math.sqrt(len(seeds))
-        metric = np.mean([float(t.rows[name, s]["metric"]) for s in seeds])
+    metric = t.rows[BASELINE, 0]["metric_name"]
+    print(f"\n## {t.name}\n\nNoise of a run {t.noise:.4f} nats, {t.fit[2]} degrees of freedom.\n")
+    head("design", "layers × heads × dim, mlp", "parameters (blocks)", "MMACs", "seeds", "loss", "95 %", metric)
+    places = [*t.designs, BASELINE]
+    for name in NAMES:
+        rows = [row for (design, _), row in t.rows.items() if design == name]
+        r, i = rows[0], places.index(name)
+        half = stats.t.ppf(0.975, t.fit[2]) * t.noise / math.sqrt(len(rows))
         line(
             name,
             f"{r['depth']} × {r['heads']} × {r['head_dim']}, {r['mlp']}",
             f"{r['params']:,} ({r['params_body']:,})",
             f"{r['macs'] / 1e6:.1f}",
-            f"{values.mean():.4f}",
+            str(len(rows)),
+            f"{t.fit[0][i]:.4f}",
             f"± {half:.4f}",
-            f"{metric:.2f}",
+            f"{np.mean([float(row['metric']) for row in rows]):.2f}",
         )
 
 
@@ -593,36 +601,28 @@ def holm(p: list[float]) -> list[float]:
 
 
 def print_pairs(t: Task) -> None:
-    names, seeds, losses = evidence(t)
-    at = dict(zip(names, losses, strict=True))
+    """Differences by the fit over all runs of the task, and seed by seed where both designs have the seed."""
+    losses, noise, free, spread = t.fit
+    places = [*t.designs, BASELINE]
+    found = []
+    for a, b in PAIRS:
+        i, j = places.index(a), places.index(b)
+        error = noise * math.sqrt(spread[i, i] + spread[j, j] - 2 * spread[i, j])
+        found.append((losses[i] - losses[j], error))
+    corrected = holm([float(2 * stats.t.sf(abs(apart) / error, free)) for apart, error in found])
     print()
-    head(
-        "difference of losses",
-        "mean",
-        "95 %, paired by seed",
-        "p, Holm",
-        "in noise of a run",
-        "95 %, pooled noise",
-        "p pooled, Holm",
-    )
-    rest = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
-    free = (len(names) - 1) * (len(seeds) - 1)
-    noise = math.sqrt((rest**2).sum() / free)
-    apart = [at[a] - at[b] for a, b in PAIRS]
-    single = holm([float(stats.ttest_1samp(d, 0).pvalue) for d in apart])
-    error = noise * math.sqrt(2 / len(seeds))
-    pooled = holm([float(2 * stats.t.sf(abs(d.mean()) / error, free)) for d in apart])
-    for (a, b), d, p, q in zip(PAIRS, apart, single, pooled, strict=True):
-        half = stats.t.ppf(0.975, len(seeds) - 1) * d.std(ddof=1) / math.sqrt(len(seeds))
-        wide = stats.t.ppf(0.975, free) * error
+    head("difference of losses", "mean", "95 %", "p, Holm", "in noise of a run", "seed by seed")
+    for (a, b), (apart, error), p in zip(PAIRS, found, corrected, strict=True):
+        half = stats.t.ppf(0.975, free) * error
+        both = [s for s in sorted({s for _, s in t.rows}) if (a, s) in t.rows and (b, s) in t.rows]
+        each = ", ".join(f"{t.loss(a, s) - t.loss(b, s):+.4f}" for s in both)
         line(
             f"{a} − {b}",
-            f"{d.mean():+.4f}",
-            f"{d.mean() - half:+.4f} … {d.mean() + half:+.4f}",
+            f"{apart:+.4f}",
+            f"{apart - half:+.4f} … {apart + half:+.4f}",
             f"{p:.3f}",
-            f"{d.mean() / noise:+.1f}",
-            f"{d.mean() - wide:+.4f} … {d.mean() + wide:+.4f}",
-            f"{q:.3f}",
+            f"{apart / noise:+.1f}",
+            each,
         )
 
 
@@ -631,6 +631,8 @@ def print_picture(tasks: list[Task], file: Path) -> None:
 
     all_scores = [scores(t) for t in tasks]
     left_out = [fitted(t, [o for o in tasks if o is not t]) for t in tasks]
+    for found, (_, signed) in zip(left_out, by_direction(tasks), strict=True):
+        found["by direction"] = signed
     rules = []
     for words, name, found in (
         *((words, name, all_scores) for words, name in SHOWN.items()),

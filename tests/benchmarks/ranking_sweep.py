@@ -105,10 +105,10 @@ def jobs() -> Iterator[Job]:
     others = [design for design in DESIGNS if design not in EVIDENCE]
     yield from (Job(task, design, 0) for design in CHECKED for task in CHECKS)
     yield from (Job(task, design, 0) for design in DESIGNS for task in TASKS)
-    yield from (Job(task, design, 1) for design in EVIDENCE for task in TASKS)
+    yield from (Job(task, design, 1) for tasks in (quick, slow) for design in EVIDENCE for task in tasks)
     yield from (Job(task, design, 1) for tasks in (quick, slow) for design in others for task in tasks)
     yield from (Job(task, design, 2) for tasks in (quick, slow) for design in EVIDENCE for task in tasks)
-    yield from (Job(task, design, seed) for seed in (3, 4) for design in EVIDENCE for task in quick[:2])
+    yield from (Job(task, design, seed) for seed in (3, 4) for design in EVIDENCE for task in quick)
 
 
 # -- designs ----------------------------------------------------------------------------------------------------------
