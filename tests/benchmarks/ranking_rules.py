@@ -162,7 +162,7 @@ def print_rule(tasks: list[Task], name: str, scored: list[np.ndarray]) -> None:
         *rho,
         f"**{np.mean(rho):.2f}**",
         f"{low:.2f} … {high:.2f}",
-        f"{by_chance(tasks, scored):.3f}",
+        f"{by_chance(tasks, scored):.4f}",
         min(rho),
         f"{behind:.1f}",
     )

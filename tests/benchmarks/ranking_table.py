@@ -66,10 +66,10 @@ class Task:
         return self.fit[1]
 
     def column(self, name: str) -> np.ndarray:
-        """A quantity of every design, the mean over its seeds; κ as its logarithm, where infinity counts as 10^12."""
+        """A quantity of every design over the seeds that all have; κ as its logarithm, where infinity counts as 10^12."""
         means = []
         for design in self.designs:
-            found = np.array([float(row[name]) for (other, _), row in self.rows.items() if other == design])
+            found = np.array([float(self.rows[design, seed][name]) for seed in self.seeds])
             means.append((np.log(np.minimum(found, 1e12)) if name.startswith("kappa") else found).mean())
         return np.array(means)
 
