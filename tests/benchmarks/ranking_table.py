@@ -66,7 +66,7 @@ class Task:
         return self.fit[1]
 
     def column(self, name: str) -> np.ndarray:
-        """A quantity of every design over the seeds that all have; κ as its logarithm, where infinity counts as 10^12."""
+        """A quantity of every design over the seeds that all have; κ as its logarithm, infinity as 10^12."""
         means = []
         for design in self.designs:
             found = np.array([float(self.rows[design, seed][name]) for seed in self.seeds])
