@@ -69,13 +69,12 @@ def _read_log(log: Path) -> dict[tuple[str, str], Verdict]:
 def update(made: Iterable[Verdict], whole: bool) -> Path:
     """Write verdicts into the shipped table: in the place of all rows, or of their own."""
     table = shipped()
-    versions = _versions()
     rows = [one.to_json() for one in made if not without_attention(one)]
     if whole:
         table = {"checked_with": made_with(), "models": rows}
     else:
-        if any(table["checked_with"].get(name) != version for name, version in versions.items()):
-            rows = [{**row, "checked_with": versions} for row in rows]
+        if table["checked_with"] != made_with():
+            rows = [{**row, "checked_with": made_with()} for row in rows]
         new = {(row["library"], row["name"]): row for row in rows}
         old = [new.pop((row["library"], row["name"]), row) for row in table["models"]]
         table["models"] = [*old, *new.values()]

@@ -25,5 +25,7 @@ UNSET: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128},  # tencent/Hunyuan-A13B
     "hunyuan_vl_text": {"head_dim": 128, "rope_parameters": {**MROPE, "mrope_section": [16, 16, 16, 16]}},
     "informer": {"prediction_length": 24},
+    "ministral": {"head_dim": 128},  # mistralai/Ministral-8B-Instruct-2410
+    "nemotron": {"num_key_value_heads": 8},  # nvidia/Minitron-8B-Base
     "time_series_transformer": {"prediction_length": 24},
 }
