@@ -66,7 +66,7 @@ def _show(library: str | None, as_json: bool) -> None:
     table = shipped()
     models = [model for model in table["models"] if library in (None, model["library"])]
     if as_json:
-        print(json.dumps({"models": models, "checked_with": table["checked_with"]}, indent=2))
+        print(json.dumps({**table, "models": models}, indent=2))
         return
     console = Console(highlight=False)
     console.width = min(console.width, 120) if console.is_terminal else 120
@@ -74,6 +74,8 @@ def _show(library: str | None, as_json: bool) -> None:
     for name in sorted({model["library"] for model in models}):
         counts = Counter(model["status"] for model in models if model["library"] == name)
         console.print(f"{name}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+    if left := [name for name in table.get("not_checked", []) if library in (None, name.partition("/")[0])]:
+        console.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
     versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
     console.print(f"checked with {versions}\n{_HOW}")
 

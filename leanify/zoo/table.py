@@ -20,7 +20,7 @@ PACKAGE = Path(leanify.__file__).parent
 
 
 def shipped() -> dict[str, Any]:
-    """The table: ``checked_with`` (versions, by library) and ``models``, a row a model."""
+    """The table: ``checked_with`` (versions, by library), ``not_checked`` (names), and ``models``, a row a model."""
     table: dict[str, Any] = json.loads(resources.files(__package__).joinpath("table.json").read_text("utf-8"))
     return table
 
@@ -76,6 +76,7 @@ def update(made: Iterable[Verdict], whole: bool) -> Path:
         if table["checked_with"] != made_with():
             rows = [{**row, "checked_with": made_with()} for row in rows]
         new = {(row["library"], row["name"]): row for row in rows}
+        table["not_checked"] = [name for name in table.get("not_checked", []) if tuple(name.split("/")) not in new]
         old = [new.pop((row["library"], row["name"]), row) for row in table["models"]]
         table["models"] = [*old, *new.values()]
     order = {library: place for place, library in enumerate(tiny.LIBRARIES)}
@@ -87,7 +88,8 @@ def _write(table: dict[str, Any]) -> Path:
     """A model a line, so that a change of one is a line of a diff."""
     path = PACKAGE / "zoo" / "table.json"
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in table["models"])
-    text = f'{{"checked_with": {json.dumps(table["checked_with"])},\n"models": [\n{lines}\n]}}\n'
+    head = "".join(f'"{key}": {json.dumps(value)},\n' for key, value in table.items() if key != "models")
+    text = f'{{{head}"models": [\n{lines}\n]}}\n'
     beside = path.with_suffix(".new")
     try:
         beside.write_text(text, encoding="utf-8")
