@@ -315,6 +315,7 @@ def test_a_budget_is_needed_and_reached() -> None:
         studies.planned(Request(recipe=TINY, target_params=0.01))
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_killed_study(tmp_path: Path) -> None:
     """Its workers and their runs end with the process that was killed."""
     process = subprocess.Popen(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from studies import NARROW, outcomes, recipe_file, starts
+from studies import NARROW, command, environment, outcomes, recipe_file, starts
 from test_compare_page import study as study  # a study that is trained by nobody
 
 import leanify
@@ -17,7 +18,8 @@ from leanify.errors import LeanifyError, RecipeError
 from leanify.sources import recipe as recipes
 from leanify.study import Request, engines, tournament
 from leanify.study.designs import Designer
-from leanify.study.folder import StudyFolder
+from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.measure import on_meta
 from leanify.study.results import Study
 from leanify.study.surface import Surface, features, of_grid, surface_of
 
@@ -163,3 +165,53 @@ def test_every_engine_gives_the_same_results(engine: str, tmp_path: Path) -> Non
                 studies.train_all(folder, runs)
     assert len(outcomes(tmp_path / "there")) == 4
     assert outcomes(tmp_path / "there") == outcomes(tmp_path / "here")
+
+
+# -- a study that teaches ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> StudyFolder:
+    """Five shapes of the digits' study, two seeds each, on which depth alone pays; trained by nobody."""
+    names = [f"d{depth}=depth:{depth},heads:{heads},mlp:{mlp}" for depth, heads, mlp in SHAPES]
+    plan = studies.planned(Request(recipe="digits-study", designs=names, seeds=2))
+    folder = StudyFolder.create(tmp_path / "measured", plan)
+    for key in plan.runs():
+        quality = 60 + 5 * plan.design(key.design).depth + 0.1 * key.seed  # type: ignore[operator]
+        done = Outcome(
+            key.design, key.seed, plan.fingerprint(key), "finished", "", "top1", "validation", 1, 1.0, quality
+        )
+        folder.record(done)
+    return folder
+
+
+SHAPES = ((3, 5, 80), (4, 3, 64), (5, 2, 64), (6, 2, 40), (7, 2, 32))
+
+
+def test_more_adds_the_designs_that_would_teach_most(measured: StudyFolder) -> None:
+    folder = studies.folder_of(Request(recipe=str(measured.path), more=2))
+    plan = folder.plan
+    assert [design.name for design in plan.designs][5:] == ["more-1", "more-2"]
+    assert {str(key) for key in folder.missing()} == {"more-1-0", "more-1-1", "more-2-0", "more-2-1"}
+    taken = {(d.depth, d.heads, d.head_dim, d.mlp) for d in plan.designs}
+    assert len(taken) == 7
+    whole = sum(p.numel() for p in on_meta(plan.recipe.model).parameters())
+    assert all(0.4 * whole < plan.design(name).params <= 0.5 * whole for name in ("more-1", "more-2"))
+
+
+def test_redesign_ranks_by_a_study(measured: StudyFolder) -> None:
+    """The command chooses the deepest design of the budget, and says what it expects of each."""
+    arguments = ["redesign", "digits-study", "--target-params", "0.5", "--json"]
+    plain, ranked = (
+        json.loads(
+            subprocess.run([*command()[:-1], *arguments, *more], stdout=-1, check=True, env=environment()).stdout
+        )
+        for more in ([], ["--study", str(measured.path)])
+    )
+    assert ranked["chosen"]["depth"] > plain["chosen"]["depth"]
+    predicted = ranked["predicted"]
+    assert predicted["metric"] == "top1"
+    assert len(predicted["candidates"]) == len(ranked["candidates"])
+    for entry in (predicted["baseline"], predicted["chosen"], *predicted["candidates"]):
+        assert entry["low"] <= entry["mean"] <= entry["high"]
+    assert predicted["chosen"]["mean"] == pytest.approx(60 + 5 * ranked["chosen"]["depth"], abs=3)
