@@ -338,3 +338,17 @@ def test_nothing_is_left_of_a_killed_study(tmp_path: Path) -> None:
             break
     else:
         pytest.fail("a run went on after its study was killed")
+
+
+def test_a_run_that_was_given_up_has_not_failed(tmp_path: Path) -> None:
+    """An interrupted study closes its workers: their runs are killed, and go on another time."""
+    recipe = recipes.with_settings(TINY, ["schedule.epochs=1000"])
+    designs = (_planned("baseline", recipe.model),)
+    folder = StudyFolder.create(tmp_path / "s", StudyPlan("tiny", recipe, "0.5", (0, 1), designs, 1))
+    with engines.engine_of("local", folder, 1) as engine:
+        job = engine.submit(runner.execute, str(folder.path), "baseline", 0, None)
+        while not folder.rows(Key("baseline", 0)):
+            time.sleep(0.05)
+            assert not job.done()
+    assert folder.outcomes() == []
+    assert (folder.run(Key("baseline", 0)) / "checkpoints").is_dir()

@@ -104,13 +104,18 @@ def compare(
 
 
 def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
+    from shlex import quote
+
     from leanify import study as studies
     from leanify.study.engines import engine_of
 
     if retry:
         folder.forget_failures()
-    with Board(folder) as board, engine_of(engine, folder, jobs, board.row) as runs:
-        studies.train_all(folder, runs, board.ended)
+    try:
+        with Board(folder) as board, engine_of(engine, folder, jobs, board.row) as runs:
+            studies.train_all(folder, runs, board.ended)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; it goes on with: leanify compare {quote(str(folder.path))}") from None
     studies.measure_costs(folder)
 
 

@@ -58,7 +58,7 @@ class Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down the runs beside them
         environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
-        self.folder = folder
+        self.folder, self.closed = folder, False
         with (folder.path / RUNS / LOG).open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "leanify.study.worker", str(folder.path)],
@@ -85,6 +85,7 @@ class Worker:
     def close(self) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.closed = True
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.wait()
@@ -104,7 +105,7 @@ def perform(worker: Worker, key: Key, share: float | None = None, on_row: OnRow 
     code = worker.run(key, share, on_row)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    if code and folder.outcome(key) is None:
+    if code and not worker.closed and folder.outcome(key) is None:  # what was given up has not failed
         reason = _death(code, folder.path / RUNS / LOG)
         folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))
 
