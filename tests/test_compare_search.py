@@ -152,7 +152,7 @@ def test_a_tournament_ends_with_three_designs_that_were_trained_like_any_other(t
 def test_every_engine_gives_the_same_results(engine: str, tmp_path: Path) -> None:
     """submitit's own local executor, and a Ray cluster on this machine, beside threads."""
     pytest.importorskip({"slurm": "submitit"}.get(engine, engine), reason="an extra")
-    request = Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2)
+    request = Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2, jobs=4)
     for name in ("here", "there"):
         folder = studies.folder_of(request, tmp_path / name)
         if name == "here":

@@ -16,6 +16,7 @@ from leanify.study.folder import StudyFolder
 from leanify.study.runner import Engine, Job, Local, OnRow, check_jobs
 
 ENGINES = ("local", "slurm", "ray")
+MINUTES = 24 * 60  # a Slurm job's time limit; a run that reaches it goes on with the next call
 JOBS = "jobs"  # submitit's own files, in the study's folder
 
 
@@ -59,9 +60,7 @@ def slurm(folder: StudyFolder, cluster: str = "slurm") -> Engine:
     """submitit's executor; ``cluster="local"`` runs its jobs here, as processes."""
     submitit = _installed("submitit", "slurm")
     executor = submitit.AutoExecutor(folder=folder.path / JOBS, cluster=cluster)
-    executor.update_parameters(name=folder.plan.title, cpus_per_task=folder.plan.threads)
-    if cluster == "slurm":
-        executor.update_parameters(timeout_min=24 * 60)
+    executor.update_parameters(name=folder.plan.title, cpus_per_task=folder.plan.threads, timeout_min=MINUTES)
     engine: Engine = executor
     return engine
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leanify import machine
-from leanify.errors import RecipeError
+from leanify.errors import LeanifyError, RecipeError, TrainingError
 from leanify.lens import surgery
 from leanify.sources import find
 from leanify.study.folder import RUNS, Outcome, StudyFolder
@@ -127,7 +127,7 @@ def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, share: flo
         while jobs:
             ended = [key for key, job in jobs.items() if job.done()]
             for key in ended:
-                jobs.pop(key).result()
+                _result(key, jobs.pop(key))
                 yield key
             if not ended:
                 time.sleep(POLL_SECONDS)
@@ -135,6 +135,17 @@ def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, share: flo
         for job in jobs.values():
             if hasattr(job, "cancel"):
                 job.cancel()
+
+
+def _result(key: Key, job: Job) -> None:
+    """Raise what ended a job: our own errors as they are, an engine's (a time limit, a lost node) as TrainingError."""
+    try:
+        job.result()
+    except LeanifyError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise TrainingError(f"the run {key} was given up by its engine: {reason}; the same command goes on") from error
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ When its standard input is closed it kills the run and ends: nothing is left beh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -183,7 +184,8 @@ def serve(folder: StudyFolder) -> None:
         waiter = threading.Thread(target=_report, args=(child,))
         waiter.start()
         if not _waited(waiter):
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(child, signal.SIGKILL)
             os._exit(1)
 
 
