@@ -16,7 +16,7 @@ from runs import DIGITS
 from leanify import machine
 from leanify.cli import options
 from leanify.errors import LeanifyError
-from leanify.sources import find
+from leanify.sources import overrides
 from leanify.sources import recipe as recipes
 
 CASES, LONG = 25, 840  # seeds of a kind: 300 cases in all, 10,080 of the long run
@@ -112,8 +112,8 @@ def test_whatever_a_recipe_holds_it_is_written_so_that_it_reads_back(override: d
 @PLAIN
 @given(WORDS)
 def test_options_are_values_or_one_message(word: str) -> None:
-    refused_or(find.parse_overrides, [word])
-    refused_or(find.parse_overrides, [f"key={word}"])
+    refused_or(overrides.parse_overrides, [word])
+    refused_or(overrides.parse_overrides, [f"key={word}"])
     refused_or(options.pin, "--depth", word)
     refused_or(machine.device_of, word)
     refused_or(recipes.parse, word)
