@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from leanify.spectra.measure import condition
     from leanify.study import compare
     from leanify.training import train
+    from leanify.warm.export import export
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOMES = {
     "Stage": "architecture",
     "compare": "study",
     "condition": "spectra.measure",
+    "export": "warm.export",
     "grow": "lens.surgery",
     "load": "sources.find",
     "profile": "design.profiling",
@@ -76,6 +78,7 @@ __all__ = [
     "UnsupportedModel",
     "compare",
     "condition",
+    "export",
     "grow",
     "load",
     "profile",

@@ -21,7 +21,7 @@ import typer
 from leanify.errors import LeanifyError
 from leanify.upstream import lazy_dynamo
 
-COMMANDS = ("redesign", "train", "compare", "glue", "profile", "condition", "recipes", "runs", "zoo")
+COMMANDS = ("redesign", "train", "compare", "glue", "profile", "condition", "export", "recipes", "runs", "zoo")
 NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
 EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."

@@ -9,7 +9,7 @@ both. Damage is measured against the trained model, after every step (`calibrati
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -66,15 +66,17 @@ def carry(
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     tried: Callable[[int], None] = lambda count: None,
+    moves: Collection[str] = ("drop", "pair"),
 ) -> Carried:
     """A new model of this shape that computes what ``model`` does, as nearly as these steps can.
 
-    ``batches`` choose and correct, ``held_out`` measure the damage; ``tried`` hears how many models were measured.
+    ``batches`` choose and correct, ``held_out`` measure the damage; ``tried`` hears how many models were measured;
+    without "pair" among the ``moves`` blocks are only dropped, without "drop" only paired.
     Raises ShapeError where a stage is to lose blocks and its new blocks differ, DataError without data.
     """
     if not batches or not held_out:
         raise DataError("weights are carried over by what the model does on data: two batches at least are needed")
-    found = _Carrier(model, architecture, batches, held_out, tried)
+    found = _Carrier(model, architecture, batches, held_out, tried, moves)
     for old, new in zip(found.old.stages, architecture.stages, strict=True):
         if new.depth < old.depth:
             found.shorten(old.name, new)
@@ -91,11 +93,12 @@ class _Carrier:
         batches: Sequence[Batch],
         held_out: Sequence[Batch],
         tried: Callable[[int], None],
+        moves: Collection[str],
     ) -> None:
         self.original = locate(model)
         self.old = self.original.architecture
         self.wanted = architecture
-        self.batches, self.held_out, self.tried = batches, held_out, tried
+        self.batches, self.held_out, self.tried, self.moves = batches, held_out, tried, moves
         self.teacher: Answers = answers(model, held_out)
         self.count = 0
         self.refused: dict[str, str] = {}
@@ -129,8 +132,8 @@ class _Carrier:
         blocks = list_of(self.base, stage)
         self.slots[stage] = [(i,) for i in range(len(blocks))]
         self.blocks |= {(stage, (i,)): block for i, block in enumerate(blocks)}
-        pairs = self._pairs(stage, new)
-        candidates = self._droppable(stage)
+        pairs = self._pairs(stage, new) if "pair" in self.moves else set()
+        candidates = self._droppable(stage) if "drop" in self.moves else set()
         while len(self.slots[stage]) > new.depth:
             self._best_move(stage, pairs, candidates)
 
@@ -174,7 +177,7 @@ class _Carrier:
         options: list[tuple[float, str, Slot, list[Slot]]] = []
         for place, slot in enumerate(slots):
             moves = []
-            if len(slot) > 1 or slot[0] in droppable:
+            if slot[0] in droppable:
                 moves.append(("drop", slot, [*slots[:place], *slots[place + 1 :]]))
             joined = slot + (slots[place + 1] if place + 1 < len(slots) else ())
             if joined in pairs:
@@ -185,7 +188,7 @@ class _Carrier:
                 except (UnsupportedModel, ShapeError) as error:
                     self.refused.setdefault(f"{move} {blocks}", str(error))
         if not options:
-            reasons = "; ".join(dict.fromkeys(self.refused.values()))
+            reasons = "; ".join(dict.fromkeys(self.refused.values())) or "no further pair can be made"
             raise ShapeError(f"stage {stage!r} cannot lose a block: {reasons}")
         cost, move, blocks, self.slots[stage] = min(options, key=lambda option: option[0])
         self.steps.append(Step(move, stage, blocks, cost))

@@ -1,0 +1,32 @@
+"""``leanify export``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leanify.cli.options import Json, Source
+
+
+def export(
+    source: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="a directory (hf, timm) or a file")],
+    format: Annotated[str, typer.Option(metavar="hf|timm|onnx|torch-export", help="who is to load it")],
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="hf: a modelling file, where transformers cannot express the shape")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write a model for another loader; checked by loading and running it there, else nothing is written."""
+    from leanify.cli import tables
+    from leanify.terminal import console, progress
+    from leanify.warm.export import export as export_model
+
+    with progress(f"exporting {source}", None):
+        written = export_model(source, format=format, output=output, with_code=with_code)
+    if json:
+        tables.print_json({"source": source, "format": format, "output": str(written)})
+    else:
+        console().print(f"written to {written}, loaded there and run: the same outputs", soft_wrap=True)

@@ -1,0 +1,68 @@
+"""A script: load an exported directory by upstream alone, run it on given inputs, and save the outputs.
+
+    python -P load_alone.py FOLDER hf|timm CLASS INPUTS.safetensors OUTPUTS.safetensors
+
+It is run in a process of its own, in which leanify cannot be imported: what loads here loads for everybody.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def main(folder: str, library: str, cls: str, given: str, found: str) -> None:
+    sys.modules["leanify"] = None  # type: ignore[assignment]
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    _mend_torchvision()
+    inputs = load_file(given)
+    model = _loaded(folder, library, cls).eval()
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "use_cache"):
+            module.config.use_cache = False
+    with torch.no_grad():
+        output = model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
+    save_file({f"{i:04d}": x.contiguous().clone() for i, x in enumerate(_tensors(output))}, found)
+
+
+def _loaded(folder: str, library: str, cls: str) -> Any:
+    if library == "timm":
+        import timm
+
+        return timm.create_model(f"local-dir:{folder}", pretrained=True)
+    import transformers
+
+    return getattr(transformers, cls).from_pretrained(folder, trust_remote_code=cls.startswith("Auto"))
+
+
+def _mend_torchvision() -> None:
+    """torchvision for CUDA beside a CPU-only torch lacks two schemas, and timm and transformers cannot import it."""
+    import torch
+
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        globals()["_KEPT"] = library  # its schemas live as long as it does
+    except ImportError:
+        return
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if hasattr(value, "is_floating_point"):
+        yield from [value] if value.is_floating_point() else []
+    elif hasattr(value, "items") or isinstance(value, (tuple, list)):
+        for name, part in value.items() if hasattr(value, "items") else enumerate(value):
+            if name != "past_key_values":
+                yield from _tensors(part)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Exports: written for another loader, loaded there, with the same outputs; or refused, with nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES
+from torch import nn
+
+import leanify
+from leanify.errors import LeanifyError, UnsupportedModel
+from leanify.upstream.libraries import import_transformers
+from leanify.warm import modelling
+from leanify.warm.load_alone import _tensors
+
+SWIN = {"img_size": 56, "embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16), "num_classes": 7}
+
+
+def saved(name: str, place: Path, lean: bool = True) -> Path:
+    """A lean directory of a core family: one block fewer and twice the heads, or as upstream has it."""
+    model = CASES[name].load() if name in CASES else OTHERS[name]()
+    shape = leanify.read(model)
+    if lean:
+        longest = max(shape.stages, key=lambda stage: stage.depth)
+        shorter = longest.reshape(depth=max(longest.shortest, longest.depth - 1))
+        shape = replace(shape, stages=tuple(shorter if stage is longest else stage for stage in shape.stages))
+        model = leanify.write(model, shape.grown(factor=2))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    leanify.save(model, place / "lean")
+    return place / "lean"
+
+
+def swin() -> nn.Module:
+    return leanify.load("swin_tiny_patch4_window7_224", overrides=SWIN)
+
+
+def t5() -> nn.Module:
+    small = {"d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4}
+    return leanify.load("t5", overrides={**small, "vocab_size": 67})
+
+
+OTHERS: dict[str, Any] = {"swin": swin, "t5": t5}
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("vit", "torch-export"),
+        ("gpt2", "onnx"),
+        *(
+            pytest.param(name, format, marks=pytest.mark.long)
+            for name in ("vit", "swin", "bert", "gpt2", "llama", "t5")
+            for format in ("torch-export", "onnx")
+            if (name, format) not in {("vit", "torch-export"), ("gpt2", "onnx")}
+        ),
+    ],
+)
+def test_a_lean_model_is_exported_as_a_program(name: str, format: str, tmp_path: Path) -> None:
+    """`export` runs what it wrote, in torch.export or in onnxruntime, and compares."""
+    lean = saved(name, tmp_path)
+    written = leanify.export(lean, format=format, output=tmp_path / "model")
+    assert written.stat().st_size > 10_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lean", "model"]
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=LONG), "gpt2", pytest.param("llama", marks=LONG)])
+def test_a_shape_that_transformers_cannot_express_loads_with_its_code(name: str, tmp_path: Path) -> None:
+    lean = saved(name, tmp_path)
+    model: Any = leanify.load(lean)
+    if name == "llama":
+        model = leanify.write(model, unequal(leanify.read(model)))
+        leanify.save(model, tmp_path / "unequal")
+        lean = tmp_path / "unequal"
+    with pytest.raises(UnsupportedModel, match="--with-code"):
+        leanify.export(lean, format="hf", output=tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+    out = leanify.export(lean, format="hf", output=tmp_path / "hf", with_code=True)
+    assert "leanify" not in (out / modelling.FILE).read_text().replace("leanify_", "")
+    autos = json.loads((out / "config.json").read_text())["auto_map"]
+    auto = getattr(import_transformers(), next(iter(autos)))
+    loaded = auto.from_pretrained(out, trust_remote_code=True)
+    if name != "bert":
+        ids = torch.randint(5, 60, (1, 6), generator=torch.Generator().manual_seed(0))
+        with_cache, without = (
+            loaded.generate(ids, max_new_tokens=6, do_sample=False, use_cache=cache, pad_token_id=0)
+            for cache in (True, False)
+        )
+        assert torch.equal(with_cache, without)
+        assert torch.equal(with_cache, model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0))
+
+
+def unequal(shape: Any) -> Any:
+    """Blocks of different shapes, which no configuration of transformers can say."""
+    stage = shape.stages[0]
+    first = stage.reshape(mlp=stage.main.mlp // 2).blocks[:1]
+    return replace(shape, stages=(replace(stage, blocks=(*first, *stage.blocks[1:])),))
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("vit", "timm"), *(pytest.param(*of, marks=LONG) for of in (("swin", "timm"), ("bert", "hf"), ("t5", "hf")))],
+)
+def test_upstreams_own_shapes_load_without_leanify(name: str, format: str, tmp_path: Path) -> None:
+    lean = saved(name, tmp_path, lean=False)
+    out = leanify.export(lean, format=format, output=tmp_path / "out")
+    assert (out / "config.json").is_file()
+    assert not (out / "leanify.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "words"),
+    [("vit", "timm", "cannot express"), ("vit", "hf", "no transformers model"), ("bert", "timm", "no timm model")],
+)
+def test_what_a_loader_cannot_take_is_refused(name: str, format: str, words: str, tmp_path: Path) -> None:
+    lean = saved(name, tmp_path)
+    with pytest.raises(UnsupportedModel, match=words):
+        leanify.export(lean, format=format, output=tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["lean"]
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    with pytest.raises(LeanifyError, match="is not one of hf, timm"):
+        leanify.export("bert", format="gguf", output=tmp_path / "x")
+    with pytest.raises(LeanifyError, match="without weights"):
+        leanify.export("bert", format="hf", output=tmp_path / "x")
+    with pytest.raises(LeanifyError, match="exists already"):
+        leanify.export("bert", format="hf", output=tmp_path)
+    with pytest.raises(LeanifyError, match="takes none"):
+        leanify.export("bert", format="onnx", output=tmp_path / "x", with_code=True)
+
+
+def test_every_tensor_of_an_output_is_compared() -> None:
+    a, b = torch.ones(2), torch.zeros(3)
+    assert [
+        len(x) for x in _tensors({"one": a, "past_key_values": (a, a), "rest": (b, [a], torch.ones(1).long())})
+    ] == [2, 3, 2]
