@@ -102,6 +102,7 @@ def _main(run: Path, modes: list[str]) -> None:
     from leanify import training
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it runs in the background
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
     for mode in modes:
         kind, _, amount = mode.partition(":")
         child = os.fork()

@@ -78,7 +78,7 @@ def test_profile_shows_ratios_to_the_first() -> None:
         (["redesign", "vit_base", "--depth", "7", "--override", "x"], "takes key=value"),
         (["redesign", "hf/deepseek_v2", "--target-params", "0.7"], "cannot be priced"),
         (["profile", "nobody/nomodel"], "Hugging Face hub"),
-        (["profile", "vit_base", "--dtype", "int3", "--no-measure"], "no floating-point type"),
+        (["profile", "vit_base", "--dtype", "int3", "--no-measure"], "not a floating-point type"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_one_message(
         ("text", "train.csv", "text,label\n", "train.csv has no sample"),
         ("text", "train.csv", "", "line 1: no column text or label; found nothing"),
         ("text", "train.csv", "review,label\n", "no column text; found review, label"),
-        ("text", "train.csv", b"text,label\ncaf\xe9,1\n", "no text in UTF-8"),
+        ("text", "train.csv", b"text,label\ncaf\xe9,1\n", "not UTF-8 text"),
         ("retrieval", aan.FILES["train"], "1.0\ta\tb\tc\n", "line 1: 4 cells between tabs; a pair has 5"),
         ("retrieval", aan.FILES["train"], "3\ta\tb\tc\td\n", "line 1: the label is '3'"),
         ("retrieval", aan.FILES["test"], "1\ta\tb\tc\t\n", "line 1: a text is empty"),

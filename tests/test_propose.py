@@ -88,7 +88,8 @@ def test_a_model_that_was_read_by_trial_is_not_supported(table: dict[str, list[R
     del table["transformers.models.phi.modeling_phi.PhiAttention"]
     found = verdict("hf", "phi")
     assert (found.status, found.read) == ("failing", True)
-    assert found.reason == "no row describes phi.PhiAttention: leanify zoo --propose hf/phi prints one"
+    assert found.reason.startswith("no row describes phi.PhiAttention")  # and what else this process has learned
+    assert found.reason.endswith(": leanify zoo --propose hf/phi prints one")
 
 
 def test_a_row_with_an_unknown_field_is_named() -> None:

@@ -156,6 +156,7 @@ class Local:
 
     def __init__(self, folder: StudyFolder, jobs: int, on_row: OnRow | None = None) -> None:
         self.folder, self.on_row, self.pool = folder, on_row, ThreadPoolExecutor(max(1, jobs))
+        self.closing = False
         self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         found: Sequence[int | None] = gpus() or [None]
         self.workers = [Worker(folder, found[place % len(found)]) for place in range(jobs)]
@@ -173,7 +174,7 @@ class Local:
         try:
             perform(worker, key, share, self.on_row)
         finally:
-            if worker.process.poll() is not None:
+            if worker.process.poll() is not None and not self.closing:
                 worker.close()
                 worker = Worker(self.folder)
                 self.workers.append(worker)
@@ -184,9 +185,13 @@ class Local:
 
     def __exit__(self, *error: object) -> None:
         """Runs that go on are killed where this ends early; they go on from their checkpoints another time."""
+        self.closing = True
         for worker in self.workers:
             worker.close()
         self.pool.shutdown(wait=True, cancel_futures=True)
+        for worker in self.workers:  # one may have been replaced just before
+            if not worker.closed:
+                worker.close()
 
 
 def gpus() -> list[int]:
