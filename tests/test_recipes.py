@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 import leanify
 from leanify.cli.recipes import recipes as recipes_command
 from leanify.design.audit import Row
-from leanify.sources import recipe
+from leanify.sources import recipe, strict_toml
 from leanify.sources.recipe import ModelSection, PaperSection, ScheduleSection, with_settings
 
 M, K = 1_000_000, 1_000
@@ -400,3 +401,22 @@ def test_one_recipe_is_printed_as_its_file_has_it() -> None:
     text = command("digits")
     assert text == recipe.built_in()["digits"].read_text(encoding="utf-8")
     assert recipe.from_dict(json.loads(command("digits", "--json"))) == recipe.load("digits")
+
+
+@pytest.mark.parametrize("section", recipe.SECTIONS)
+def test_every_key_is_documented_with_its_type_and_default(section: str) -> None:
+    keys = strict_toml.keys_of(recipe.SECTIONS[section])
+    assert keys
+    for key in keys:
+        assert key.about
+        assert key.type
+        if key.default is not None:
+            assert tomllib.loads(f"value = {key.default}")
+
+
+def test_keys_are_listed_with_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:
+    recipes_command(keys=True, as_json=True)
+    listed = {row["key"]: row for row in json.loads(capsys.readouterr().out)["keys"]}
+    assert listed["schedule.batch_size"]["default"] is None
+    assert listed["schedule.batch_size"]["required"]
+    assert listed["optim.betas"]["default"] == "[0.9, 0.999]"

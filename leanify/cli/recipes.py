@@ -23,18 +23,22 @@ def recipes(
         typer.Argument(help="print this recipe; without a name, list them all", autocompletion=complete_recipe),
     ] = None,
     audit: Annotated[bool, typer.Option("--audit", help="rebuild every row of the paper and count it")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="list every key of a recipe: type, default, meaning")] = False,
     as_json: Json = False,
 ) -> None:
     """List the built-in recipes, print one, or rebuild every row of the paper beside its printed count."""
     if name is not None:
         _print_one(name, as_json)
+    elif keys:
+        listed = _keys()
+        _show({"keys": listed}, _key_table(listed), as_json)
     elif audit:
         found = _rebuilt()
         _show({"rows": [row.to_json() for row in found]}, _audit_table(found), as_json)
     else:
         known = _loaded()
-        listed = [{"recipe": each, **_facts(recipe)} for each, recipe in known.items()]
-        _show({"recipes": listed}, _listing(known), as_json)
+        rows = [{"recipe": each, **_facts(recipe)} for each, recipe in known.items()]
+        _show({"recipes": rows}, _listing(known), as_json)
 
 
 def _show(data: dict[str, Any], table: Table, as_json: bool) -> None:
@@ -59,6 +63,29 @@ def _print_one(name: str, as_json: bool) -> None:
         print_json(value.to_dict())
     else:
         print((recipe.find(name) or Path(name)).read_text(encoding="utf-8"), end="")
+
+
+def _keys() -> list[dict[str, Any]]:
+    from leanify.sources.recipe import SECTIONS
+    from leanify.sources.strict_toml import keys_of
+
+    return [
+        {"key": f"{section}.{key.name}", **{k: v for k, v in key._asdict().items() if k != "name"}}
+        for section, kind in SECTIONS.items()
+        for key in keys_of(kind)
+    ]
+
+
+def _key_table(listed: list[dict[str, Any]]) -> Table:
+    from leanify.cli.tables import table
+
+    shown = table(("key", "type", "default", "meaning"), [], left=4)
+    for column in shown.columns[1:]:
+        column.no_wrap, column.overflow = False, "fold"
+    for key in listed:
+        default = "required" if key["required"] else key["default"] or "–"
+        shown.add_row(key["key"], key["type"], default, key["about"])
+    return shown
 
 
 def _loaded() -> Mapping[str, Recipe]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from leanify.architecture import Architecture, Stage
 from leanify.errors import RecipeError, ShapeError
@@ -34,16 +34,24 @@ Counts = int | tuple[int, ...] | None  # one number for the stages that a redesi
 
 @dataclass(frozen=True)
 class ModelSection:
-    """``source`` is any SOURCE but a recipe; ``override`` reaches upstream's constructor. The rest is the shape."""
+    """The model: any SOURCE but a recipe, and the shape that it is given."""
 
-    source: str
-    cls: str | None = field(default=None, metadata={"key": "class"})
-    override: Mapping[str, Any] = field(default_factory=dict)
-    depth: Counts = None
-    heads: Counts = None
-    head_dim: Counts = None
-    mlp: Counts = None
-    heads_mode: Literal["grow", "split"] = "grow"  # what more heads do to head_dim where it is not given
+    source: Annotated[str, "what `leanify redesign` takes, but no recipe"]
+    cls: Annotated[str | None, "transformers class, such as AutoModelForCausalLM; default: the source's own"] = field(
+        default=None, metadata={"key": "class"}
+    )
+    override: Annotated[Mapping[str, Any], "arguments for upstream's constructor or configuration"] = field(
+        default_factory=dict
+    )
+    depth: Annotated[
+        Counts, "layers; a list gives one number a stage; default: the source's, as for the next three"
+    ] = None
+    heads: Annotated[Counts, "attention heads a layer"] = None
+    head_dim: Annotated[Counts, "channels a head"] = None
+    mlp: Annotated[Counts, "hidden units of each MLP"] = None
+    heads_mode: Annotated[
+        Literal["grow", "split"], "with `heads` but no `head_dim`: grow keeps head_dim, split keeps heads × head_dim"
+    ] = "grow"
 
     @property
     def reshapes(self) -> bool:
@@ -69,74 +77,85 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class DataSection:
-    """Where samples come from; ``path`` where they lie, ``holdout`` the share of ``train`` that validates."""
+    """Where samples come from, how they are split, and how they are augmented."""
 
-    name: str
-    task: Literal[
-        "classification",
-        "text-classification",
-        "text-regression",
-        "pair-classification",
-        "masked-lm",
-        "causal-lm",
-        "glue",
-        "regression",
+    name: Annotated[str, "`digits`, `farthest-point`, `lra-listops`, …; any other name means your own data at `path`"]
+    task: Annotated[
+        Literal[
+            "classification",
+            "text-classification",
+            "text-regression",
+            "pair-classification",
+            "masked-lm",
+            "causal-lm",
+            "glue",
+            "regression",
+        ],
+        "the loss and its metrics",
     ]
-    path: str | None = None
-    train: str = "train"
-    validation: str = "validation"
-    test: str | None = None
-    holdout: float = 0.0
-    samples: int | None = None  # only so many of them
-    subset: Literal["random", "first"] = "random"  # which: a fixed random subset, classes in proportion; or the first
-    on_error: Literal["stop", "skip"] = "stop"  # what becomes of a sample that cannot be read
-    tokenizer: str | None = None  # a directory or a hub id; masked-lm also bytes, wordpiece-32768; else the model's
-    length: int | None = None  # tokens
-    text: tuple[str, ...] = ()  # one or two columns of labelled texts; else guessed by name
-    label: str | None = None  # their column of labels; else guessed by name
-    options: Mapping[str, Any] = field(default_factory=dict)  # what a generator of samples is told
-    mask: float = 0.0  # share of the tokens that a masked language model must guess
-    img_size: int | None = None  # pixels
-    rand_augment: str | None = None
-    crop: tuple[float, ...] = (0.08, 1.0)  # the share of an image's area that a random crop keeps, from … to
-    flip: float = 0.5  # how probable it is to be mirrored
-    color_jitter: float = 0.4  # of an image that is not augmented by rand_augment
-    erase: float = 0.0  # how probable it is that a rectangle is erased
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    workers: int | None = None  # processes that read ahead; else as many as suit the data
+    path: Annotated[str | None, "file or folder of the data"] = None
+    train: Annotated[str, "name of the training split"] = "train"
+    validation: Annotated[str, "name of the validation split"] = "validation"
+    test: Annotated[str | None, "name of the test split; the best checkpoint is evaluated on it at the end"] = None
+    holdout: Annotated[float, "share of `train` held out for validation (0 to 1)"] = 0.0
+    samples: Annotated[int | None, "train on so many samples; default: all"] = None
+    subset: Annotated[
+        Literal["random", "first"], "which samples: a fixed random subset with classes in proportion, or the first ones"
+    ] = "random"
+    on_error: Annotated[Literal["stop", "skip"], "what to do with a sample that cannot be read"] = "stop"
+    tokenizer: Annotated[
+        str | None, "a directory or hub id; for masked-lm also `bytes` or `wordpiece-32768`; default: the model's"
+    ] = None
+    length: Annotated[int | None, "tokens a sample"] = None
+    text: Annotated[tuple[str, ...], "one or two text columns of a table; default: guessed by name"] = ()
+    label: Annotated[str | None, "label column of a table; default: guessed by name"] = None
+    options: Annotated[Mapping[str, Any], "parameters of a generated data set"] = field(default_factory=dict)
+    mask: Annotated[float, "share of tokens that a masked language model must predict"] = 0.0
+    img_size: Annotated[int | None, "pixels; default: the model's input size"] = None
+    rand_augment: Annotated[str | None, "RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1"] = None
+    crop: Annotated[tuple[float, ...], "smallest and largest share of an image's area that a random crop keeps"] = (
+        0.08,
+        1.0,
+    )
+    flip: Annotated[float, "probability of a horizontal flip"] = 0.5
+    color_jitter: Annotated[float, "strength of colour jitter; not applied with `rand_augment`"] = 0.4
+    erase: Annotated[float, "probability of random erasing"] = 0.0
+    mixup: Annotated[float, "α of mixup (Zhang et al. 2018); 0 is off"] = 0.0
+    cutmix: Annotated[float, "α of CutMix (Yun et al. 2019); 0 is off"] = 0.0
+    workers: Annotated[int | None, "processes that read ahead; default: what suits the data and the cores"] = None
 
 
 @dataclass(frozen=True)
 class OptimSection:
-    """The optimiser; ``clip`` bounds the norm of the gradient, ``ema`` is the decay of an average of the weights.
+    """The optimiser and the loss. Biases and norms have no weight decay."""
 
-    Biases and norms are never decayed.
-    """
-
-    lr: float
-    name: Literal["adamw", "sgd"] = "adamw"
-    weight_decay: float = 0.0
-    betas: tuple[float, ...] = (0.9, 0.999)
-    eps: float = 1e-8
-    clip: float | None = None
-    label_smoothing: float = 0.0
-    ema: float | None = None
+    lr: Annotated[float, "peak learning rate"]
+    name: Annotated[Literal["adamw", "sgd"], "optimiser; sgd is timm's: Nesterov, momentum 0.9"] = "adamw"
+    weight_decay: Annotated[float, "decoupled weight decay of matrices"] = 0.0
+    betas: Annotated[tuple[float, ...], "AdamW's β₁ and β₂"] = (0.9, 0.999)
+    eps: Annotated[float, "AdamW's ε"] = 1e-8
+    clip: Annotated[float | None, "largest norm of the gradient; default: not clipped"] = None
+    label_smoothing: Annotated[float, "label smoothing (0 to 1)"] = 0.0
+    ema: Annotated[float | None, "decay of an exponential moving average of the weights; it is what is evaluated"] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
 class ScheduleSection:
-    """How long (one of three), at which learning rate. ``warmup`` and ``cooldown`` are in the unit of the length."""
+    """How long to train (one of epochs, steps and tokens) and at which learning rate."""
 
-    batch_size: int
-    epochs: float | None = None
-    steps: int | None = None
-    tokens: int | None = None
-    kind: Literal["constant", "cosine", "linear", "triangular", "one-cycle"] = "cosine"
-    warmup: float = 0
-    warmup_lr: float = 0.0
-    cooldown: float = 0  # triangular: the fall at the end
-    batch_ramp: float = 0.0  # share of the run over which the batch grows to its size, by as much a step
+    batch_size: Annotated[int, "samples a step, over all processes"]
+    epochs: Annotated[float | None, "length in passes over the training split"] = None
+    steps: Annotated[int | None, "length in optimiser steps"] = None
+    tokens: Annotated[int | None, "length in tokens"] = None
+    kind: Annotated[
+        Literal["constant", "cosine", "linear", "triangular", "one-cycle"], "learning rate after the warm-up"
+    ] = "cosine"
+    warmup: Annotated[float, "length of the linear warm-up, in the unit of the length"] = 0
+    warmup_lr: Annotated[float, "learning rate at the first step"] = 0.0
+    cooldown: Annotated[float, "triangular: length of the final decay, in the unit of the length"] = 0
+    batch_ramp: Annotated[float, "share of the run over which the batch grows linearly to its size"] = 0.0
 
     def __post_init__(self) -> None:
         given = [name for name in LENGTHS if getattr(self, name) is not None]
@@ -148,43 +167,48 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class RunSection:
-    seed: int = 0
-    precision: Literal["fp32", "bf16", "fp16"] | None = None  # else bf16 on a GPU that has it, fp32 elsewhere
-    eval_every: int | None = None  # steps; else once an epoch
-    eval_batches: int | None = None  # so many of them, as data.subset says, the same at every evaluation; else all
-    log_every: int = 50  # steps
-    checkpoint_every: int | None = None  # steps; else after each evaluation
-    keep: int = 3  # the last so many checkpoints, and the best one; 0 keeps all
-    accumulate: int = 1  # forward passes a step is cut into
-    compile: bool = False  # by torch.compile
-    gradient_checkpointing: bool = False  # blocks are computed again in the backward pass: less memory, more time
-    trackers: tuple[str, ...] = ()  # of Accelerate's, by name: tensorboard, wandb, …
+    """Seed, precision, and how often to log, evaluate and save."""
+
+    seed: Annotated[int, "of weights, order and augmentation"] = 0
+    precision: Annotated[Literal["fp32", "bf16", "fp16"] | None, "default: bf16 on a GPU that has it, else fp32"] = None
+    eval_every: Annotated[int | None, "steps between evaluations; default: one an epoch"] = None
+    eval_batches: Annotated[int | None, "batches an evaluation, the same each time; default: the whole split"] = None
+    log_every: Annotated[int, "steps between log rows"] = 50
+    checkpoint_every: Annotated[int | None, "steps between checkpoints; default: after each evaluation"] = None
+    keep: Annotated[int, "checkpoints to keep, beside the best one; 0 keeps all"] = 3
+    accumulate: Annotated[int, "forward passes that one step is cut into"] = 1
+    compile: Annotated[bool, "use torch.compile"] = False
+    gradient_checkpointing: Annotated[bool, "recompute blocks in the backward pass: less memory, more time"] = False
+    trackers: Annotated[tuple[str, ...], "Accelerate's trackers by name: tensorboard, wandb, …"] = ()
 
 
 @dataclass(frozen=True)
 class DistillSection:
-    """``weight`` is the teacher's share of the task's loss, ``hidden_weight`` what layers that differ add to it."""
+    """Distillation from a teacher: logits (Hinton et al. 2015) and, where wanted, hidden states."""
 
-    teacher: str  # any SOURCE with weights
-    temperature: float = 1.0
-    weight: float = 0.5
-    hidden_weight: float = 0.0
-    layers: Literal["even"] | tuple[tuple[int, ...], ...] = "even"  # else pairs [student's layer, teacher's], from 0
+    teacher: Annotated[str, "any SOURCE with weights"]
+    temperature: Annotated[float, "of the softmax of both models' logits"] = 1.0
+    weight: Annotated[float, "share of the loss that is distillation; the rest is the task's (0 to 1)"] = 0.5
+    hidden_weight: Annotated[float, "weight of the hidden states' error, added to the loss"] = 0.0
+    layers: Annotated[
+        Literal["even"] | tuple[tuple[int, ...], ...],
+        "pairs [student's layer, teacher's layer] from 0, or spread evenly",
+    ] = "even"
 
 
 @dataclass(frozen=True)
 class PaperSection:
-    """A row as printed (``shape``, ``printed_params``, …) in ``place``, and the count that its rebuilt shape has."""
+    """A row of a publication as printed, and the count that its rebuilt shape has."""
 
-    place: str
-    role: Literal["baseline", "lean", "control"]
-    verdict: str
-    shape: str | None = None
-    printed_params: int | None = None
-    rebuilt_params: int | None = None
-    metric: str | None = None
-    quality: float | None = None
-    memory_gb: float | None = None
+    place: Annotated[str, "table and row"]
+    role: Annotated[Literal["baseline", "lean", "control"], "which part the row plays in its comparison"]
+    verdict: Annotated[str, "how printed and rebuilt numbers agree, in words"]
+    shape: Annotated[str | None, "shape as printed"] = None
+    printed_params: Annotated[int | None, "parameters as printed"] = None
+    rebuilt_params: Annotated[int | None, "parameters of the rebuilt model"] = None
+    metric: Annotated[str | None, "name of the printed quality"] = None
+    quality: Annotated[float | None, "quality as printed, in units of the metric"] = None
+    memory_gb: Annotated[float | None, "training memory as printed, GB"] = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +244,17 @@ class TrainingRecipe(Recipe):
     data: DataSection
     optim: OptimSection
     schedule: ScheduleSection
+
+
+SECTIONS: Mapping[str, type] = {
+    "model": ModelSection,
+    "data": DataSection,
+    "optim": OptimSection,
+    "schedule": ScheduleSection,
+    "run": RunSection,
+    "distill": DistillSection,
+    "paper": PaperSection,
+}
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

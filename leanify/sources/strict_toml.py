@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from leanify.errors import RecipeError
 
@@ -54,6 +54,34 @@ def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+class Key(NamedTuple):
+    """One key of a section: its TOML type, its default as TOML (None where it is required or unset), what it does."""
+
+    name: str
+    type: str
+    default: str | None
+    required: bool
+    about: str
+
+
+def keys_of(section: Any) -> list[Key]:
+    """The keys of a section's dataclass, as its annotations document them."""
+    documented = typing.get_type_hints(section, include_extras=True)
+    found = []
+    for entry in fields(section):
+        choices = [choice for choice in _choices(_hints(section)[entry.name]) if choice is not types.NoneType]
+        table = to_default(entry)
+        about = documented[entry.name].__metadata__[0]
+        found.append(Key(_key(entry), " or ".join(map(_word, choices)), table, _needed(entry), about))
+    return found
+
+
+def to_default(entry: Field[Any]) -> str | None:
+    """A field's default as TOML; None where there is none to write."""
+    value = list(entry.default) if isinstance(entry.default, tuple) else entry.default
+    return None if value in (None, MISSING, []) else _literal(value)
+
+
 def _needed(entry: Field[Any]) -> bool:
     return entry.default is MISSING and entry.default_factory is MISSING
 
@@ -87,12 +115,13 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 def _word(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint))
+    if get_origin(hint) is tuple:
+        return "a list of strings" if get_args(hint)[0] is str else "a list of numbers"
     words = {
         int: "an integer",
         float: "a number",
         bool: "true or false",
         str: "a string",
-        tuple: "a list of numbers",
         Mapping: "a table",
     }
     return words[get_origin(hint) or hint]
