@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,11 +94,12 @@ def test_the_field_spends_the_budget_and_is_spread_out() -> None:
     field = tournament.field_of(designer, 8)
     names = [design.name for design in field]
     assert names[:3] == ["lean", "control", "depth-only"]
+    assert tournament.shallow(designer.plan).request.constraints.min_depth == 2  # of eight
     assert len(set(names)) == 8
     budget = designer.plan.request.max_params
     assert budget is not None
     assert all(0.85 * budget <= design.params <= budget for design in field[3:])
-    grid, inside = tournament.spending(designer.plan, 16)
+    grid, inside = tournament.spending(tournament.shallow(designer.plan), 16)
     assert grid.params[inside].min() == np.sort(grid.params[grid.params <= budget])[-len(inside)]
     points = of_grid(grid)[inside]
     apart = [np.linalg.norm(points[i] - points[j]) for i in range(len(points)) for j in range(i)]
@@ -108,12 +110,20 @@ def test_the_field_spends_the_budget_and_is_spread_out() -> None:
         tournament.field_of(designer, 3)
 
 
-def test_the_cost_of_a_tournament_is_arithmetic() -> None:
-    plan = studies.planned(Request(recipe="digits-study", tournament=12, seeds=2))
-    assert len(plan.designs) == 12
+def test_a_tournament_costs_four_trainings_where_it_can() -> None:
+    """The first cut follows from the cost; what is said of it is a sum over its parts."""
+    plan = studies.planned(Request(recipe="digits-study", tournament=12))
+    assert (len(plan.designs), plan.seeds) == (12, (0, 1))
+    assert {"lean", "control", "depth-only"} <= {design.name for design in plan.designs}
     mean = np.mean([design.macs for design in plan.designs]) / plan.baseline_macs
-    steps = 12 * 0.25 + 6 * (0.45 - 0.25) + 3 * (1 - 0.45) + 3
-    assert tournament.cost(plan) == pytest.approx(steps * mean)
+    first, last = tournament.shares(plan)
+    parts = 6 * first + 3 * last + 3 + 3  # given up first, given up second, to the end, again with another seed
+    assert tournament.cost(plan) == pytest.approx(parts * mean)
+    assert 3.9 < tournament.cost(plan) <= 4
+    for seeds, count in ((2, 6), (5, 12)):
+        changed = replace(plan, seeds=tuple(range(seeds)), designs=plan.designs[:count])
+        assert 0.1 <= tournament.shares(changed)[0] <= 0.2
+    assert tournament.shares(replace(plan, designs=plan.designs[:6]))[0] > first
 
 
 @pytest.mark.long

@@ -166,20 +166,21 @@ class Board:
 
 
 def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, todo: int) -> str:
+    from leanify.study import tournament
+
     names = ", ".join(design.name for design in plan.designs)
-    if plan.tournament:
+    if tournament.is_open(plan):
         return f"{plan.title} in {folder.path}: {_field(plan)} ({names})"
     done = f", {runs - todo} done" if todo < runs else ""
     return f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds = {runs} runs{done}"
 
 
 def _field(plan: StudyPlan) -> str:
-    from leanify.study.tournament import FINALISTS, SHARES, cost
+    from leanify.study.tournament import FINALISTS, cost, kept_of, shares
 
-    taken = cost(plan)
-    words = "" if taken is None else f", {taken:.1f} × the multiply-adds of training the baseline once"
-    cuts = " and ".join(f"{share:.0%}" for share in SHARES)
+    first, last = shares(plan)
     return (
-        f"{len(plan.designs)} designs, halved after {cuts} of the schedule, the last {FINALISTS} with "
-        f"{len(plan.seeds)} seeds{words}"
+        f"{len(plan.designs)} designs, {kept_of(len(plan.designs))} of them after {first:.0%} of the schedule and "
+        f"{FINALISTS} after {last:.0%}, these with {len(plan.seeds)} seeds: {cost(plan):.1f} × the multiply-adds of "
+        "training the baseline once"
     )

@@ -149,9 +149,11 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
     out.print(shown)
     out.print()
     memory = f" · memory {binary(forecast['memory_predicted_bytes'])}" if forecast["memory_predicted_bytes"] else ""
+    share = forecast["baseline_trainings"]
+    cost = f" · {share:.1f} × training the baseline once, by multiply-adds" if share else ""
     out.print(
         f"{forecast['runs']} runs, {forecast['jobs']} at a time · {_hours(forecast['hours_predicted'])} · "
-        f"at most {binary(forecast['bytes_predicted'])} of disk{memory}"
+        f"at most {binary(forecast['bytes_predicted'])} of disk{memory}{cost}"
     )
 
 

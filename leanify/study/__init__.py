@@ -46,6 +46,10 @@ class Request:
     more: int | None = None
 
     @property
+    def usual_seeds(self) -> int:
+        return SEEDS if self.tournament is None else tournaments.SEEDS
+
+    @property
     def study(self) -> StudyFolder | None:
         """The study that is gone on with."""
         known = not isinstance(self.recipe, Recipe) and self.recipe is not None and is_study(self.recipe)
@@ -102,7 +106,7 @@ def planned(request: Request) -> StudyPlan:
     if request.margin is not None and not request.margin > 0:
         raise RecipeError(f"--margin {request.margin:g} is not a margin: it is the loss that is acceptable, above 0")
     budget = request.target_params if request.target_params is not None else BUDGET if old is None else old.budget
-    seeds = request.seeds if request.seeds is not None else SEEDS if old is None else old.seeds
+    seeds = request.seeds if request.seeds is not None else request.usual_seeds if old is None else old.seeds
     names = request.designs if request.designs is not None else DESIGNS if old is None else ()
     plan = StudyPlan(
         title=title_of(chosen),

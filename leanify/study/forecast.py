@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from leanify import training
+from leanify.study import tournament
 from leanify.study.plan import Key, StudyPlan
 
 TENSORS = 3  # that a checkpoint holds for each parameter: itself and AdamW's moments, 4 bytes each
@@ -12,11 +13,14 @@ TENSORS = 3  # that a checkpoint holds for each parameter: itself and AdamW's mo
 
 def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
     """The object that ``leanify compare --dry-run --json`` prints. Reads the data; writes nothing."""
-    seed = plan.seeds[0]
+    seed, count = plan.seeds[0], len(plan.designs)
     facts = {design.name: training.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
-    hours = sum(fact["training_hours_predicted"] for fact in facts.values()) * len(plan.seeds)
+    field = tournament.is_open(plan)
+    runs = tournament.runs(plan) if field else len(list(plan.runs()))
+    whole = tournament.trainings(plan) if field else runs  # so many trainings of a design
+    hours = sum(fact["training_hours_predicted"] for fact in facts.values()) / count * whole
     kept = plan.recipe.run.keep + 1  # the best one too
-    disk = sum(design.params for design in plan.designs) * 4 * TENSORS * kept * len(plan.seeds)
+    disk = sum(design.params for design in plan.designs) // count * 4 * TENSORS * kept * runs
     needs = [fact["memory_predicted_bytes"] for fact in facts.values() if fact["memory_predicted_bytes"]]
     return {
         "study": None,
@@ -24,7 +28,8 @@ def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
         "data": next(iter(facts.values()))["data"],
         "budget": plan.budget,
         "seeds": list(plan.seeds),
-        "runs": len(list(plan.runs())),
+        "runs": runs,
+        "baseline_trainings": tournament.cost(plan) if field else None,
         "jobs": jobs,
         "hours_predicted": hours / jobs,
         "bytes_predicted": disk,

@@ -1,12 +1,13 @@
 """Many designs of one budget, most of them given up early: successive halving (Jamieson and Talwalkar 2016).
 
-All designs train with one seed for a short share of the schedule, the better half goes on, and so on; the last three
-train to the end with every seed. A run that is stopped goes on from its checkpoint, so nothing is trained twice, and
-the learning rate is that of the whole schedule all along.
+All designs train with one seed for a short share of the schedule, the better half goes on for longer, and the last
+three train to the end with every seed. A run that is stopped goes on from its checkpoint, so nothing is trained twice,
+and the learning rate is that of the whole schedule all along.
 
 Designs are judged by their mean training loss before the stop: a mean over many steps is less noisy than one evaluation
-so early. Among nine byte-level GPTs of equal size the mean loss between 6 and 20 % of the schedule ranked the designs
-at ρ = 0.0 to 0.3 with the end, between 20 and 30 % at 0.73, between 40 and 50 % at 0.95; hence the shares.
+so early. That loss ranks ten designs as they rank at the end (Spearman's ρ, six tasks, `recipes/results/ranking.md`) at
+0.4 on average after 15 % of the schedule, below 0 on one task, and at 0.4 or more on every task after 35 %. So the
+first cut only halves the field, the second comes three times as late, and both come as late as the cost allows.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ from leanify.study.plan import CONTROL, LEAN, Key, PlannedDesign, StudyPlan, ran
 from leanify.study.runner import Engine
 from leanify.study.surface import of_design, of_grid
 
-SHARES = (0.25, 0.45)  # of the schedule, at which the worse half is given up
+COST = 4.0  # trainings of the baseline that a tournament takes at most, where that can be kept
+FIRST = (0.1, 0.2)  # of the schedule: the earliest and the latest first cut
+LATER = 3  # times as late is the second cut
 FINALISTS = 3
+SEEDS = 2  # of the finalists, unless more are asked for
+SHALLOWEST = 4  # times fewer layers than the baseline: nothing below was ever measured
 SPENT = 0.97  # of the budget: what a design of the field uses at least
 CHOICE = 2  # times as many designs as are taken are there to choose from, at least
-WINDOW = 0.3  # of what was trained, at its end: over so much the training loss is averaged
+WINDOW = 0.2  # of what was trained, at its end: over so much the training loss is averaged
 
 
 # -- the field --------------------------------------------------------------------------------------------------------
@@ -48,20 +53,28 @@ def field_of(asked: Designer, count: int) -> tuple[PlannedDesign, ...]:
 
 
 def _field(asked: Designer, count: int) -> list[PlannedDesign]:
-    found = list(_known(asked))
+    plan = shallow(asked.plan)
+    found = list(_known(asked, plan))
     points = np.concatenate([of_design(design) for design in found])
-    grid, inside = spending(asked.plan, CHOICE * count)
+    grid, inside = spending(plan, CHOICE * count)
     for place in spread(of_grid(grid)[inside], points, count - len(found)):
         candidate = grid.candidate(int(inside[place]))
         found.append(asked.planned(f"field-{len(found) + 1}", asked.design(candidate)))
     return found
 
 
-def _known(asked: Designer) -> Iterator[PlannedDesign]:
+def shallow(plan: Plan) -> Plan:
+    """A plan with fewer layers than `redesign` proposes unasked: what trains is measured, and needs no floor."""
+    deepest = max(stage.depth for stage in plan.prices.architecture.stages)
+    rules = replace(plan.request.constraints, min_depth=math.ceil(deepest / SHALLOWEST))
+    return replace(plan, request=replace(plan.request, constraints=rules))
+
+
+def _known(asked: Designer, plan: Plan) -> Iterator[PlannedDesign]:
     """Those of the named designs that this budget has."""
     for name in (LEAN, CONTROL, "depth-only"):
         try:
-            design = alternatives.named(asked.plan, name)
+            design = alternatives.named(plan, name)
         except (BudgetError, ShapeError):
             continue
         yield asked.planned(name, design)
@@ -95,20 +108,55 @@ def spread(points: NDArray[np.float64], taken: NDArray[np.float64], count: int) 
     return chosen
 
 
-def cost(plan: StudyPlan) -> float | None:
-    """What it takes, in multiples of training the baseline once, by multiply-adds at the designs' mean."""
+# -- what it takes ----------------------------------------------------------------------------------------------------
+
+
+def shares(plan: StudyPlan) -> tuple[float, float]:
+    """The shares of the schedule after which designs are given up: as late as `COST` allows."""
+    given_up_first, given_up_second = _given_up(plan)
+    left = COST / _relative_macs(plan) - FINALISTS * len(plan.seeds)
+    first = min(max(left / (given_up_first + LATER * given_up_second), FIRST[0]), FIRST[1])
+    first = math.floor(1000 * first) / 1000
+    return first, LATER * first
+
+
+def trainings(plan: StudyPlan) -> float:
+    """What it takes, in whole trainings of a design."""
+    parts = zip(_given_up(plan), shares(plan), strict=True)
+    return sum(number * share for number, share in parts) + FINALISTS * len(plan.seeds)
+
+
+def _given_up(plan: StudyPlan) -> tuple[int, int]:
+    """How many designs are given up at each cut."""
+    kept = kept_of(len(plan.designs))
+    return len(plan.designs) - kept, kept - FINALISTS
+
+
+def runs(plan: StudyPlan) -> int:
+    """How many runs begin."""
+    return len(plan.designs) + FINALISTS * (len(plan.seeds) - 1)
+
+
+def cost(plan: StudyPlan) -> float:
+    """What it takes, in multiples of training the baseline once, by multiply-adds."""
+    return _relative_macs(plan) * trainings(plan)
+
+
+def is_open(plan: StudyPlan) -> bool:
+    """Whether the field of a tournament is still to be cut down."""
+    return plan.tournament and len(plan.designs) > FINALISTS
+
+
+def _relative_macs(plan: StudyPlan) -> float:
+    """The designs' multiply-adds at their mean, as a share of the baseline's; 1 where these are unknown."""
     if not plan.baseline_macs:
-        return None
-    mean = sum(design.macs for design in plan.designs) / len(plan.designs) / plan.baseline_macs
-    left, begun, total = len(plan.designs), 0.0, 0.0
-    for share in SHARES:
-        total, begun = total + left * (share - begun), share
-        left = kept_of(left)
-    return mean * (total + FINALISTS * (1 - begun) + FINALISTS * (len(plan.seeds) - 1))
+        return 1.0
+    return sum(design.macs for design in plan.designs) / len(plan.designs) / plan.baseline_macs
 
 
 def kept_of(count: int) -> int:
-    return max(min(FINALISTS, count), math.ceil(count / 2)) if count > FINALISTS else count
+    """How many of a field go on after the first cut."""
+    return max(FINALISTS, math.ceil(count / 2))
 
 
 # -- playing ----------------------------------------------------------------------------------------------------------
@@ -117,20 +165,19 @@ def kept_of(count: int) -> int:
 def play(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
     """Cut the field down to its finalists; the plan is then a study of these. Goes on where it was interrupted."""
     plan, rungs = folder.plan, list(folder.rungs())
+    if not is_open(plan):
+        return
     names = [design.name for design in plan.designs]
-    for number, share in enumerate(SHARES):
+    for number, share in enumerate(shares(plan)):
         if number < len(rungs):
-            names = [name for name in rungs[number].kept if plan.has(name)]
+            names = list(rungs[number].kept)
             continue
-        if len(names) <= FINALISTS:
-            break
         keys = [Key(name, plan.seeds[0]) for name in names]
         for key in runner.run_all(folder, [key for key in keys if folder.outcome(key) is None], engine, share):
             if on_end is not None:
                 on_end(key)
         losses = {key.design: loss_before(folder, key) for key in keys}
-        last = number == len(SHARES) - 1
-        names = best(losses)[: FINALISTS if last else kept_of(len(names))]
+        names = best(losses)[: kept_of(len(names)) if number == 0 else FINALISTS]
         rungs.append(Rung(share, losses, tuple(names)))
         folder.write_rungs(rungs)
     folder.replan(replace(plan, designs=ranked(tuple(plan.design(name) for name in names))))
