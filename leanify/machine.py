@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,25 @@ def _figure(file: Path, key: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
 
 
+def cores() -> int:
+    """The cores that this process may use: of the machine, of its affinity, of the containers around it."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_quota(group) for group in _groups("cpu")]
+    return max(1, min([usable, *(int(quota) for quota in quotas if quota is not None)]))
+
+
+def _quota(group: Path) -> float | None:
+    """The cores of a control group (cgroups v2 and v1), None without a limit."""
+    try:
+        if (group / "cpu.max").is_file():
+            most, period = map(int, (group / "cpu.max").read_text().split())
+        else:
+            most, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return None
+    return most / period if most > 0 < period else None
+
+
 def available(device: torch.device) -> int | None:
     """Bytes that this process may still take on a device; None where the system does not report it.
 
@@ -56,18 +76,21 @@ def available(device: torch.device) -> int | None:
 
 def _contained() -> list[int]:
     """Memory left in each control group around this process (cgroups v1 and v2)."""
+    return [left for group in _groups("memory") if (left := _left(group)) is not None]
+
+
+def _groups(kind: str) -> Iterator[Path]:
+    """The control groups around this process that limit memory or cpu (cgroups v1 and v2), the inmost first."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
-    found = []
+        return
     for line in lines:
         _, kinds, path = line.split(":", 2)
-        if kinds in ("", "memory"):
+        if kinds == "" or kind in kinds.split(","):
             root = CGROUPS / kinds
             inner = root / path.lstrip("/")
-            found += [_left(folder) for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
-    return [left for left in found if left is not None]
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
 
 
 def _left(group: Path) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -29,15 +29,38 @@ def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T
             yield item
 
 
+_shown: list[Any] = []  # what is drawn now comes last: an inner bar takes the place of the outer one
+
+
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error that disappears at the end; call what it yields with the number of steps done."""
+    """A bar on standard error that disappears at the end, or a spinner where no total is known.
+
+    Call what it yields with the number of steps done.
+    """
     err = Console(stderr=True)
     if not err.is_terminal or os.environ.get("LEANIFY_QUIET"):
         yield lambda done: None
         return
-    from rich.progress import Progress  # costs 10 ms to import
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    with Progress(console=err, transient=True) as bar:
+    rest = (TimeElapsedColumn(),) if total is None else (BarColumn(bar_width=None), TimeRemainingColumn())
+    with drawn(Progress(SpinnerColumn(), TextColumn("{task.description}"), *rest, console=err, transient=True)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def drawn(bar: Any) -> Iterator[Any]:
+    """Start one of rich's live displays, and stop it; the one that was there before is hidden meanwhile."""
+    if _shown:
+        _shown[-1].stop()
+    _shown.append(bar)
+    bar.start()
+    try:
+        yield bar
+    finally:
+        bar.stop()
+        _shown.pop()
+        if _shown:
+            _shown[-1].start()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json
+from leanify.cli.formats import kind_of, show
+from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
     from leanify.study import StudyFolder, StudyPlan
@@ -59,6 +60,7 @@ def compare(
     ] = False,
     report: Annotated[bool, typer.Option("--report", help="show a study as it stands; train nothing")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="run failed runs again")] = False,
+    format: Format = None,
     json: Json = False,
 ) -> None:
     """Train baseline, lean and control side by side, and say with its uncertainty whether lean pays.
@@ -67,8 +69,9 @@ def compare(
     any moment, the same command goes on; runs that have ended are never run twice. More seeds or designs are added by
     asking for them: leanify compare STUDY --seeds 5.
     """
+    kind = kind_of(format, json)
     from leanify import study as studies
-    from leanify.cli import study_tables, tables
+    from leanify.cli import study_tables
     from leanify.errors import LeanifyError
     from leanify.study.designs import parse_sweep, split_names
     from leanify.study.engines import check_engine
@@ -91,16 +94,14 @@ def compare(
         raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")
     if dry_run:
         forecast = studies.forecast(studies.planned(request), at_once)
-        return tables.print_json(forecast) if json else study_tables.render_forecast(forecast)
+        return show(kind, forecast, forecast["designs"], lambda: study_tables.render_forecast(forecast))
     folder = studies.folder_of(request, output)
     if not report:
         _train(folder, at_once, engine, retry)
     study = studies.finished(folder)
     page = study.html(folder.path / studies.REPORT)
-    if json:
-        tables.print_json(study.to_json())
-    else:
-        study_tables.render_study(study, page)
+    data = study.to_json()
+    show(kind, data, data["designs"], lambda: study_tables.render_study(study, page))
 
 
 def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:

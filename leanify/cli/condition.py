@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json, ModelClass, Override, Tokens, complete_source
+from leanify.cli.formats import Kind, kind_of, show
+from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.errors import SourceError
 from leanify.terminal import console, progress
 
@@ -77,6 +77,7 @@ def condition(
     model_class: ModelClass = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="fetch upstream's pretrained weights")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps")] = "cpu",
+    format: Format = None,
     as_json: Json = False,
 ) -> None:
     """Singular values and condition number κ of every layer's concatenated heads A = [A_1 … A_h].
@@ -84,8 +85,10 @@ def condition(
     A is the input of the output projection, tokens × inner, taken sample by sample. κ = σ_max/σ_min over
     min(tokens, inner) singular values; infinite where A is rank-deficient at its own precision.
     """
-    from leanify.sources.overrides import parse_overrides
-    from leanify.spectra.plots import check_plot
+    kind = kind_of(format, as_json)
+    with progress("loading PyTorch", None):
+        from leanify.sources.overrides import parse_overrides
+        from leanify.spectra.plots import check_plot
 
     check_plot(plot)
     if heads is not None and checkpoints is not None:
@@ -112,7 +115,7 @@ def condition(
         result = _over_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, options)
     else:
         result = _models(sources or [DEFAULT], options)
-    _show(result, plot, as_json)
+    _show(result, plot, kind)
 
 
 @dataclass
@@ -285,19 +288,20 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
 # -- out --------------------------------------------------------------------------------------------------------------
 
 
-def _show(result: Result, plot: Path | None, as_json: bool) -> None:
+def _show(result: Result, plot: Path | None, kind: Kind) -> None:
     if plot is not None:
         from leanify.spectra.plots import write
 
         command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
         write(result.draw, plot, result.title, result.rows, [*result.notes, *result.warnings, command])
-    if as_json:
-        print(json.dumps({**result.json, "warnings": result.warnings}, ensure_ascii=False, allow_nan=False))
-    else:
-        out = console()
-        for table in result.tables:
-            out.print(table, soft_wrap=False)
-    for warning in result.warnings if not as_json else []:
+    show(kind, {**result.json, "warnings": result.warnings}, result.rows, lambda: _print(result))
+    for warning in result.warnings:
         print(f"leanify: {warning}", file=sys.stderr)
     if plot is not None:
         print(f"leanify: wrote {plot}", file=sys.stderr)
+
+
+def _print(result: Result) -> None:
+    out = console()
+    for table in result.tables:
+        out.print(table, soft_wrap=False)

@@ -20,13 +20,13 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a model for another loader; checked by loading and running it there, else nothing is written."""
-    from leanify.cli import tables
+    from leanify.cli.formats import print_json
     from leanify.terminal import console, progress
     from leanify.warm.export import export as export_model
 
     with progress(f"exporting {source}", None):
         written = export_model(source, format=format, output=output, with_code=with_code)
     if json:
-        tables.print_json({"source": source, "format": format, "output": str(written)})
+        print_json({"source": source, "format": format, "output": str(written)})
     else:
         console().print(f"written to {written}, loaded there and run: the same outputs", soft_wrap=True)

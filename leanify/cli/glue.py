@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from leanify.cli.options import Json
+from leanify.cli.formats import kind_of, show
+from leanify.cli.options import Format, Json
 
 
 def glue(
@@ -25,6 +26,7 @@ def glue(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: schedule.epochs=3")
     ] = None,
+    format: Format = None,
     json: Json = False,
 ) -> None:
     """Fine-tune an encoder on the tasks of GLUE, several seeds each, and print the table.
@@ -32,6 +34,7 @@ def glue(
     Each fine-tuning is a run of the recipe glue. Finished ones are kept and unfinished ones resumed: kill it whenever
     you like and call it again.
     """
+    kind = kind_of(format, json)
     from leanify.cli import tables
     from leanify.cli.train import Screen
     from leanify.training import glue_table as table
@@ -44,7 +47,5 @@ def glue(
             return screen
 
         found = table.glue(source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch)
-    if json:
-        tables.print_json(found.to_json())
-    else:
-        tables.render_glue(found)
+    facts = found.to_json()
+    show(kind, facts, facts["tasks"], lambda: tables.render_glue(found))

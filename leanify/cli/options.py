@@ -48,7 +48,12 @@ ModelClass = Annotated[
 Tokens = Annotated[
     int | None, typer.Option("--tokens", min=1, help="length of a text input (default: 512, or what fits)")
 ]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+
+Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="table|json|csv|markdown", help="how results are printed (default: table)"),
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else: --format json")]
 
 
 def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:

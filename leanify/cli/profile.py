@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json, ModelClass, Override, Tokens
+from leanify.cli.formats import kind_of, show
+from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
+
+if TYPE_CHECKING:
+    from leanify.design.profiling import Profile
+
+
+DEFAULT = "vit_base"
+Limit = str | None
 
 
 def profile(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE…", help="one column each; ratios are to the first")],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE…",
+            help=f"one column each; ratios are to the first (default: the newest model here and its baseline, "
+            f"else {DEFAULT})",
+            autocompletion=complete_source,
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="of throughput and training")] = 8,
     device: Annotated[str | None, typer.Option(help="cuda, cpu, … (default: cuda where there is one)")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16")] = "float32",
@@ -18,35 +36,75 @@ def profile(
     img_size: Annotated[int | None, typer.Option("--img-size", help="side of the input image")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="forward passes a latency is the median of")] = 10,
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="run it, or count alone")] = True,
+    max_params: Annotated[Limit, typer.Option(metavar="COUNT", help="exit 1 where a model has more: 43M")] = None,
+    max_macs: Annotated[Limit, typer.Option(metavar="COUNT", help="exit 1 where a sample takes more: 9G")] = None,
+    max_latency: Annotated[Limit, typer.Option(metavar="TIME", help="exit 1 where batch 1 takes longer: 12ms")] = None,
     override: Override = None,
     model_class: ModelClass = None,
+    format: Format = None,
     json: Json = False,
 ) -> None:
-    """Count parameters, MACs and memory of models, and measure latency, throughput and peaks on the device."""
-    from leanify.cli import tables
-    from leanify.design import profiling
-    from leanify.sources.overrides import parse_overrides
-    from leanify.terminal import track
+    """Count parameters, MACs and memory of models, and measure latency, throughput and peaks on the device.
+
+    With --max-params, --max-macs or --max-latency it is a gate: the exit code is 1 where a model is above a limit.
+    """
+    from leanify.design.amounts import amount
+    from leanify.errors import LeanifyError
+    from leanify.terminal import progress, track
+
+    kind = kind_of(format, json)
+    given = {"--max-params": max_params, "--max-macs": max_macs, "--max-latency": max_latency}
+    limits = {name: amount(name, value) for name, value in given.items() if value is not None}
+    if "--max-latency" in limits and not measure:
+        raise LeanifyError("--max-latency is about what is measured: leave out --no-measure")
+    with progress("loading PyTorch", None):
+        from leanify.design import profiling
+        from leanify.sources.newest import with_baseline
+        from leanify.sources.overrides import parse_overrides
 
     overrides = parse_overrides(override or [])
     if img_size is not None:
         overrides |= {"img_size": img_size}
-    profiles = []
-    for source in track(sources, "profiling"):
-        profiles.append(
-            profiling.profile(
-                source,
-                batch_size=batch_size,
-                device=device,
-                dtype=dtype,
-                tokens=tokens,
-                repeats=repeats,
-                measure=measure,
-                overrides=overrides,
-                cls=model_class,
-            )
+    asked: Sequence[Any] = sources or with_baseline() or [DEFAULT]
+    profiles = [
+        profiling.profile(
+            source,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+            tokens=tokens,
+            repeats=repeats,
+            measure=measure,
+            overrides=overrides,
+            cls=model_class,
         )
-    if json:
-        tables.print_json({"models": [facts.to_json() for facts in profiles]})
-    else:
-        tables.render_profiles(profiles)
+        for source in track(asked, "profiling")
+    ]
+    rows = [facts.to_json() for facts in profiles]
+    show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles))
+    if over := list(_exceeded(profiles, limits)):
+        for words in over:
+            print(f"leanify: {words}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _render(profiles: list[Profile]) -> None:
+    from leanify.cli.tables import render_profiles
+
+    render_profiles(profiles)
+
+
+def _exceeded(profiles: list[Profile], limits: Mapping[str, float]) -> Iterator[str]:
+    """What is above a limit, in words."""
+    from leanify.units import millions, seconds
+
+    for facts in profiles:
+        costs: dict[str, tuple[float | None, Callable[[Any], str]]] = {
+            "--max-params": (facts.params, millions),
+            "--max-macs": (facts.macs, millions),
+            "--max-latency": (facts.latency_s, seconds),
+        }
+        for name, limit in limits.items():
+            cost, words = costs[name]
+            if cost is not None and cost > limit:
+                yield f"{facts.source} has {words(cost)}, above {name} {words(limit)}"

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json, complete_recipe
+from leanify.cli.formats import Kind, kind_of, print_json, show
+from leanify.cli.options import Format, Json, complete_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rich.table import Table
 
@@ -24,38 +25,36 @@ def recipes(
     ] = None,
     audit: Annotated[bool, typer.Option("--audit", help="rebuild every row of the paper and count it")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="list every key of a recipe: type, default, meaning")] = False,
+    format: Format = None,
     as_json: Json = False,
 ) -> None:
     """List the built-in recipes, print one, or rebuild every row of the paper beside its printed count."""
+    kind = kind_of(format, as_json)
     if name is not None:
-        _print_one(name, as_json)
+        _print_one(name, kind == "json")
     elif keys:
         listed = _keys()
-        _show({"keys": listed}, _key_table(listed), as_json)
+        _show(kind, "keys", listed, lambda: _key_table(listed))
     elif audit:
         found = _rebuilt()
-        _show({"rows": [row.to_json() for row in found]}, _audit_table(found), as_json)
+        rows = [row.to_json() for row in found]
+        _show(kind, "rows", rows, lambda: _audit_table(found))
     else:
         known = _loaded()
-        rows = [{"recipe": each, **_facts(recipe)} for each, recipe in known.items()]
-        _show({"recipes": rows}, _listing(known), as_json)
+        listed = [{"recipe": each, **_facts(recipe)} for each, recipe in known.items()]
+        _show(kind, "recipes", listed, lambda: _listing(known))
 
 
-def _show(data: dict[str, Any], table: Table, as_json: bool) -> None:
-    from leanify.cli.tables import print_json
+def _show(kind: Kind, key: str, rows: list[dict[str, Any]], table: Callable[[], Table]) -> None:
     from leanify.terminal import console
 
-    if as_json:
-        print_json(data)
-    else:
-        console().print(table)
+    show(kind, {key: rows}, rows, lambda: console().print(table()))
 
 
 def _print_one(name: str, as_json: bool) -> None:
     """The recipe as its file has it, comments included."""
     from pathlib import Path
 
-    from leanify.cli.tables import print_json
     from leanify.sources import recipe
 
     value = recipe.load(name)  # an unknown or malformed recipe is refused here

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json, ModelClass, Override, Source, Tokens, pin
+from leanify.cli.formats import kind_of, show
+from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source, pin
+from leanify.errors import LeanifyError
+
+if TYPE_CHECKING:
+    from leanify.design.plan import Plan
+    from leanify.warm.plan import Carrying
 
 Text = str | None
+DEFAULT, HALF = "vit_base", "0.5"
+AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
+MODES = ("grow", "split", "auto")
 
 
 def redesign(
-    source: Source,
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE…",
+            help=f"timm or transformers names, hub ids, directories, config.json (default: {DEFAULT} at half)",
+            autocompletion=complete_source,
+        ),
+    ] = None,
     target_params: Annotated[
-        Text, typer.Option(metavar="SHARE|COUNT", help="at most this: 0.5, 43M; for towers encoder=0.75,decoder=0.5")
+        list[str] | None,
+        typer.Option(
+            metavar="SHARE|COUNT…",
+            help="at most this: 0.5, 43M; for towers encoder=0.75,decoder=0.5; several: 0.5 0.75",
+        ),
     ] = None,
     count: Annotated[str, typer.Option(metavar="all|body", help="what that counts: all, or the blocks alone")] = "all",
     max_macs: Annotated[Text, typer.Option(metavar="SHARE|COUNT", help="multiply-adds: 0.5, 8G")] = None,
@@ -62,6 +85,7 @@ def redesign(
     tokens: Tokens = None,
     override: Override = None,
     model_class: ModelClass = None,
+    format: Format = None,
     json: Json = False,
 ) -> None:
     """Trade layers for heads under a budget: baseline, lean, control and alternatives side by side.
@@ -69,22 +93,38 @@ def redesign(
     Grow adds heads of the same size; split cuts the same width into more heads. The control has lean's depth and
     parameters but the old heads: only beside it can training show what the heads are worth.
     """
-    from leanify.cli import plans, study_tables, tables
-    from leanify.design.plan import redesign as redesign_source
-    from leanify.errors import LeanifyError
-    from leanify.sources.lean_directory import check_new_directory
-    from leanify.sources.overrides import parse_overrides
-    from leanify.terminal import progress
-
-    for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):
-        if value not in allowed:
-            raise LeanifyError(f"{name} {value!r} is none of {', '.join(allowed)}")
+    kind = kind_of(format, json)
+    asked, budgets = _asked(sources or [], target_params or [])
+    limits: dict[str, Any] = {
+        "max_macs": max_macs,
+        "max_latency": max_latency,
+        "max_memory": max_memory,
+        "max_active": max_active,
+        "max_kv": max_kv,
+    }
+    pins = {"depth": depth, "heads": heads, "head_dim": head_dim, "mlp": mlp}
+    pinned: dict[str, Any] = {name: pin(f"--{name.replace('_', '-')}", value) for name, value in pins.items()}
+    if not sources and not any(value is not None for value in (*pinned.values(), *budgets, *limits.values())):
+        budgets = [HALF]
+    _check(budgets, limits, count, heads_mode)
     if output is None and as_type is not None:
         raise LeanifyError("--as is about what -o DIR writes; give -o")
     if output is None and (control or force):
         raise LeanifyError(f"{'--control' if control else '--force'} is about what -o DIR writes; give -o")
     if data is not None and weights is None and not pretrained:
         raise LeanifyError("--data chooses which weights are carried over; give --weights SOURCE or --pretrained")
+    if output is not None and len(asked) * len(budgets) > 1:
+        raise LeanifyError(f"-o writes one design, and {len(asked) * len(budgets)} are asked for: name one")
+
+    from leanify.terminal import progress
+
+    with progress("loading PyTorch", None):
+        from leanify.cli import plans
+        from leanify.design.plan import redesign as redesign_source
+        from leanify.sources.lean_directory import check_new_directory
+        from leanify.sources.overrides import parse_overrides
+
+    overrides = parse_overrides(override or [])
     if output is not None and not force:
         check_new_directory(output)
     measured = None
@@ -92,64 +132,107 @@ def redesign(
         from leanify.study.surface import load
 
         measured = load(study)
-    with progress(f"planning {source}", None):
-        plan = redesign_source(
-            source,
-            target_params=target_params,
-            count=count,  # type: ignore[arg-type]
-            max_macs=max_macs,
-            max_latency=max_latency,
-            max_memory=max_memory,
-            max_active=max_active,
-            max_kv=max_kv,
-            context=context,
-            depth=pin("--depth", depth),
-            heads=pin("--heads", heads),
-            head_dim=pin("--head-dim", head_dim),
-            mlp=pin("--mlp", mlp),
-            heads_mode=heads_mode,  # type: ignore[arg-type]
-            multiple=multiple,
-            tensor_parallel=tensor_parallel,
-            min_mlp=min_mlp,
-            min_depth=min_depth,
-            max_heads=max_heads,
-            top=top,
-            tokens=tokens,
-            overrides=parse_overrides(override or []),
-            cls=model_class,
-            ranking=None if measured is None else measured[1].ranking,
-        )
-    carried = None
-    if data is not None:
-        from leanify.warm.plan import Carrying
 
-        carried = Carrying(plan, data, samples, tokens, weights)
-        if output is None:
-            plan.build(weights, seed, pretrained, carry=carried)
-    if output is not None:
-        with progress(f"writing {output}", None):
-            if carried is None:
-                plan = plan.save(output, weights, seed, pretrained, control, force, model_type=as_type)
-            else:
-                plan = plan.save(output, weights, seed, pretrained, control, force, carried, as_type)
-    predicted = None
-    if measured is not None:
-        from leanify.study.surface import predictions
+    def planned(source: str, budget: Text) -> Shown:
+        with progress(f"planning {source}", None):
+            plan = redesign_source(
+                source,
+                target_params=budget,
+                count=count,  # type: ignore[arg-type]
+                **limits,
+                **pinned,
+                context=context,
+                heads_mode=heads_mode,  # type: ignore[arg-type]
+                multiple=multiple,
+                tensor_parallel=tensor_parallel,
+                min_mlp=min_mlp,
+                min_depth=min_depth,
+                max_heads=max_heads,
+                top=top,
+                tokens=tokens,
+                overrides=overrides,
+                cls=model_class,
+                ranking=None if measured is None else measured[1].ranking,
+            )
+        carried = None
+        if data is not None:
+            from leanify.warm.plan import Carrying
 
-        predicted = predictions(plan, *measured)
-    if json:
-        more = {
-            **({"carried": carried.to_json()} if carried else {}),
-            **({"predicted": predicted} if predicted else {}),
-        }
-        tables.print_json({**plan.to_json(), **more})
-    else:
-        plans.render_plan(plan)
-        if predicted is not None:
-            study_tables.render_predictions(predicted)
-        if carried is not None:
-            plans.render_steps(carried)
-    plans.print_warnings(plan)
+            carried = Carrying(plan, data, samples, tokens, weights)
+            if output is None:
+                plan.build(weights, seed, pretrained, carry=carried)
+        if output is not None:
+            with progress(f"writing {output}", None):
+                carry = {} if carried is None else {"carry": carried}
+                plan = plan.save(output, weights, seed, pretrained, control, force, model_type=as_type, **carry)
+        predicted = None
+        if measured is not None:
+            from leanify.study.surface import predictions
+
+            predicted = predictions(plan, *measured)
+        return Shown(plan, budget, carried, predicted)
+
+    found = [planned(source, budget) for source in asked for budget in budgets]
+    data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
+    show(kind, data_of, [row for one in found for row in one.rows()], lambda: _render(found))
+    for one in found:
+        plans.print_warnings(one.plan)
 
 
-MODES = ("grow", "split", "auto")
+@dataclass(frozen=True)
+class Shown:
+    """A plan and what belongs to it: the budget as it was asked for, how weights were carried over, predictions."""
+
+    plan: Plan
+    budget: Text
+    carried: Carrying | None
+    predicted: dict[str, Any] | None
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.plan.to_json()
+        found |= {"carried": self.carried.to_json()} if self.carried else {}
+        return found | ({"predicted": self.predicted} if self.predicted else {})
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row a design, for CSV and Markdown."""
+        plan = self.plan
+        named = [("baseline", plan.baseline), ("lean", plan.chosen), ("control", plan.control)]
+        named += [(str(plan.plain_name), plan.plain), *(("also", design) for design in plan.candidates[1:])]
+        for name, design in named:
+            if design is not None:
+                shape = {key: value for key, value in design.to_json().items() if key != "architecture"}
+                yield {"source": plan.source, "budget": self.budget, "design": name, **shape}
+
+
+def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[Text]]:
+    """Sources and budgets. What follows ``--target-params 0.5`` and is an amount is a budget too, and no source."""
+    more = [
+        word for word in sources if budgets and re.fullmatch(AMOUNT, word, re.IGNORECASE) and not Path(word).exists()
+    ]
+    return [word for word in sources if word not in more] or [DEFAULT], [*budgets, *more] or [None]
+
+
+def _check(budgets: list[Text], limits: dict[str, Text], count: str, heads_mode: str) -> None:
+    """Raise for what no model makes right, before anything is imported that takes seconds."""
+    from leanify.design.amounts import check_budget
+
+    for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):
+        if value not in allowed:
+            raise LeanifyError(f"{name} {value!r} is none of {', '.join(allowed)}")
+    for budget in budgets:
+        check_budget("--target-params", budget)
+    for limit, amount in limits.items():
+        check_budget(f"--{limit.replace('_', '-')}", amount)
+
+
+def _render(found: list[Shown]) -> None:
+    from leanify.cli import plans, study_tables
+
+    for number, one in enumerate(found):
+        if number:
+            print()
+        plans.render_plan(one.plan)
+        if one.predicted is not None:
+            study_tables.render_predictions(one.predicted)
+        if one.carried is not None:
+            plans.render_steps(one.carried)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leanify.cli.options import Json
+from leanify.cli.formats import kind_of, show
+from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
     from leanify.training.overview import RunOverview
@@ -15,20 +16,29 @@ if TYPE_CHECKING:
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="where to look, folders inside included")] = Path(),
+    format: Format = None,
     as_json: Json = False,
 ) -> None:
     """List the runs here: model, data, how far each came, its best result, and whether it can go on."""
-    from leanify.cli.tables import print_json, table
     from leanify.errors import DirectoryError
-    from leanify.terminal import console
-    from leanify.training.overview import runs_below
+    from leanify.terminal import progress
 
+    kind = kind_of(format, as_json)
     if not folder.is_dir():
         raise DirectoryError(f"{folder} is not a directory: leanify runs lists the runs below one")
-    found = list(runs_below(folder))
-    if as_json:
-        print_json({"runs": [run.to_json() for run in found]})
-    elif not found:
+    with progress("looking for runs and studies", None):
+        from leanify.training.overview import runs_below
+
+        found = list(runs_below(folder))
+    rows = [run.to_json() for run in found]
+    show(kind, {"runs": rows}, rows, lambda: _print(folder, found))
+
+
+def _print(folder: Path, found: list[RunOverview]) -> None:
+    from leanify.cli.tables import table
+    from leanify.terminal import console
+
+    if not found:
         console().print(f"no runs below {folder.resolve()}; `leanify train` makes one")
     else:
         shown = table(("run", "model", "data", "steps", "best", "state"), map(_row, found), left=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,6 @@ from leanify.units import binary, millions, seconds
 if TYPE_CHECKING:
     from leanify.design.profiling import Profile
     from leanify.training.glue_table import Report, Score
-
-
-def print_json(data: dict[str, Any]) -> None:
-    """Exactly one JSON object on standard output."""
-    print(json.dumps(data, indent=2, allow_nan=False))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.options import Json
+from leanify.cli.formats import kind_of, show
+from leanify.cli.options import Format, Json, complete_recipe
 
 if TYPE_CHECKING:
     from leanify.sources.recipe import Recipe
@@ -19,7 +20,9 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="RECIPE | SOURCE", help="a recipe file or a built-in name (default: digits), a run, or any model"
+            metavar="RECIPE | SOURCE",
+            help="a recipe file or a built-in name (default: digits), a run, or any model",
+            autocompletion=complete_recipe,
         ),
     ] = None,
     output: Annotated[
@@ -38,6 +41,7 @@ def train(
         bool, typer.Option("--dry-run", help="build everything, run two steps, predict memory and time, write nothing")
     ] = False,
     show_list: Annotated[bool, typer.Option("--list", help="list the built-in recipes")] = False,
+    format: Format = None,
     json: Json = False,
 ) -> None:
     """Train a recipe, on one CPU or on many GPUs under torchrun or accelerate launch.
@@ -51,13 +55,16 @@ def train(
     if show_list:
         from leanify.cli.recipes import recipes
 
-        return recipes(as_json=json)
-    _check(output, resume, dry_run)
-    from leanify import training
-    from leanify.cli import tables
-
+        return recipes(format=format, as_json=json)
+    kind = kind_of(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
-    value = None if chosen is None else training.resolve(chosen, settings or [])
+    _check(chosen, output, resume, settings or [], dry_run)
+    from leanify.terminal import progress
+
+    with progress("loading PyTorch", None):
+        from leanify import training
+
+        value = None if chosen is None else training.resolve(chosen, settings or [])
     if dry_run:
         assert value is not None
         facts: Mapping[str, Any] = training.rehearse(value)
@@ -68,10 +75,7 @@ def train(
             return  # the first process speaks
         facts = run.summary()
         rows = [(key, _shown(key, number)) for key, number in facts.items()]
-    if json:
-        tables.print_json(dict(facts))
-    else:
-        _print(rows)
+    show(kind, facts, [facts], lambda: _print(rows))
 
 
 def _print(rows: list[tuple[str, str]]) -> None:
@@ -88,12 +92,18 @@ def _print(rows: list[tuple[str, str]]) -> None:
     console().print(grid)
 
 
-def _check(output: Path | None, resume: Path | None, dry_run: bool) -> None:
+def _check(chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool) -> None:
+    """Raise for what is wrong whatever the model, before anything is imported that takes seconds."""
     from leanify.errors import LeanifyError
+    from leanify.sources import recipe as recipes
+    from leanify.sources.settings import check_settings
 
     if resume is not None and (output is not None or dry_run):
         other = "-o" if output is not None else "--dry-run"
         raise LeanifyError(f"--resume goes on in its own folder: {other} cannot be given beside it")
+    check_settings(settings)
+    if chosen is not None and (recipes.find(chosen) is not None or chosen.endswith(".toml")):
+        recipes.with_settings(recipes.load(chosen), settings)
 
 
 def _trained(

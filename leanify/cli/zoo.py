@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leanify.cli.formats import Kind, kind_of, show
+from leanify.cli.options import Format, Json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,42 +42,45 @@ def zoo(
     propose: Annotated[
         str | None, typer.Option(metavar="NAME", help="Print rows for a model's classes that no row describes.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    format: Format = None,
+    as_json: Json = False,
 ) -> None:
     """List what can be done with the models of timm and transformers, and why not with the others."""
     from leanify.errors import SourceError
 
+    kind = kind_of(format, as_json)
     if library not in (None, "timm", "hf"):
         raise SourceError(f"--library was given {library!r}; there are timm and hf")
     if check and propose:
         raise SourceError("--check and --propose are two questions: ask one at a time")
     if check:
-        raise typer.Exit(_check(check, log, as_json))
+        raise typer.Exit(_check(check, log, kind == "json"))
     if propose:
-        raise typer.Exit(_propose(propose, as_json))
-    _show(library, as_json)
+        raise typer.Exit(_propose(propose, kind == "json"))
+    _show(library, kind)
 
 
-def _show(library: str | None, as_json: bool) -> None:
-    import json
-    from collections import Counter
-
-    from rich.console import Console
-
+def _show(library: str | None, kind: Kind) -> None:
     from leanify.zoo.table import shipped
 
     table = shipped()
     models = [model for model in table["models"] if library in (None, model["library"])]
-    if as_json:
-        print(json.dumps({**table, "models": models}, indent=2))
-        return
+    show(kind, {**table, "models": models}, models, lambda: _print(table, models))
+
+
+def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
+    from collections import Counter
+
+    from rich.console import Console
+
     console = Console(highlight=False)
     console.width = min(console.width, 120) if console.is_terminal else 120
     console.print(_rendered(models))
-    for name in sorted({model["library"] for model in models}):
+    libraries = sorted({model["library"] for model in models})
+    for name in libraries:
         counts = Counter(model["status"] for model in models if model["library"] == name)
         console.print(f"{name}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
-    if left := [name for name in table.get("not_checked", []) if library in (None, name.partition("/")[0])]:
+    if left := [name for name in table.get("not_checked", []) if name.partition("/")[0] in libraries]:
         console.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
     versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
     console.print(f"checked with {versions}\n{_HOW}")

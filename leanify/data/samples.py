@@ -6,7 +6,6 @@ reads them has ``__getitem__``. Whatever is drawn is a function of (seed, epoch,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from leanify import machine
 from leanify.data.faults import Faults
 from leanify.data.sampling import SAMPLE, Key, seed_everything
 from leanify.errors import DataError
@@ -132,7 +132,7 @@ class Reader:
         skipped: set[str] | None = None,
     ) -> None:
         self.skipped = set() if skipped is None else skipped
-        number = min(samples.workers, os.cpu_count() or 1) if workers is None else workers
+        number = min(samples.workers, machine.cores()) if workers is None else workers
         self.loader = DataLoader(
             Keyed(samples, seed),
             batch_sampler=keys,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from leanify.design import profiling, search
+from leanify.design.amounts import BYTES, COUNTS, TIMES, Budget, parse_budget
 from leanify.design.grid import Request
 from leanify.design.prices import PriceList
 from leanify.design.towers import towers
@@ -16,38 +17,6 @@ from leanify.errors import BudgetError, ShapeError
 from leanify.lens import surgery
 from leanify.units import millions
 from leanify.upstream.inputs import example_inputs
-
-Budget = float | int | str | None
-
-COUNTS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
-TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-def parse_budget(name: str, value: float | int | str, baseline: float, units: Mapping[str, float]) -> float:
-    """A budget in absolute terms: a share of ``baseline`` (at most 1, or with %), or an amount with its unit.
-
-    A whole number of a thousand or more needs no unit where a count is asked for. Raises BudgetError.
-    """
-    text = str(value).strip().lower().replace("_", "").replace(",", "")
-    unit = next((unit for unit in sorted([*units, "%"], key=len, reverse=True) if text.endswith(unit)), "")
-    try:
-        number = float(text.removesuffix(unit))
-    except ValueError:
-        raise BudgetError(f"{name} {value!r} is not a valid budget; {_forms(units)}") from None
-    if not number > 0 or number == float("inf"):
-        raise BudgetError(f"{name} {value} is not a valid budget: it must be above zero; {_forms(units)}")
-    share = number / 100 if unit == "%" else number
-    if unit in ("%", "") and share <= 1:
-        return share * baseline
-    if unit == "%" or (not unit and (units is not COUNTS or number < 1000 or number != int(number))):
-        raise BudgetError(f"{name} {value} is above 1 and has no unit; {_forms(units)}")
-    return number * units.get(unit, 1.0)
-
-
-def _forms(units: Mapping[str, float]) -> str:
-    example = {"k": "43M or 43000000", "us": "12ms", "kb": "8GB"}[next(iter(units))]
-    return f"say a share of the baseline (0.5 or 50%) or an amount ({example})"
 
 
 def limit_of(name: str, value: Budget, baseline: float, units: Mapping[str, float]) -> int | None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from leanify.architecture import Architecture
 from leanify.design import budget, search
-from leanify.design.budget import Budget
+from leanify.design.amounts import BYTES, COUNTS, Budget
 from leanify.design.build import room_for
 from leanify.design.constraints import Constraints
 from leanify.design.control import control as control_of
@@ -298,12 +298,12 @@ def _with_limits(
     if max_kv is not None and not baseline.cost.kv:
         raise BudgetError(f"--max-kv {max_kv}: {prices.architecture.source} keeps no key/value cache")
     limit = budget.limit_of
-    cached = limit("--max-kv", max_kv, baseline.cost.kv / prices.context, budget.BYTES)
+    cached = limit("--max-kv", max_kv, baseline.cost.kv / prices.context, BYTES)
     return replace(
         request,
-        max_params=limit("--target-params", target_params, _spent(baseline, request.count), budget.COUNTS),
-        max_macs=limit("--max-macs", max_macs, baseline.cost.macs, budget.COUNTS),
-        max_active=limit("--max-active", max_active, baseline.cost.active, budget.COUNTS),
+        max_params=limit("--target-params", target_params, _spent(baseline, request.count), COUNTS),
+        max_macs=limit("--max-macs", max_macs, baseline.cost.macs, COUNTS),
+        max_active=limit("--max-active", max_active, baseline.cost.active, COUNTS),
         max_kv=cached and cached * prices.context,
     )
 

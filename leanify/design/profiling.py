@@ -83,7 +83,7 @@ class Profile:
 
 
 def profile(
-    source: str | Path,
+    source: str | Path | find.ModelSource,
     *,
     batch_size: int = 8,
     device: str | None = None,
@@ -99,7 +99,8 @@ def profile(
     ``tokens`` is the length of a text input; an image's size is an override of the source (``img_size``). Latency is
     the median of ``repeats`` forward passes at batch 1, throughput that of ``batch_size``, in seconds and per second.
     """
-    found = find.find(source, overrides=overrides, cls=cls)
+    found = source if isinstance(source, find.ModelSource) else find.find(source, overrides=overrides, cls=cls)
+    name = str(found.origin if isinstance(source, find.ModelSource) else source)
     model = find.build_on_meta(found)
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
@@ -119,7 +120,7 @@ def profile(
         throughput = batch_size / seconds(real, example_inputs(real, batch_size, tokens, place), max(3, repeats // 3))
         memory = measured_memory(real, example_inputs(real, batch_size, tokens, place), predicted, before)
     return Profile(
-        source=str(source),
+        source=name,
         architecture=str(surgery.read(model)),
         params=counted.params,
         params_body=counted.params_body,

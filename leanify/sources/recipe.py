@@ -25,7 +25,8 @@ from typing import Annotated, Any, Literal
 
 from leanify.architecture import Architecture, Stage
 from leanify.errors import RecipeError, ShapeError
-from leanify.sources.strict_toml import read_table, to_table, toml_lines
+from leanify.sources import meanings
+from leanify.sources.strict_toml import UnknownKey, read_table, to_table, toml_lines, types_of
 
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe gives one
 LARGEST = 1 << 20  # bytes of a recipe's file
@@ -292,8 +293,33 @@ def parse(text: str) -> Recipe:
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """The inverse of `Recipe.to_dict`, strict."""
-    recipe: Recipe = read_table(Recipe, values, "")
+    try:
+        recipe: Recipe = read_table(Recipe, values, "")
+    except UnknownKey as error:
+        section = error.place.strip("[]")
+        instead = meanings.meant(error.key, section, keys())
+        raise UnknownKey(error.place, error.key, error.known, instead) from None
     return recipe
+
+
+@cache
+def keys() -> Mapping[str, Any]:
+    """Every ``section.key`` of a recipe, with its type."""
+    return dict(types_of(Recipe))
+
+
+def split_setting(setting: str) -> tuple[str, str]:
+    """``section.key`` and the text of its value. Raises RecipeError, with the section that a bare key belongs to."""
+    path, equals, text = (part.strip() for part in setting.partition("="))
+    if not equals:
+        raise RecipeError(f"a setting is section.key=value, optim.lr=1e-3; {setting!r} has no equals sign")
+    if "." not in path.strip("."):
+        instead = meanings.meant(path, "", keys())
+        hint = "a setting is section.key=value, optim.lr=1e-3"
+        if instead is not None:
+            hint = f"it is {instead}" + (f": --set {instead}={text}" if instead in keys() else "")
+        raise RecipeError(f"--set {setting} has no section; {hint}")
+    return path, text
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -307,19 +333,17 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     if any(f"schedule.{unit}" in given for unit in LENGTHS):
         values["schedule"] = {key: value for key, value in before.items() if key not in LENGTHS}
     for setting in settings:
-        path, equals, text = setting.partition("=")
-        section, *keys = path.strip().split(".")
-        if not equals or not keys:
-            raise RecipeError(f"a setting is section.key=value, optim.lr=1e-3; {setting!r} is not")
+        path, text = split_setting(setting)
+        *above, last = path.split(".")
         table = values
-        for key in (section, *keys[:-1]):
+        for key in above:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
                 raise RecipeError(f"{key} is a value, not a table, so {setting!r} sets nothing")
-        if text.strip():
-            table[keys[-1]] = _value(text)
+        if text:
+            table[last] = value_of(text)
         else:
-            table.pop(keys[-1], None)
+            table.pop(last, None)
     _keep_shares(before, values.get("schedule", {}), given)
     return from_dict(values)
 
@@ -334,7 +358,8 @@ def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collecti
             now[key] = before[key] * new[1] / old[1]
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A setting's value: TOML, else a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):

@@ -23,6 +23,16 @@ from leanify.errors import RecipeError
 TRUTHS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
+class UnknownKey(RecipeError):
+    """A key that a table does not have. ``place`` is the table in words, ``known`` are its keys."""
+
+    def __init__(self, place: str, key: str, known: list[str], instead: str | None = None) -> None:
+        self.place, self.key, self.known = place, key, known
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+        hint = f"nearest: {near}" if instead is None else f"it is {instead}"
+        super().__init__(f"{place} has no key {key!r}; {hint}; known: {', '.join(known)}")
+
+
 def _key(entry: Field[Any]) -> str:
     return str(entry.metadata.get("key", entry.name))
 
@@ -35,8 +45,7 @@ def read_table(cls: Any, values: Any, where: str) -> Any:
     known = {_key(entry): entry for entry in fields(cls)}
     for key in values:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise RecipeError(f"{place} has no key {key!r}; nearest: {near}; known: {', '.join(known)}")
+            raise UnknownKey(place, key, list(known))
     missing = [key for key, entry in known.items() if key not in values and _needed(entry)]
     if missing:
         raise RecipeError(f"{place} lacks {', '.join(missing)}")
@@ -46,6 +55,19 @@ def read_table(cls: Any, values: Any, where: str) -> Any:
         for key, value in values.items()
     }
     return cls(**given)
+
+
+def types_of(cls: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key that a section may have with its type, ``section.key``, those of sections inside it among them."""
+    for entry in fields(cls):
+        hint, name = _hints(cls)[entry.name], f"{where}{_key(entry)}"
+        inner = next((choice for choice in _choices(hint) if hasattr(choice, "__dataclass_fields__")), None)
+        yield from types_of(inner, f"{name}.") if inner is not None else [(name, hint)]
+
+
+def check_value(value: Any, hint: Any, where: str) -> None:
+    """Raise RecipeError for a value that is not of its key's type."""
+    _typed(value, hint, where)
 
 
 @cache

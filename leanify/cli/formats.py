@@ -1,0 +1,64 @@
+"""Results in the format that is asked for: a table for people; JSON, CSV and Markdown for everything else."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from leanify.errors import LeanifyError
+
+Kind = Literal["table", "json", "csv", "markdown"]
+FORMATS: tuple[Kind, ...] = get_args(Kind)
+Row = Mapping[str, Any]
+
+
+def kind_of(format: str | None, as_json: bool) -> Kind:
+    """The format that is asked for by --format or --json. Raises LeanifyError."""
+    if format is not None and format not in FORMATS:
+        raise LeanifyError(f"--format {format!r} is none of {', '.join(FORMATS)}")
+    if as_json and format not in (None, "json"):
+        raise LeanifyError(f"--json and --format {format} are two formats: give one of them")
+    return "json" if as_json else next((kind for kind in FORMATS if kind == format), "table")
+
+
+def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Callable[[], None]) -> None:
+    """Print results on standard output: ``data`` as JSON, ``rows`` as CSV or Markdown, or what ``render`` draws."""
+    if kind == "table":
+        render()
+    elif kind == "json":
+        print_json(data)
+    else:
+        flat = [dict(_flat(row)) for row in rows]
+        names = list(dict.fromkeys(name for row in flat for name in row))
+        cells = [[row.get(name, "") for name in names] for row in flat]
+        (_print_csv if kind == "csv" else _print_markdown)(names, cells)
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Exactly one JSON object on standard output."""
+    print(json.dumps(data, indent=2, allow_nan=False))
+
+
+def _print_csv(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(names)
+    out.writerows(rows)
+
+
+def _print_markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for cells in (names, ["---"] * len(names), *rows):
+        print("| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+
+
+def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Cells by ``outer.inner`` name, numbers in full, nothing for None, ``4;4;8`` for a list."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield f"{prefix}{name}", ";".join(map(str, value))
+        else:
+            yield f"{prefix}{name}", "" if value is None else str(value)

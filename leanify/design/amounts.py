@@ -1,0 +1,67 @@
+"""Amounts as users write them, with their units. Knows no torch: the command line checks them before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leanify.errors import BudgetError
+
+Budget = float | int | str | None
+
+COUNTS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+UNITS = {
+    "--target-params": COUNTS,
+    "--max-params": COUNTS,
+    "--max-macs": COUNTS,
+    "--max-active": COUNTS,
+    "--max-latency": TIMES,
+    "--max-memory": BYTES,
+    "--max-kv": BYTES,
+}
+
+
+def parse_budget(name: str, value: float | int | str, baseline: float, units: Mapping[str, float]) -> float:
+    """A budget in absolute terms: a share of ``baseline`` (at most 1, or with %), or an amount with its unit.
+
+    A whole number of a thousand or more needs no unit where a count is asked for. Raises BudgetError.
+    """
+    text = str(value).strip().lower().replace("_", "").replace(",", "")
+    unit = next((unit for unit in sorted([*units, "%"], key=len, reverse=True) if text.endswith(unit)), "")
+    try:
+        number = float(text.removesuffix(unit))
+    except ValueError:
+        raise BudgetError(f"{name} {value!r} is not a valid budget; {_forms(units)}") from None
+    if not number > 0 or number == float("inf"):
+        raise BudgetError(f"{name} {value} is not a valid budget: it must be above zero; {_forms(units)}")
+    share = number / 100 if unit == "%" else number
+    if unit in ("%", "") and share <= 1:
+        return share * baseline
+    if unit == "%" or (not unit and (units is not COUNTS or number < 1000 or number != int(number))):
+        raise BudgetError(f"{name} {value} is above 1 and has no unit; {_forms(units)}")
+    return number * units.get(unit, 1.0)
+
+
+def _forms(units: Mapping[str, float]) -> str:
+    return f"say a share of the baseline (0.5 or 50%) or an amount ({_example(units)})"
+
+
+def _example(units: Mapping[str, float]) -> str:
+    return {"k": "43M or 43000000", "us": "12ms", "kb": "8GB"}[next(iter(units))]
+
+
+def check_budget(name: str, value: Budget) -> None:
+    """Raise BudgetError for a budget that no baseline makes valid; towers are named, ``encoder=0.75,decoder=20M``."""
+    parts = [part.rpartition("=")[2] for part in str(value).split(",")] if "=" in str(value) else [value]
+    for part in parts:
+        if part is not None:
+            parse_budget(name, part, 1.0, UNITS[name])
+
+
+def amount(name: str, value: str) -> float:
+    """An amount with its unit, where there is nothing to be a share of. Raises BudgetError."""
+    found = parse_budget(name, value, 0.0, UNITS[name])
+    if not found:
+        raise BudgetError(f"{name} {value} is a share, and this limit is an amount: {_example(UNITS[name])}")
+    return found

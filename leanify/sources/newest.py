@@ -1,0 +1,44 @@
+"""The newest model that leanify wrote here, and what it was redesigned from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from leanify.errors import LeanifyError
+from leanify.sources import find, lean_directory, run_directory
+from leanify.sources.source import ModelSource
+from leanify.upstream.lean_config import KEY
+
+DEEP = ("*", "*/*", "*/*/*")  # folders below this one in which a model is looked for
+
+
+def newest(folder: Path) -> Path | None:
+    """The lean directory or run in or below a folder whose card was written last; None where there is none."""
+    cards = [card for deep in DEEP for card in folder.glob(f"{deep}/{lean_directory.CARD}")]
+    cards = [card for card in cards if not any(part.startswith(".") for part in card.parts)]
+    return max(cards, key=lambda card: card.stat().st_mtime).parent if cards else None
+
+
+def baseline_of(directory: Path) -> ModelSource:
+    """The model that a lean directory or a run comes from, in its own shape. Raises LeanifyError."""
+    if run_directory.is_run(directory):
+        model = run_directory.RunDirectory.open(directory).recipe.model
+        place = Path(model.source).expanduser()
+        if (place / lean_directory.CARD).is_file() and not run_directory.is_run(place):
+            return baseline_of(place)
+        return find.find(model.source, overrides=model.override, cls=model.cls)
+    origin = lean_directory.read_card(directory).origin
+    options = {key: value for key, value in origin.options.items() if key != KEY}
+    return ModelSource(replace(origin, options=options))
+
+
+def with_baseline(folder: Path = Path()) -> list[str | ModelSource]:
+    """The baseline of the newest model here, and that model; nothing where there is none."""
+    found = newest(folder)
+    if found is None:
+        return []
+    try:
+        return [baseline_of(found), str(found)]
+    except LeanifyError:
+        return [str(found)]

@@ -1,0 +1,105 @@
+"""Formats of results, amounts with units, and what is checked before torch is imported."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import leanify
+from leanify.cli import formats
+from leanify.design.amounts import amount, check_budget
+from leanify.sources import recipe as recipes
+from leanify.sources.settings import check_settings
+
+ROWS: list[dict[str, Any]] = [
+    {"name": "a|b", "heads": [4, 8], "memory": {"peak": None}},
+    {"name": "c, d", "heads": 3, "memory": {"peak": 7}, "more": 0.1},
+]
+CELLS = [
+    {"name": "a|b", "heads": "4;8", "memory.peak": "", "more": ""},
+    {"name": "c, d", "heads": "3", "memory.peak": "7", "more": "0.1"},
+]
+
+
+def shown(kind: formats.Kind, capsys: Any) -> str:
+    formats.show(kind, {"rows": ROWS}, ROWS, lambda: print("drawn"))
+    text: str = capsys.readouterr().out
+    return text
+
+
+def test_every_format_holds_the_same_rows(capsys: Any) -> None:
+    assert shown("table", capsys) == "drawn\n"
+    assert json.loads(shown("json", capsys)) == {"rows": ROWS}
+    assert list(csv.DictReader(io.StringIO(shown("csv", capsys)))) == CELLS
+    lines = shown("markdown", capsys).splitlines()
+    assert lines[:2] == ["| name | heads | memory.peak | more |", "| --- | --- | --- | --- |"]
+    assert lines[2] == r"| a\|b | 4;8 |  |  |"
+
+
+def test_two_formats_are_refused() -> None:
+    assert formats.kind_of("csv", False) == "csv"
+    assert formats.kind_of("json", True) == "json"
+    for asked in (("cvs", False), ("csv", True)):
+        with pytest.raises(leanify.LeanifyError, match="format"):
+            formats.kind_of(*asked)
+
+
+def test_amounts_are_no_shares() -> None:
+    assert amount("--max-latency", "12ms") == 0.012
+    assert amount("--max-params", "43M") == 43e6
+    with pytest.raises(leanify.BudgetError, match="is a share"):
+        amount("--max-params", "0.5")
+    check_budget("--target-params", "encoder=0.75,decoder=20M")
+    with pytest.raises(leanify.BudgetError, match="20MB"):
+        check_budget("--target-params", "encoder=0.75,decoder=20MB")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("learning_rate=1", "it is optim.lr: --set optim.lr=1"),
+        ("epochs=3", "--set schedule.epochs=3"),
+        ("optim.learning_rate=1", "it is optim.lr"),
+        ("optim.epochs=1", "it is schedule.epochs"),
+        ("optim.lrr=1", "nearest: lr"),
+        ("train.lr=1", "it is optim.lr"),
+        ("optim.dropout=0.1", "model.override.drop_rate"),
+        ("schedule.epochs=abc", "it takes a number"),
+        ("nonsense.nonsense=1", "there are model, data"),
+    ],
+)
+def test_a_wrong_setting_names_the_right_one(setting: str, words: str) -> None:
+    with pytest.raises(leanify.RecipeError, match=words):
+        check_settings([setting])
+
+
+def test_what_is_suggested_is_a_key() -> None:
+    from leanify.sources.meanings import MEANINGS
+
+    assert set(MEANINGS.values()) <= set(recipes.keys())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--set", "learning_rate=1"],
+        ["redesign", "vit_base", "--max-latency", "12"],
+        ["redesign", "vit_base", "--target-params", "43MB"],
+        ["profile", "vit_base", "--max-params", "0.5"],
+    ],
+)
+def test_options_are_checked_before_torch_is_imported(arguments: list[str]) -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('HEAVY', [m for m in ('torch', 'timm', 'transformers') if m in sys.modules]))\n"
+        "from leanify.cli import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "HEAVY []\n")
+    assert len(done.stderr.splitlines()) == 1
