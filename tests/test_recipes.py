@@ -352,7 +352,7 @@ def test_settings() -> None:
     shorter = with_settings(old, ["schedule.steps=100", "schedule.epochs="])
     assert shorter.schedule is not None
     assert (shorter.schedule.steps, shorter.schedule.epochs) == (100, None)
-    with pytest.raises(leanify.LeanifyError, match=r"a setting is section\.key=value, .*; 'lr' is not"):
+    with pytest.raises(leanify.LeanifyError, match=r"a setting is section\.key=value, .*; 'lr' has no equals sign"):
         with_settings(old, ["lr"])
     with pytest.raises(leanify.LeanifyError, match=r"\[optim\] has no key 'lrr'; nearest: lr"):
         with_settings(old, ["optim.lrr=1"])
