@@ -276,31 +276,36 @@ def _planned(name: str, model: ModelSection) -> PlannedDesign:
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_at_any_moment_a_study_goes_on_to_the_same_results(kills: int, tmp_path: Path) -> None:
     """SIGKILL to the command alone: its workers end with it. No run that has ended is started again."""
-    file = recipe_file(tmp_path)
-    designs = ["--designs", f"baseline,{NARROW}", "--seeds", "2", "--jobs", "2"]
-    whole = run(str(file), "-o", str(tmp_path / "whole"), *designs)
+    arguments = (str(recipe_file(tmp_path)), "--designs", f"baseline,{NARROW}", "--seeds", "2", "--jobs", "2", "-o")
+    whole = run(*arguments, str(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
-    draw, target, killed = random.Random(kills), tmp_path / "killed", 0
+    draw, done = random.Random(kills), 0
+    while done < kills:  # a study that comes to its end before it was killed so often is followed by another
+        target = tmp_path / f"killed-{done}"
+        done += killed_often((*arguments, str(target)), target, kills - done, draw)
+        assert outcomes(target) == outcomes(tmp_path / "whole")
+
+
+def killed_often(arguments: tuple[str, ...], target: Path, most: int, draw: random.Random) -> int:
+    """Kill a study up to ``most`` times and let it come to its end; how often it was killed before that."""
     known: dict[str, int] = {}
-    while killed < kills:
-        process = subprocess.Popen(
-            command(str(file), "-o", str(target), *designs), stderr=subprocess.PIPE, text=True, env=environment()
-        )
+    for kills in range(most + 1):
+        process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
         assert process.stderr is not None
         process.stderr.readline()  # it has said what it will run
-        time.sleep(draw.uniform(0, 6))
-        process.send_signal(signal.SIGKILL)
+        if kills < most:
+            time.sleep(draw.uniform(0, 6))
+            process.send_signal(signal.SIGKILL)
+        said = process.stderr.read()
         process.wait()
         process.stderr.close()
         now = starts(target)
         assert {name: now[name] for name in known} == known
-        known, killed = now, killed + 1
-        if process.returncode == 0:
+        known = now
+        if process.returncode != -signal.SIGKILL:
             break
-    done = run(str(file), "-o", str(target), *designs)
-    assert done.returncode == 0, done.stderr
-    assert {name: count for name, count in starts(target).items() if name in known} == known
-    assert outcomes(target) == outcomes(tmp_path / "whole")
+    assert process.returncode == 0, said
+    return kills
 
 
 def test_outcomes_of_another_plan_are_refused(tmp_path: Path) -> None:

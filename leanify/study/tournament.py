@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,13 +72,16 @@ def shallow(plan: Plan) -> Plan:
 
 
 def _known(asked: Designer, plan: Plan) -> Iterator[PlannedDesign]:
-    """Those of the named designs that this budget has."""
+    """Those of the named designs that this budget has; one that is another one's shape is left out."""
+    seen: list[Any] = []
     for name in (LEAN, CONTROL, "depth-only"):
         try:
             design = alternatives.named(plan, name)
         except (BudgetError, ShapeError):
             continue
-        yield asked.planned(name, design)
+        if design.architecture not in seen:
+            seen.append(design.architecture)
+            yield asked.planned(name, design)
 
 
 def spending(plan: Plan, least: int) -> tuple[Grid, NDArray[np.int64]]:

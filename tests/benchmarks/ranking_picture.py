@@ -1,6 +1,6 @@
 """The picture of the ranking study: designs beside their baseline, task by task, and what each rule's ranking is worth.
 
-    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv picture FILE.png
+    python tests/benchmarks/ranking_pages.py recipes/results
 
 Okabe and Ito's colours; what a colour says, a mark's shape or place says, too.
 """

@@ -1,23 +1,14 @@
-"""What predicts which of several designs of equal parameters trains best? Reads the table of `ranking_sweep.py`.
-
-    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv rules        ρ of every rule, task by task
-    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv early        when a run's own loss ranks them
-    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv tournament   successive halving on the curves
-    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv evidence     baseline, lean, control, …
-    python tests/benchmarks/ranking_rules.py recipes/results/ranking.csv picture FILE.png
+"""What predicts which of several designs of equal parameters trains best? Tables of `ranking_sweep.py`'s results.
 
 A design's quality is minus its validation loss, the mean over its seeds (where designs have different seeds, by least
 squares of loss = design + seed). A rule gives a design a score; ρ is Spearman's between score and quality over the ten
 designs of equal parameters (not the baseline). Only bootstrap and permutations draw numbers, by fixed seeds.
+`ranking_pages.py` writes the pages that these tables stand on.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
-from ranking_runs import print_early, print_evidence, print_tournament
 from ranking_scores import (
     MEASURED,
     RULES,
@@ -29,24 +20,10 @@ from ranking_scores import (
     scores,
     standard,
 )
-from ranking_table import BASELINE, Task, head, line, read, regret, spearman
+from ranking_table import BASELINE, Task, head, line, regret, spearman
 from scipy import stats
 
 DRAWS = 4000
-SHOWN = {
-    "κ/depth behind an MLP floor, as leanify ranked": "κ/depth, MLP ≥ 2 width first (as it was)",
-    "κ/depth": "κ/depth",
-    "most heads": "heads",
-    "most depth": "depth",
-    "most attention (inner × depth)": "inner × depth (all attention)",
-    "widest MLP": "mlp",
-    "least change": "least change",
-    "least κ measured at the beginning": "κ at the beginning, least",
-    "least κ measured after 50 steps": "κ after 50 steps, least",
-    "training loss at 20–30 %": "training loss, 20–30 %",
-    "training loss at 40–50 %": "training loss, 40–50 %",
-}
-SHOWN_FITTED = {"fitted to the other tasks": "ridge", "most attention, its sign by direction": "by direction"}
 
 
 def rows_spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -80,23 +57,14 @@ def by_chance(tasks: list[Task], scored: list[np.ndarray]) -> float:
     return float((1 + (shuffled >= found - 1e-12).sum()) / (1 + DRAWS))
 
 
-# -- the pages --------------------------------------------------------------------------------------------------------
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+RULE_COLUMNS = ("mean", "95 %", "p", "least", "regret")
 
 
-def print_rules(tasks: list[Task]) -> None:
-    print("## Tasks\n")
-    words = (
-        "task",
-        "kind",
-        "runs a design",
-        "baseline",
-        "loss",
-        "best design",
-        "worst",
-        "noise (degrees)",
-        "spread of designs",
-    )
-    head(*words, "ρ, seeds 0 and 1")
+def print_tasks(tasks: list[Task]) -> None:
+    words = ("task", "kind", "runs a design", "baseline", "loss", "best design", "worst", "noise (degrees)")
+    head(*words, "spread of designs", "ρ, seeds 0 and 1")
     for t in tasks:
         base = [row for (design, _), row in t.rows.items() if design == BASELINE]
         order = np.argsort(-t.quality)
@@ -113,24 +81,34 @@ def print_rules(tasks: list[Task]) -> None:
             f"{t.quality.std(ddof=1):.4f}",
             t.again(),
         )
-    print("\n## Losses, the best design first\n")
+
+
+def print_losses(tasks: list[Task]) -> None:
     for t in tasks:
         print(f"- {t.name}: " + ", ".join(f"{t.designs[i]} {-t.quality[i]:.4f}" for i in np.argsort(-t.quality)))
-    print("\n## ρ between a rule and the measured quality\n")
+
+
+def print_fixed(tasks: list[Task]) -> None:
+    """Every fixed rule, best first, then what is measured."""
     all_scores = [scores(t) for t in tasks]
-    head("rule", *(t.name for t in tasks), "mean", "95 %", "p", "least", "regret")
-    names = list(RULES) + list(MEASURED)
-    means = {n: np.mean([spearman(s[n], t.quality) for t, s in zip(tasks, all_scores, strict=True)]) for n in names}
+    head("rule", *(t.name for t in tasks), *RULE_COLUMNS)
+    means = {n: np.mean([spearman(s[n], t.quality) for t, s in zip(tasks, all_scores, strict=True)]) for n in RULES}
     for name in [*sorted(RULES, key=lambda n: -means[n]), *MEASURED]:
         print_rule(tasks, name, [s[name] for s in all_scores])
-    print("\n## Fitted to the other tasks, held against the one left out\n")
-    head("rule", *(t.name for t in tasks), "mean", "95 %", "p", "least", "regret")
+
+
+def print_left_out(tasks: list[Task]) -> None:
+    """What is fitted to the other tasks, held against the one left out."""
+    head("rule", *(t.name for t in tasks), *RULE_COLUMNS)
     left_out = [fitted(t, [o for o in tasks if o is not t]) for t in tasks]
     for name in left_out[0]:
         print_rule(tasks, name, [s[name] for s in left_out])
     print_rule(tasks, "all attention, by direction", [s for _, s in by_direction(tasks)])
-    print_picked(tasks, all_scores)
-    print("\n## Fitted to the other tasks of the same kind\n")
+    print_picked(tasks, [scores(t) for t in tasks])
+
+
+def print_groups(tasks: list[Task]) -> None:
+    """The same within a group of tasks."""
     groups = [
         ("vision", [t for t in tasks if t.kind == "vision"]),
         ("text", [t for t in tasks if t.kind != "vision"]),
@@ -146,11 +124,13 @@ def print_rules(tasks: list[Task]) -> None:
             rho = [spearman(s[name], t.quality) for t, s in zip(group, own, strict=True)]
             line(name, *rho, float(np.mean(rho)))
         print()
-    print("\n## Do tasks agree? ρ between the orders of two tasks\n")
+
+
+def print_agreement(tasks: list[Task]) -> None:
+    """ρ between the orders of two tasks."""
     head("", *(t.name for t in tasks))
     for a in tasks:
         line(a.name, *(spearman(a.quality, b.quality) for b in tasks))
-    print_weights(tasks)
 
 
 def print_rule(tasks: list[Task], name: str, scored: list[np.ndarray]) -> None:
@@ -168,27 +148,26 @@ def print_rule(tasks: list[Task], name: str, scored: list[np.ndarray]) -> None:
     )
 
 
-def print_picked(tasks: list[Task], all_scores: list[dict[str, np.ndarray]]) -> None:
-    """The fixed rule that is best on the other tasks, held against the one left out."""
-    picked = []
+def picked(tasks: list[Task], all_scores: list[dict[str, np.ndarray]]) -> tuple[list[str], list[float]]:
+    """For each task the fixed rule that is best on the others, and its ρ on that task."""
+    names, rho = [], []
     for i, task in enumerate(tasks):
         others = [j for j in range(len(tasks)) if j != i]
         best = max(RULES, key=lambda n: np.mean([spearman(all_scores[j][n], tasks[j].quality) for j in others]))
-        picked.append((best, spearman(all_scores[i][best], task.quality)))
-    line(
-        "the fixed rule that is best on the others",
-        *(rho for _, rho in picked),
-        f"**{np.mean([r for _, r in picked]):.2f}**",
-        "",
-        "",
-        min(r for _, r in picked),
-        "",
-    )
-    print("\nPicked: " + "; ".join(f"{t.name}: {name}" for t, (name, _) in zip(tasks, picked, strict=True)))
+        names.append(best)
+        rho.append(spearman(all_scores[i][best], task.quality))
+    return names, rho
+
+
+def print_picked(tasks: list[Task], all_scores: list[dict[str, np.ndarray]]) -> None:
+    names, rho = picked(tasks, all_scores)
+    mean = f"**{np.mean(rho):.2f}**"
+    line("the fixed rule that is best on the others", *rho, mean, "", "", min(rho), "")
+    print("\nPicked: " + "; ".join(f"{t.name}: {name}" for t, name in zip(tasks, names, strict=True)))
 
 
 def print_weights(tasks: list[Task]) -> None:
-    print("\n## Ridge on standardised log depth, log inner/width, log mlp/width, all tasks and each kind\n")
+    """Of the ridge on standardised log depth, log inner/width, log mlp/width: all tasks, and each kind."""
     head("fitted to", "depth", "inner", "mlp")
     groups = {
         "all": tasks,
@@ -208,7 +187,6 @@ def print_checks(tasks: list[Task], checks: list[Task]) -> None:
     """Tasks of which only the length of samples was changed, beside those that they were made of."""
     if not checks:
         return
-    print("\n## Is it the length of samples?\n")
     designs = [d for d in tasks[0].designs if all(d in c.designs for c in checks)]
     designs.sort(key=lambda d: tasks[0].rows[d, 0]["inner"] * tasks[0].rows[d, 0]["depth"])
     head("loss, seed 0", "tokens", BASELINE, *designs, "ρ of all attention")
@@ -218,37 +196,3 @@ def print_checks(tasks: list[Task], checks: list[Task]) -> None:
         base = f"{task.loss(BASELINE, 0):.4f}" if (BASELINE, 0) in task.rows else ""
         tokens = str(task.rows[designs[0], 0]["tokens"])
         line(task.name, tokens, base, *(f"{loss:.4f}" for loss in losses), spearman(amount, -losses))
-
-
-def print_picture(tasks: list[Task], file: Path) -> None:
-    from ranking_picture import draw
-
-    all_scores = [scores(t) for t in tasks]
-    left_out = [fitted(t, [o for o in tasks if o is not t]) for t in tasks]
-    for found, (_, signed) in zip(left_out, by_direction(tasks), strict=True):
-        found["by direction"] = signed
-    rules = []
-    for words, name, found in (
-        *((words, name, all_scores) for words, name in SHOWN.items()),
-        *((words, name, left_out) for words, name in SHOWN_FITTED.items()),
-    ):
-        scored = [s[name] for s in found]
-        rho = [spearman(s, t.quality) for t, s in zip(tasks, scored, strict=True)]
-        rules.append((words, rho, interval(tasks, scored)))
-    draw(tasks, file, rules)
-
-
-def main() -> None:
-    tasks, checks = read(Path(sys.argv[1]))
-    what = sys.argv[2] if len(sys.argv) > 2 else "rules"
-    pages = {"rules": print_rules, "early": print_early, "tournament": print_tournament, "evidence": print_evidence}
-    if what == "picture":
-        print_picture(tasks, Path(sys.argv[3]))
-    else:
-        pages[what](tasks)
-    if what == "rules":
-        print_checks(tasks, checks)
-
-
-if __name__ == "__main__":
-    main()

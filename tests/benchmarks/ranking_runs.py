@@ -1,23 +1,22 @@
-"""What the runs of the sweep say by themselves: early ranking, a tournament on their curves, the evidence designs."""
+"""What the runs of the sweep say by themselves: early ranking, and a tournament on their curves."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from ranking_scores import scores
-from ranking_table import BASELINE, Task, behind, head, line, regret, spearman
+from ranking_table import Task, behind, head, line, regret, spearman
 from scipy import stats
 
 
 def window(curve: np.ndarray, low: float, high: float) -> float:
     at = (np.arange(len(curve)) + 1) / len(curve)
-    return float(curve[(low < at) & (at <= high)].mean())
+    inside = (low + 1e-9 < at) & (at <= high + 1e-9)
+    return float(curve[inside].mean() if inside.any() else curve[at <= high + 1e-9][-1])
 
 
 def print_early(tasks: list[Task]) -> None:
     windows = [(0.02, 0.06), (0.06, 0.2), (0.2, 0.3), (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (0.7, 0.8), (0.9, 1.0)]
-    print("## ρ between the training loss in a part of the schedule and the final quality\n")
+    """ρ between the training loss in a part of the schedule and the final quality."""
     for words, single in (("mean over seeds", False), ("one run a design, the mean over seeds of ρ", True)):
         head(words, *(f"{100 * a:.0f}–{100 * b:.0f} %" for a, b in windows))
         for t in tasks:
@@ -33,9 +32,20 @@ def print_early(tasks: list[Task]) -> None:
         print()
 
 
+def trusted_from(task: Task) -> str:
+    """The share of the schedule from which the loss in a tenth of it ranks designs with ρ ≥ 0.5 ever after."""
+    tenths = [round(0.1 * i, 1) for i in range(10)]
+    losses = [[np.mean([window(task.rows[d, s]["curve"], low, low + 0.1) for s in task.seeds]) for d in task.designs]
+              for low in tenths]  # fmt: skip
+    rho = [spearman(-np.array(column), task.quality) for column in losses]
+    held = next((i for i in range(len(rho)) if min(rho[i:]) >= 0.5), None)
+    return "never" if held is None else f"from {100 * (tenths[held] + 0.1):.0f} %"
+
+
 # -- a tournament -----------------------------------------------------------------------------------------------------
 
 PLANS = {  # (share of the schedule, designs that go on)
+    "13 % → 5, 39 % → 3, as leanify": ((0.13, 5), (0.39, 3)),
     "20 % → 5, 50 % → 2": ((0.2, 5), (0.5, 2)),
     "30 % → 4, 60 % → 2": ((0.3, 4), (0.6, 2)),
     "10 % → 5, 30 % → 2": ((0.1, 5), (0.3, 2)),
@@ -58,8 +68,7 @@ def halve(task: Task, seed: int, plan: tuple[tuple[float, int], ...]) -> tuple[i
 
 
 def print_tournament(tasks: list[Task]) -> None:
-    print("## Successive halving on the sweep's own curves\n")
-
+    """Successive halving on the sweep's own curves."""
     head("plan", "cost", *(t.name for t in tasks), "behind the best", "winner in the best 3")
     picks: dict[str, list[tuple[Task, list[int]]]] = {}
     for name, plan in PLANS.items():
@@ -85,80 +94,3 @@ def print_tournament(tasks: list[Task]) -> None:
             "",
         )
     line("the best design", "10.0", *(t.designs[int(t.quality.argmax())] for t in tasks), "0.0", "100 %")
-
-
-# -- evidence ---------------------------------------------------------------------------------------------------------
-
-PAIRS = (
-    ("lean", BASELINE),
-    ("lean", "control"),
-    ("lean", "wide-heads"),
-    ("lean", "depth-only"),
-    ("control", "depth-only"),
-    ("control", BASELINE),
-    ("depth-only", BASELINE),
-)
-
-
-NAMES = (BASELINE, "lean", "control", "wide-heads", "depth-only")
-
-
-def print_evidence(tasks: list[Task]) -> None:
-    for t in tasks:
-        print_designs(t)
-        print_pairs(t)
-
-
-def print_designs(t: Task) -> None:
-    metric = t.rows[BASELINE, 0]["metric_name"]
-    print(f"\n## {t.name}\n\nNoise of a run {t.noise:.4f} nats, {t.fit[2]} degrees of freedom.\n")
-    head("design", "layers × heads × dim, mlp", "parameters (blocks)", "MMACs", "seeds", "loss", "95 %", metric)
-    places = [*t.designs, BASELINE]
-    for name in NAMES:
-        rows = [row for (design, _), row in t.rows.items() if design == name]
-        r, i = rows[0], places.index(name)
-        half = stats.t.ppf(0.975, t.fit[2]) * t.noise / math.sqrt(len(rows))
-        line(
-            name,
-            f"{r['depth']} × {r['heads']} × {r['head_dim']}, {r['mlp']}",
-            f"{r['params']:,} ({r['params_body']:,})",
-            f"{r['macs'] / 1e6:.1f}",
-            str(len(rows)),
-            f"{t.fit[0][i]:.4f}",
-            f"± {half:.4f}",
-            f"{np.mean([float(row['metric']) for row in rows]):.2f}",
-        )
-
-
-def holm(p: list[float]) -> list[float]:
-    order, found, worst = np.argsort(p), [0.0] * len(p), 0.0
-    for place, i in enumerate(order):
-        worst = max(worst, min(1.0, (len(p) - place) * p[i]))
-        found[i] = worst
-    return found
-
-
-def print_pairs(t: Task) -> None:
-    """Differences by the fit over all runs of the task, and seed by seed where both designs have the seed."""
-    losses, noise, free, spread = t.fit
-    places = [*t.designs, BASELINE]
-    found = []
-    for a, b in PAIRS:
-        i, j = places.index(a), places.index(b)
-        error = noise * math.sqrt(spread[i, i] + spread[j, j] - 2 * spread[i, j])
-        found.append((losses[i] - losses[j], error))
-    corrected = holm([float(2 * stats.t.sf(abs(apart) / error, free)) for apart, error in found])
-    print()
-    head("difference of losses", "mean", "95 %", "p, Holm", "in noise of a run", "seed by seed")
-    for (a, b), (apart, error), p in zip(PAIRS, found, corrected, strict=True):
-        half = stats.t.ppf(0.975, free) * error
-        both = [s for s in sorted({s for _, s in t.rows}) if (a, s) in t.rows and (b, s) in t.rows]
-        each = ", ".join(f"{t.loss(a, s) - t.loss(b, s):+.4f}" for s in both)
-        line(
-            f"{a} − {b}",
-            f"{apart:+.4f}",
-            f"{apart - half:+.4f} … {apart + half:+.4f}",
-            f"{p:.3f}",
-            f"{apart / noise:+.1f}",
-            each,
-        )
