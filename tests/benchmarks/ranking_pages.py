@@ -222,8 +222,8 @@ def short_answer(results: Path) -> str:
         "More heads, or wider ones": said_briefly(evidence, "lean", "wide-heads"),
         "Lean against twice the parameters": said_briefly(evidence, "lean", "baseline"),
         "Half of the layers dropped, nothing else": said_briefly(evidence, "depth-only", "baseline"),
-        "The default ranking": f"(most attention for encoders, least for decoders) has a mean ρ of {rule.mean} with the "
-        f"measured order ({rule.span}; {rule.each})",
+        "The default ranking": f"most attention for encoders, least for decoders, has a mean ρ of {rule.mean} with "
+        f"the measured order ({rule.span}; {rule.each})",
     }
     last = f"All of this is small (64–96 wide), brief, one learning rate a task. Seeds: {seeds}."
     return "\n".join([*(wrapped(f"- **{words}**: {verdict}.") for words, verdict in lines.items()), "", wrapped(last)])
