@@ -33,6 +33,8 @@ def tower_limits(value: Budget, prices: PriceList) -> dict[str, int]:
         names = [name for name in known if name == asked or (asked and name.startswith(asked))]
         if len(names) != 1:
             raise ShapeError(f"--target-params names a tower {asked!r}; this model has {', '.join(known)}")
+        if names[0] in limits:
+            raise BudgetError(f"--target-params {value}: two budgets for {names[0]}; give one")
         held = prices.held(known[names[0]].stages, "params")
         limits[names[0]] = int(parse_budget(f"--target-params {asked}", amount, held, COUNTS))
     return limits

@@ -228,13 +228,14 @@ def count_located(located: LocatedModel, tokens: int | None = None, context: int
 
 
 def idle_parameters(located: LocatedModel) -> int:
-    """The parameters of the experts that a token is not sent to."""
-    idle = 0
+    """The parameters of the experts that a token is not sent to, those of blocks without attention among them."""
+    idle: dict[type, tuple[int, int]] = {}
     for layer in located.layers:
         shape = layer.read()
         if shape.experts and shape.active and layer.mlp is not None:  # 0 active: the configuration does not say
-            idle += parameters(layer.mlp.module) * (shape.experts - shape.active) // shape.experts
-    return idle
+            idle[type(layer.mlp.module)] = (shape.experts - shape.active, shape.experts)
+    every = {module: idle[type(module)] for module in located.model.modules() if type(module) in idle}
+    return sum(parameters(module) * unused // experts for module, (unused, experts) in every.items())
 
 
 def cache_bytes(located: LocatedModel, context: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from leanify.design.constraints import Constraints
 from leanify.design.grid import Grid, Request, baseline_designs, grid, turned_stages
 from leanify.design.limits import Limits, trades_layers, within
 from leanify.design.prices import PriceList
-from leanify.design.towers import Tower, towers
+from leanify.design.towers import Pin, Tower, towers
 from leanify.errors import BudgetError, ShapeError
 from leanify.units import millions
 
@@ -21,7 +21,7 @@ FLAGS = {
     "params_body": ("--target-params", "parameters in its blocks"),
     "macs": ("--max-macs", "MACs"),
     "active": ("--max-active", "active parameters"),
-    "kv": ("--max-kv", "bytes of key/value cache"),
+    "kv": ("--max-kv", "bytes of key/value cache a token"),
 }
 
 
@@ -37,12 +37,21 @@ def refusal(prices: PriceList, request: Request, grids: Sequence[Grid], shares: 
             why = _floors(grids, request) + "." + _looser(prices, request, cost, total, least)
             return BudgetError(f"no sensible design has fewer layers and more heads: {why}")
         if least > limit:
-            flag, unit = FLAGS[cost]
-            return BudgetError(
-                f"the budget of {limit:,} {unit} is below every sensible design: the smallest that trades layers for "
-                f"heads has {least:,} ({flag} {_share(least, total)}).{_looser(prices, request, cost, total, least)}"
-            )
+            return BudgetError(_below(prices, request, cost, total, least))
     return BudgetError("each limit can be met, but no sensible design meets all of them; loosen one")
+
+
+def _below(prices: PriceList, request: Request, cost: str, total: int, least: int) -> str:
+    """A budget that nothing meets: the smallest design there is, and the budget that it wants."""
+    flag, unit = FLAGS[cost]
+    per = prices.context if cost == "kv" else 1  # --max-kv is of a token
+    fixed = [f"--{what.replace('_', '-')} {_pin_words(pin)}" for what, pin in request.pins.items() if pin]
+    where = f" with {' and '.join(fixed)}: the smallest" if fixed else ": the smallest that trades layers for heads"
+    return (
+        f"the budget of {request.limits[cost] // per:,} {unit} is below every sensible design{where} has "
+        f"{math.ceil(least / per):,} ({flag} {_enough(least / per, total / per, cost)})."
+        f"{_unpinned(prices, request, cost, total, least)}{_looser(prices, request, cost, total, least)}"
+    )
 
 
 def smallest(grids: Sequence[Grid], request: Request, cost: str, total: int) -> int | None:
@@ -88,6 +97,22 @@ def _looser(prices: PriceList, request: Request, cost: str, total: int, least: i
     )
 
 
+def _unpinned(prices: PriceList, request: Request, cost: str, total: int, least: int) -> str:
+    """What leaving the pinned values free would buy."""
+    if not any(request.pins.values()):
+        return ""
+    free = replace(request, depth=None, heads=None, head_dim=None, mlp=None)
+    found = smallest([grid(prices, free, tower) for tower in _towers_of(prices, free)], free, cost, total)
+    return f" Left free, they reach {_share(found, total)} of the baseline." if found and found < least else ""
+
+
+def _pin_words(pin: Pin) -> str:
+    """A pin as the command line takes it."""
+    if isinstance(pin, Mapping):
+        return ",".join(f"{name}={value}" for name, value in pin.items())
+    return ",".join(map(str, pin)) if isinstance(pin, Sequence) else str(pin)
+
+
 def _towers_of(prices: PriceList, request: Request) -> list[Tower]:
     return towers(prices.architecture, turned_stages(prices.architecture, request))
 
@@ -107,6 +132,13 @@ def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, Constr
 def _share(part: float, total: float) -> str:
     """A share that is enough, rounded up."""
     return f"{math.ceil(part / total * 1000) / 1000:g}"
+
+
+def _enough(part: float, total: float, cost: str) -> str:
+    """A budget that is enough, in a form that the flag takes: a share of the baseline, or an amount above it."""
+    if part <= total:
+        return _share(part, total)
+    return f"{math.ceil(part / 1000):,}KB".replace(",", "") if cost == "kv" else str(math.ceil(part))
 
 
 def _tower_words(request: Request, grids: Sequence[Grid], shares: Sequence[Limits]) -> str:

@@ -31,12 +31,13 @@ from leanify.sources.files import read_json
 from leanify.sources.overrides import hf_origin, overridden, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
-from leanify.sources.tensors import CHECKPOINTS, read_tensors
+from leanify.sources.tensors import CHECKPOINTS, few, read_tensors
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
 
 STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # the suffixes of a timm family's standard member
+CARDS = (lean_directory.CARD, "config.json")
 
 
 def load(
@@ -116,7 +117,10 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None) -> Mod
         return _carrying(ModelSource(card.origin, card.architecture, weights.file_in(path), card.tied), path)
     if (path / "adapter_config.json").is_file():
         return _adapted(path, overrides, cls)
-    here = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
+    inside = sorted(p.name for p in path.iterdir())
+    if models := [name for name in inside if any((path / name / card).is_file() for card in CARDS)]:
+        raise SourceError(f"{path} is no model itself; it holds {few(models)}: name one of them, as {path / models[0]}")
+    here = ", ".join(inside[:5]) or "nothing"
     raise SourceError(
         f"{path} is no model: it holds neither {lean_directory.CARD} (a lean directory) nor config.json "
         f"(timm's or transformers'); found {here}"
@@ -266,7 +270,8 @@ def _on_hub_or(name: str, unknown: SourceError) -> ModelSource:
     try:
         return _on_hub(name)
     except LeanifyError:
-        raise unknown from None
+        where = "the hub has no such model" if hub.answers() else "the Hugging Face hub cannot be reached from here"
+        raise SourceError(f"{unknown}; {where}") from None
 
 
 def _in_timm(asked: str, name: str, pretrained: bool) -> ModelSource:

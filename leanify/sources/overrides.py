@@ -13,18 +13,26 @@ from typing import Any
 
 from leanify.errors import SourceError
 from leanify.sources.source import ModelSource
+from leanify.upstream.build import check_depth
 from leanify.upstream.libraries import import_transformers, without_type
 from leanify.upstream.origin import Origin
+from leanify.upstream.published import PUBLISHED
 from leanify.upstream.wall import wall
+
+DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
 
 
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     """The origin of a model type so configured, as its first named architecture, else as AutoModel's choice.
 
-    A quantised checkpoint's shapes are those of the model before it was quantised: that is warned of.
+    A quantised checkpoint's shapes are those of the model before it was quantised: that is warned of. A type whose
+    default configuration does not build has that of its published checkpoint, which is warned of as well.
     """
     library = import_transformers()
     words = dict(config)
+    if not words and model_type in PUBLISHED:
+        name, words = PUBLISHED[model_type]
+        warnings.warn(f"transformers does not build {model_type}'s default configuration; taken: {name}", stacklevel=2)
     if not isinstance(model_type, str):
         raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(_some_types())}, …")
     if model_type not in library.CONFIG_MAPPING and model_type.replace("_", "-") in library.CONFIG_MAPPING:
@@ -41,7 +49,8 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
 
 
 def full_config(model_type: str, words: Mapping[str, Any]) -> Any:
-    """transformers' configuration of this type with these words."""
+    """transformers' configuration of this type with these words. Raises SourceError."""
+    check_depth(words)
     with wall(f"transformers takes no {model_type!r} so configured"):
         return import_transformers().AutoConfig.for_model(model_type, **without_type(dict(words)))
 
@@ -102,24 +111,44 @@ def overridden(found: ModelSource, overrides: Mapping[str, Any], cls: str | None
         raise SourceError("a lean directory keeps its shape: override the source that it was redesigned from")
     if origin.library != "hf":
         return replace(found, origin=replace(origin, options={**origin.options, **overrides}))
+    names = import_transformers().CONFIG_MAPPING[origin.name].attribute_map
+    asked = {names.get(key, key): value for key, value in overrides.items()}
     config = dict(origin.options)
-    for key in sorted(overrides, key=_derives):
-        config = _set(config, key, overrides[key], origin.name)
-    full = full_config(origin.name, config)
+    for key, value in asked.items():
+        config = _set(config, key, value, origin.name)
+    full = full_config(origin.name, _derived_again(origin.options, config, asked, names))
     name = origin.cls if cls is None else class_name(cls, full)
     return replace(found, origin=Origin("hf", origin.name, full.to_dict(), name))
 
 
-def _derives(key: str) -> bool:
-    """Keys that other keys are derived from come first: a head_dim that is asked for outlives another width."""
-    return key == "head_dim"
+def _derived_again(
+    old: Mapping[str, Any], new: dict[str, Any], asked: Mapping[str, Any], names: Mapping[str, str]
+) -> dict[str, Any]:
+    """The new words, where sizes that upstream once derived from others follow them, unless they are asked for too.
+
+    head_dim is width / heads, and key/value heads are as many as heads, where they were so before; the kinds of layers
+    are as many as layers. What was asked for first and what last makes no difference.
+    """
+    width, heads, kv, layers = (names.get(name, name) for name in DERIVE)
+    derived = dict(new)
+    if "head_dim" not in asked and {width, heads} & set(asked) and _is_ratio(old, width, heads):
+        derived.pop("head_dim")
+    if kv not in asked and heads in asked and old.get(kv) is not None and old[kv] == old.get(heads):
+        derived[kv] = new[heads]
+    if "layer_types" not in asked and layers in asked and isinstance(old.get("layer_types"), list):
+        derived.pop("layer_types")
+    return derived
+
+
+def _is_ratio(config: Mapping[str, Any], width: str, heads: str) -> bool:
+    """Whether a configuration's head_dim is what upstream would take for width and heads."""
+    sizes = [config.get(key) for key in ("head_dim", width, heads)]
+    return all(isinstance(size, int) and size > 0 for size in sizes) and sizes[0] == sizes[1] // sizes[2]  # type: ignore[operator]
 
 
 def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[str, Any]:
-    """``config`` with one key changed; sizes that upstream derived from it are derived again."""
-    library = import_transformers()
-    names = library.CONFIG_MAPPING[model_type].attribute_map
-    key = names.get(key, key)
+    """``config`` with one key changed, by its own spelling. Raises SourceError for an unknown key."""
+    names = import_transformers().CONFIG_MAPPING[model_type].attribute_map
     if key == "num_labels":  # transformers keeps the names of the classes, not their number
         if not isinstance(value, int) or not 0 < value <= 10**6:
             raise SourceError(f"num_labels {value!r} is not a number of classes")
@@ -129,14 +158,7 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
         near = difflib.get_close_matches(key, [*config, *names], n=3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise SourceError(f"the configuration of {model_type!r} has no {key!r}{hint}")
-    changed = {**config, key: value}
-    if key != "head_dim" and names.get("hidden_size", "hidden_size") in config and "head_dim" in config:
-        width, heads = (names.get(n, n) for n in ("hidden_size", "num_attention_heads"))
-        if key in (width, heads) and config["head_dim"] == config[width] // max(config[heads], 1):
-            changed.pop("head_dim")
-    if key == names.get("num_hidden_layers", "num_hidden_layers") and isinstance(config.get("layer_types"), list):
-        changed.pop("layer_types")
-    return changed
+    return {**config, key: value}
 
 
 def _keys(model_type: str) -> list[str]:

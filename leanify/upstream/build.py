@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -19,6 +19,12 @@ from leanify.errors import SourceError
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
+
+DEEPEST = 1024
+DEPTHS = (
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
+    "depth", "depths",
+)  # fmt: skip
 
 
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
@@ -46,11 +52,28 @@ class _NothingToDraw(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def check_depth(words: Any) -> None:
+    """Refuse more blocks than were ever trained, wherever a configuration counts them: each costs time and memory
+    before anything can be said of it. Raises SourceError.
+    """
+    if not isinstance(words, Mapping):
+        return
+    for key, value in words.items():
+        check_depth(value)
+        counts = value if isinstance(value, (list, tuple)) else [value]
+        if key in DEPTHS and any(isinstance(count, int) and count > DEEPEST for count in counts):
+            raise SourceError(
+                f"{key}={value!r:.40}: more than {DEEPEST:,} blocks; the deepest transformer that was published has "
+                "1,000 (DeepNet, Wang et al. 2022)"
+            )
+
+
 def _build_timm(origin: Origin) -> nn.Module:
     library = import_timm()
     options = ", ".join(f"{key}={value!r}" for key, value in origin.options.items()) or "no options"
     with wall(f"timm does not build {origin.name!r} with {options}"):
         _check_arguments(origin)
+        check_depth(origin.options)
         model: nn.Module = library.create_model(origin.name, **origin.options)
     return model
 

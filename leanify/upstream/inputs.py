@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 
 from leanify.errors import ShapeError
 from leanify.upstream.caches import longest_context
-from leanify.upstream.inputs_of_type import OF_TYPE
+from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side
 from leanify.upstream.origin import is_hf, is_own, origin_of
+
+MOST_WORDS = 1_000_000
+GRIDS = ("grid_thw", "spatial_shapes")
 
 
 def example_inputs(
@@ -24,7 +28,8 @@ def example_inputs(
     inputs are in the model's dtype.
     """
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    made = _examples(model, batch, tokens, device)
+    with torch.device("meta") if str(device) == "meta" else nullcontext():  # an image of 10⁹ pixels costs nothing there
+        made = _examples(model, batch, tokens, device)
     return {name: value.to(kind) if value.is_floating_point() else value for name, value in made.items()}
 
 
@@ -40,9 +45,9 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
         name: make(model.config, batch, length) for name in _arguments(model) if (make := _MAKERS.get(name)) is not None
     }
     if "pixel_values" in made and ("grid_thw" in made or "image_grid_thw" in made):
-        made["pixel_values"] = _patches(model.config, batch, 0)
+        made["pixel_values"] = _patches(model.config, batch, length)
     if "spatial_shapes" in made:
-        patches = _patches(model.config, batch, 0)
+        patches = _patches(model.config, batch, length)
         made["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
     if "input_features" in made and _begins_with_convolution(model, made["input_features"].shape[-1]):
         made["input_features"] = made["input_features"].transpose(1, 2)
@@ -124,7 +129,8 @@ def _ids(config: Any, batch: int, length: int) -> Tensor:
     inner = [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
     fields = [field for one in inner for field in vars(one).items()]
     named = {v for k, v in fields if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
-    words = [word for word in range(min(5, vocabulary - 1), vocabulary) if word not in named]
+    most = min(vocabulary, MOST_WORDS)  # a vocabulary of billions costs no memory here
+    words = [word for word in range(min(5, most - 1), most) if word not in named]
     return torch.tensor(words)[torch.randint(len(words), (batch, length))]
 
 
@@ -138,8 +144,11 @@ def _pixels(config: Any, batch: int, length: int) -> Tensor:
 
 
 def _images(config: Any, batch: int, length: int) -> Tensor:
-    """Images of the configured size; else 224 × 224, or 64 × 64 where a short input is asked for."""
-    size = _get(config, "image_size", "input_size", default=224 if length > 64 else 64)
+    """Images of the configured size; else as the type's processor makes them, else 224 × 224; 64 × 64 where a short
+    input is asked for.
+    """
+    usual = IMAGE_SIZES.get(getattr(config, "model_type", "")) if length > 64 else None
+    size = usual or _get(config, "image_size", "input_size", default=224 if length > 64 else 64)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     return torch.randn(batch, _get(config, "num_channels", "in_channels", "in_chans", default=3), height, width)
 
@@ -168,15 +177,20 @@ def _sound(config: Any, batch: int, length: int) -> Tensor:
 
 
 def _grid(config: Any, batch: int, length: int) -> Tensor:
-    """Images of 4 × 4 patches, in patches: time, height, width."""
-    return torch.tensor([[1, 4, 4]] * batch)
+    """Images in patches: time, height, width."""
+    return torch.tensor([[1, side(length), side(length)]] * batch)
 
 
 def _patches(config: Any, batch: int, length: int) -> Tensor:
     """The patches of `_grid`'s images, flattened, one after the other."""
     channels = _get(config, "in_channels", "num_channels", default=3)
     area = config.patch_size**2 * (getattr(config, "temporal_patch_size", None) or 1)
-    return torch.randn(16 * batch, channels * area)
+    return torch.randn(side(length) ** 2 * batch, channels * area)
+
+
+def _regions(length: int) -> int:
+    """Regions that a detector found in an image: 36 (LXMERT, §4.1), or a few where a short input is asked for."""
+    return 36 if length > 64 else 5
 
 
 def _past(config: Any) -> int:
@@ -204,11 +218,16 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
 
 
 def words_of(inputs: dict[str, Tensor]) -> str:
-    """What a batch is, in words: 224 × 224 image, 512 token ids, …; masks are left out."""
-    return ", ".join(_words(name, tuple(x.shape[1:])) for name, x in inputs.items() if "mask" not in name)
+    """What one sample is, in words: 224 × 224 image, 512 token ids, 1,024 patches; masks and grids are left out."""
+    in_patches = any(name.endswith(GRIDS) for name in inputs)
+    shown = {name: x for name, x in inputs.items() if "mask" not in name and not name.endswith(GRIDS)}
+    return ", ".join(_words(name, tuple(x.shape), in_patches) for name, x in shown.items())
 
 
-def _words(name: str, shape: tuple[int, ...]) -> str:
+def _words(name: str, sizes: tuple[int, ...], in_patches: bool) -> str:
+    shape = sizes[1:]
+    if in_patches and name in ("pixel_values", "hidden_states") and len(sizes) < 4:
+        return f"{sizes[-2]:,} patches"
     if name in ("x", "pixel_values") and len(shape) == 3:
         return f"{shape[1]} × {shape[2]} image"
     if name in ("input_ids", "decoder_input_ids") and len(shape) == 1:
@@ -228,8 +247,8 @@ _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {
     "input_features": _features,
     "input_values": _sound,
     "input_features_mask": lambda config, batch, length: torch.ones(batch, 8 * length, dtype=torch.long),
-    "pixel_attention_mask": lambda config, batch, length: torch.ones(batch, 16, dtype=torch.long),
-    "spatial_shapes": lambda config, batch, length: torch.tensor([[4, 4]] * batch),
+    "pixel_attention_mask": lambda config, batch, length: torch.ones(batch, side(length) ** 2, dtype=torch.long),
+    "spatial_shapes": lambda config, batch, length: torch.tensor([[side(length)] * 2] * batch),
     "prompt_pixel_values": _pixels,
     "prompt_masks": _pixels,
     "encoder_hidden_states": lambda config, batch, length: torch.randn(
@@ -243,12 +262,12 @@ _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {
     "past_values": lambda config, batch, length: torch.randn(batch, _past(config), *_channels(config)),
     "past_time_features": lambda config, batch, length: torch.randn(batch, _past(config), config.num_time_features),
     "past_observed_mask": lambda config, batch, length: torch.ones(batch, _past(config), *_channels(config)),
-    "visual_feats": lambda config, batch, length: torch.randn(batch, 5, config.visual_feat_dim),
-    "visual_pos": lambda config, batch, length: torch.rand(batch, 5, config.visual_pos_dim),
+    "visual_feats": lambda config, batch, length: torch.randn(batch, _regions(length), config.visual_feat_dim),
+    "visual_pos": lambda config, batch, length: torch.rand(batch, _regions(length), config.visual_pos_dim),
     "states": lambda config, batch, length: torch.randn(batch, length, config.state_dim),
     "actions": lambda config, batch, length: torch.randn(batch, length, config.act_dim),
     "rewards": lambda config, batch, length: torch.randn(batch, length, 1),
     "returns_to_go": lambda config, batch, length: torch.randn(batch, length, 1),
     "timesteps": lambda config, batch, length: torch.arange(length).expand(batch, length),
-    "target_sizes": lambda config, batch, length: torch.tensor([[4, 4]] * batch),
+    "target_sizes": lambda config, batch, length: torch.tensor([[side(length)] * 2] * batch),
 }

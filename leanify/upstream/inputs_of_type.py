@@ -13,6 +13,34 @@ from torch import Tensor
 
 Made = dict[str, Tensor]
 
+# Pixels a side (height, width) that a type's own processor makes of an image, where its configuration does not say.
+IMAGE_SIZES: dict[str, int | tuple[int, int]] = {
+    "conditional_detr": 800,
+    "d_fine": 640,
+    "dab-detr": 800,
+    "deformable_detr": 800,
+    "deimv2": 640,
+    "detr": 800,
+    "efficientloftr": (480, 640),
+    "glpn": (480, 640),
+    "grounding-dino": 800,
+    "mask2former": 384,
+    "mm-grounding-dino": 800,
+    "pp_doclayout_v3": 800,
+    "pp_doclayout_v4": 800,
+    "rt_detr": 640,
+    "rt_detr_v2": 640,
+    "segformer": 512,
+    "table-transformer": 800,
+}
+
+
+def side(length: int) -> int:
+    """Patches along a side of an image whose size is free: 32 (448 pixels of 14), or 4 where a short input is asked
+    for.
+    """
+    return 32 if length > 64 else 4
+
 
 def _noise(*shape: int) -> Tensor:
     return torch.randn(*shape)
@@ -38,13 +66,13 @@ def _codec(config: Any, batch: int, length: int) -> Made:
 
 
 def _row_of_patches(config: Any, batch: int, length: int) -> Made:
-    """Images of 16 patches each, one behind the other in a strip."""
-    return {"pixel_values": _noise(1, 3, config.patch_size, 16 * batch * config.patch_size)}
+    """Images of so many patches, one behind the other in a strip."""
+    return {"pixel_values": _noise(1, 3, config.patch_size, side(length) ** 2 * batch * config.patch_size)}
 
 
 def _frame_pairs(config: Any, batch: int, length: int) -> Made:
-    """16 flattened patches of two frames an image."""
-    return {"pixel_values": _noise(16 * batch, 2 * 3 * config.patch_size**2)}
+    """Flattened patches of two frames an image."""
+    return {"pixel_values": _noise(side(length) ** 2 * batch, 2 * 3 * config.patch_size**2)}
 
 
 def _video(config: Any, batch: int, length: int) -> Made:
@@ -112,7 +140,9 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Made]] = {
     "granite_speech5_encoder": lambda c, batch, length: {"input_features": _noise(batch, 32, 4 * c.num_mel_bins)},
     "idefics": _images_in_text,
     "inkling2_vision": _merged_patches,
-    "kimi_k25_vision": lambda c, batch, length: {"pixel_values": _noise(16 * batch, 3, c.patch_size, c.patch_size)},
+    "kimi_k25_vision": lambda c, batch, length: {
+        "pixel_values": _noise(side(length) ** 2 * batch, 3, c.patch_size, c.patch_size)
+    },
     "kyutai_speech_to_text": lambda c, batch, length: {
         "input_ids": torch.randint(5, 60, (batch, length, c.num_codebooks + 1))
     },
@@ -150,7 +180,7 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Made]] = {
         "pixel_values": _noise(batch, 3, c.image_size, c.image_size),
     },
     "video_llama_3_vision": lambda c, batch, length: {
-        "pixel_values": _noise(16 * batch, 3 * c.patch_size**2),
+        "pixel_values": _noise(side(length) ** 2 * batch, 3 * c.patch_size**2),
         "merge_sizes": torch.tensor([1] * batch),
     },
     "vilt": lambda c, batch, length: {"pixel_values": _noise(batch, 3, c.image_size, c.image_size)},

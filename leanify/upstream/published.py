@@ -1,0 +1,35 @@
+"""What a model type's published checkpoint has, for types whose default configuration transformers does not build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DBRX: dict[str, Any] = {
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "max_seq_len": 32768,
+    "vocab_size": 100352,
+    "attn_config": {"kv_n_heads": 8, "clip_qkv": 8.0, "rope_theta": 500000.0},
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+}
+LFM2_8B_A1B: dict[str, Any] = {
+    "num_hidden_layers": 24,
+    "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+}
+HUNYUAN_A13B: dict[str, Any] = {
+    "vocab_size": 128167,
+    "intermediate_size": 3072,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_experts": 64,
+    "moe_topk": 8,
+    "max_position_embeddings": 32768,
+}
+
+# model type → checkpoint on the hub, and what its configuration says beside the type's defaults
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "dbrx": ("databricks/dbrx-base", DBRX),
+    "hunyuan_v1_moe": ("tencent/Hunyuan-A13B-Instruct", HUNYUAN_A13B),
+    "lfm2_moe": ("LiquidAI/LFM2-8B-A1B", LFM2_8B_A1B),
+}

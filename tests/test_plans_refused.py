@@ -1,0 +1,173 @@
+"""Requests that cannot be met, and sources that are not one model: one message each, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flows import FAMILIES
+
+import leanify
+from leanify.cli import main
+from leanify.design.counting import count, idle_parameters, parameters, unmasked_inputs
+from leanify.lens.sites import locate
+from leanify.sources import find, hub
+from leanify.upstream.inputs import words_of
+
+SMALL_LLAMA = {
+    "num_hidden_layers": 16,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+class Typed:
+    """A command as typed: its exit code and what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["leanify", *arguments])
+        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+        self.code: Any = 0
+        try:
+            main()
+        except SystemExit as left:
+            self.code = left.code or 0
+        self.stdout, self.stderr = capsys.readouterr()
+
+
+def overrides(words: dict[str, Any]) -> list[str]:
+    return [part for key, value in words.items() for part in ("--override", f"{key}={value}")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["vit_base", "--target-params", "0.5", "--depth", "12", "--mlp", "3072"],
+            r"--depth 12 and --mlp 3072: .*free",
+        ),
+        (["vit_base", "--target-params", "0.3", "--heads", "48"], r"with --heads 48: the smallest has 65,301,736 "),
+        (["vit_base", "--target-params", "0.9", "--max-macs", "0.1"], r"MACs is below .*--max-macs 0\.281"),
+        (["llama", *overrides(SMALL_LLAMA), "--max-kv", "0.05"], r"409 bytes of key/value cache a token .*0\.563"),
+        (["t5", "--target-params", "encoder=0.05,decoder=0.9"], "encoder cannot be built from 944,038"),
+        (["t5", "--target-params", "encoder=0.6,encoder=0.4"], "two budgets for encoder"),
+        (["t5", "--target-params", "0.75", "--heads", "encoder=100"], "with --heads encoder=100: the smallest"),
+        (["vit_base", "--target-params", "0.5", "--min-depth", "12"], "its 12 blocks are the fewest"),
+        (["llama", "--override", "num_hidden_layers=3000", "--depth", "5"], "more than 1,024 blocks"),
+        (["swin_tiny", "--override", "depths=[2, 2, 4000, 2]", "--heads", "5"], "more than 1,024 blocks"),
+    ],
+)
+def test_what_cannot_be_met_is_one_message(
+    arguments: list[str], message: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    done = Typed(capsys, monkeypatch, "redesign", *arguments, "-o", str(tmp_path / "out"))
+    assert done.code == 2
+    text = " ".join(done.stderr.split())
+    assert re.search(message, text), text
+    assert text.startswith("leanify: ")
+    assert not done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_that_a_message_names_is_taken_back() -> None:
+    """With pinned values more than the baseline may be needed: then it is an amount, as no share is above 1."""
+    pins: dict[str, Any] = {"depth": 12, "mlp": 3072, "heads": 14}
+    with pytest.raises(leanify.BudgetError) as refused:
+        leanify.redesign("vit_base", target_params=0.5, **pins)
+    amount = str(refused.value).split("--target-params ")[1].split(")")[0]
+    assert leanify.redesign("vit_base", target_params=amount, **pins).chosen.params == int(amount)
+    with pytest.raises(leanify.BudgetError) as refused:
+        leanify.redesign("llama", max_kv=0.05, overrides=SMALL_LLAMA)
+    share = str(refused.value).split("--max-kv ")[1].split(")")[0]
+    assert leanify.redesign("llama", max_kv=share, overrides=SMALL_LLAMA).chosen.heads > 8
+
+
+def test_a_folder_with_two_models_names_them(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    small = {"img_size": 32, "embed_dim": 64, "depth": 6, "num_heads": 4, "num_classes": 7}
+    plan = leanify.redesign("vit_base", target_params=0.75, overrides=small, min_depth=3)
+    plan.save(tmp_path / "both", control=True)
+    with pytest.raises(leanify.SourceError, match=r"is no model itself; it holds .*control, lean.*name one of them"):
+        leanify.load(tmp_path / "both")
+    done = Typed(capsys, monkeypatch, "redesign", str(tmp_path / "both"), "--target-params", "0.5")
+    assert (done.code, done.stdout) == (2, "")
+    (tmp_path / "both" / "lean" / "model.safetensors").rename(tmp_path / "both" / "lean" / "a.safetensors")
+    (tmp_path / "both" / "lean" / "b.safetensors").write_bytes(b"another")
+    with pytest.raises(leanify.SourceError, match=r"a\.safetensors, b\.safetensors: name the file to load"):
+        leanify.load(tmp_path / "both" / "lean")
+
+
+def test_weights_of_the_directory_itself(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    source = FAMILIES["BERT"].source(tmp_path / "bert")
+    arguments = ["redesign", str(source), "--heads", "5", "--pretrained", "-o", str(tmp_path / "lean")]
+    done = Typed(capsys, monkeypatch, *arguments)
+    assert done.code == 0, done.stderr
+    old, new = leanify.load(source), leanify.load(tmp_path / "lean")
+    assert new.bert.embeddings.word_embeddings.weight.equal(old.bert.embeddings.word_embeddings.weight)
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "gpt2-large"])
+def test_hub_ids_without_a_slash_are_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "answers", lambda: False)
+    with pytest.raises(leanify.SourceError, match="Face hub cannot be reached from here"):
+        find.find(name)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_the_order_of_overrides_makes_no_difference(order: int) -> None:
+    """Qwen3's default has as many key/value heads as heads, and states both."""
+    sizes = {"head_dim": 64, "hidden_size": 256, "num_attention_heads": 16}
+    names = [*sizes][order:] + [*sizes][:order]
+    for keys in (names, names[::-1]):
+        options = find.find("qwen3", overrides={key: sizes[key] for key in keys}).origin.options
+        assert {key: options[key] for key in sizes} == sizes
+        assert options["num_key_value_heads"] == 16
+    asked = {"num_key_value_heads": 32, "num_attention_heads": 64}
+    for keys in ([*asked], [*asked][::-1]):
+        options = find.find("llama", overrides={key: asked[key] for key in keys}).origin.options
+        assert {key: options[key] for key in asked} == asked
+        assert options["head_dim"] == 64
+
+
+@pytest.mark.parametrize(
+    ("model_type", "every", "active"), [("lfm2_moe", 8.34e9, 1.56e9), ("hunyuan_v1_moe", 80.4e9, 12.7e9)]
+)
+def test_a_type_without_a_default_has_its_published_shape(model_type: str, every: float, active: float) -> None:
+    """LFM2-8B-A1B: 8.3 B parameters, 1.5 B active; Hunyuan-A13B: 80 B, 13 B active, as their cards say."""
+    with pytest.warns(UserWarning, match="default configuration; taken: "):
+        model = leanify.load(model_type, device="meta")
+    assert parameters(model) == pytest.approx(every, rel=0.005)
+    assert parameters(model) - idle_parameters(locate(model)) == pytest.approx(active, rel=0.01)
+
+
+# -- inputs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("hf/detr", {}, "800 × 800 image"),
+        ("hf/segformer", {}, "512 × 512 image"),
+        ("hf/siglip2_vision_model", {}, "1,024 patches"),
+        ("hf/wav2vec2", {}, "159,760 samples of sound"),
+        ("hf/gpt2", {}, "512 token ids"),
+        ("hf/vit", {"image_size": 16000}, "16000 × 16000 image"),
+    ],
+)
+def test_inputs_are_of_a_realistic_size(source: str, options: dict[str, Any], words: str) -> None:
+    model = leanify.load(source, device="meta", overrides=options)
+    assert words_of(unmasked_inputs(model)) == words
+
+
+def test_a_vocabulary_of_billions_takes_no_memory() -> None:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 3_000_000_000}
+    assert count(leanify.load("bert", device="meta", overrides=tiny)).params > 192e9
