@@ -15,7 +15,12 @@ Every message says what was asked, what was found and what would work. The comma
 
 
 class LeanifyError(Exception):
-    """Base of every error that leanify raises on purpose."""
+    """Base of every error that leanify raises on purpose.
+
+    ``shared``: every process of a launch raises it alike, so the first one prints it for all.
+    """
+
+    shared = False
 
 
 class SourceError(LeanifyError):

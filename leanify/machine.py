@@ -163,6 +163,18 @@ def device_of(text: str | None) -> torch.device:
     return device
 
 
+def check_local_rank() -> None:
+    """Raise LeanifyError where a launcher started more processes here than there are GPUs."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    if gpus and number >= gpus:
+        started = os.environ.get("LOCAL_WORLD_SIZE", str(number + 1))
+        raise LeanifyError(
+            f"the launcher started {started} processes on this machine, and it has {gpus} GPUs: there is no "
+            f"cuda:{number}. Start at most {gpus}, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+
+
 def environment() -> dict[str, Any]:
     """Where this process runs: versions, machine, threads, command and git state."""
     return {

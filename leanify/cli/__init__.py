@@ -73,7 +73,8 @@ def main() -> None:
     except LeanifyError as error:
         if os.environ.get("LEANIFY_DEBUG"):
             traceback.print_exc()
-        print(f"leanify: {error}", file=sys.stderr)
+        if not error.shared or os.environ.get("RANK", "0") == "0":
+            print(f"leanify: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -145,20 +145,34 @@ class Order:
         return {}
 
     def passes(self, step: int) -> list[list[Key]]:
-        """The keys of each forward pass of this process. One without a sample gets one that it must not count."""
-        batch, epoch = self.batch(step), self.place(step)[0]
-        mine = batch[np.arange(len(batch)) // self.together % self.world == self.rank]
-        mine = mine if self.counts(step) else batch[:1]
-        longest = -(-self.batch_size // (self.world * self.accumulate))
-        firsts = np.arange(0, len(mine), self.together)
-        parts = np.array_split(firsts, min(len(firsts), -(-len(mine) // longest)))
-        return [
-            [(epoch, i) for i in part] for part in map(np.ndarray.tolist, np.split(mine, [p[0] for p in parts[1:]]))
-        ]
+        """The keys of each forward pass of this process; all processes have equally many passes in a step.
 
-    def counts(self, step: int) -> bool:
-        """Whether this process has a sample of its own in the step."""
-        return self.rank * self.together < len(self.batch(step))
+        Those without a sample of this process's come last and get one that they must not count (see `counted`).
+        """
+        batch, epoch = self.batch(step), self.place(step)[0]
+        mine = [key.tolist() for key in self._parts(batch) if len(key)]
+        spare = [batch[:1].tolist()] * (self._number(batch) - len(mine))
+        return [[(epoch, index) for index in part] for part in mine + spare]
+
+    def counted(self, step: int) -> int:
+        """The number of passes with samples of this process's own; they are the first ones."""
+        return sum(len(part) > 0 for part in self._parts(self.batch(step)))
+
+    def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
+        """This process's samples of a batch, by pass; where it has fewer samples than passes, the last are empty."""
+        mine = batch[self._owners(batch) == self.rank]
+        firsts = np.arange(0, len(mine), self.together)
+        starts = [part[0] if len(part) else len(mine) for part in np.array_split(firsts, self._number(batch))]
+        return np.split(mine, starts[1:])
+
+    def _number(self, batch: np.ndarray) -> int:
+        """How many passes a step takes: as many as the first process needs, which has the most samples."""
+        most = int((self._owners(batch) == 0).sum())
+        longest = -(-self.batch_size // (self.world * self.accumulate))
+        return min(-(-most // self.together), -(-most // longest))
+
+    def _owners(self, batch: np.ndarray) -> np.ndarray:
+        return np.arange(len(batch)) // self.together % self.world
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
     STEP/model.safetensors   the weights that are evaluated and loaded
     STEP/state.pt            what training needs besides: moments, and the weights behind an average
-    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and the SHA-256 of both files
+    STEP/shards/             the same of a sharded model, each process's rows in a file (see `shards`)
+    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and the SHA-256 of all files
 
 Files are hashed while they are written, in one pass over the bytes. A folder is renamed to its name once it is complete
 and on the disk, and away from it before it is removed, so that no name ever stands for half a checkpoint.
@@ -24,6 +25,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+from leanify.sources import shards
 
 WEIGHTS, STATE, CARD = "model.safetensors", "state.pt", "checkpoint.json"
 DIGESTS = {64: "sha256", 128: "blake2b"}  # by a sum's length; sha256 is written, because processors accelerate it
@@ -56,6 +59,11 @@ class Checkpoint:
         except (OSError, ValueError, TypeError):
             return None
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several processes wrote it together."""
+        return any(name.startswith(f"{shards.FOLDER}/") for name in self.sums)
+
     def broken(self) -> str | None:
         """What is wrong with the files; None where they are as they were written."""
         for name, wanted in self.sums.items():
@@ -81,20 +89,68 @@ class Checkpoint:
 
 def write(target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write a checkpoint to ``target``; ``facts`` are its card's besides the sums. Raises OSError, leaving nothing."""
-    folder = target.with_name(f".{target.name}")
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = _begun(target)
     try:
-        folder.mkdir()
         with summed(folder / WEIGHTS) as weights:
             write_tensors(tensors, weights)
-        with summed(folder / STATE) as rest:
-            torch.save(dict(state), rest)  # type: ignore[arg-type]
-        sums = {WEIGHTS: weights.digest.hexdigest(), STATE: rest.digest.hexdigest()}
-        write_small(folder / CARD, json.dumps({**facts, "sums": sums}, indent=2) + "\n")
-        folder.rename(target)
+        _finish(folder, target, state, facts, {WEIGHTS: weights.digest.hexdigest()})
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def write_together(
+    target: Path,
+    tensors: Mapping[str, Tensor],
+    parts: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> None:
+    """`write` by all processes that share a model: ``parts`` side by side, ``tensors`` whole, one after another.
+
+    All of them call it. A tensor is gathered, written by the first process, and dropped before the next one is.
+    """
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    every: list[dict[str, str]] = [{}] * dist.get_world_size()
+    folder = _begun(target) if rank == 0 else target.with_name(f".{target.name}")
+    dist.barrier()
+    try:
+        dist.all_gather_object(every, shards.write(folder, parts, rank))
+        if rank:
+            for name in _in_order(tensors):
+                if tensors[name].numel():
+                    shards.whole(tensors[name])
+        else:
+            with summed(folder / WEIGHTS) as weights:
+                write_tensors(tensors, weights)
+            sums = {WEIGHTS: weights.digest.hexdigest()} | {name: one for some in every for name, one in some.items()}
+            _finish(folder, target, state, facts, sums)
+    except BaseException:
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    dist.barrier()
+
+
+def _begun(target: Path) -> Path:
+    """A new folder beside the target."""
+    folder = target.with_name(f".{target.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def _finish(
+    folder: Path, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any], sums: Mapping[str, str]
+) -> None:
+    """Write what is small, and give the folder its name."""
+    with summed(folder / STATE) as rest:
+        torch.save(dict(state), rest)  # type: ignore[arg-type]
+    card = {**facts, "sums": {**sums, STATE: rest.digest.hexdigest()}}
+    write_small(folder / CARD, json.dumps(card, indent=2) + "\n")
+    folder.rename(target)
     sync_folder(target.parent)
 
 
@@ -137,22 +193,28 @@ def summed(path: Path) -> Iterator[Summed]:
 def write_tensors(tensors: Mapping[str, Tensor], file: Summed) -> None:
     """The safetensors format: the header's length in 8 bytes, the header as JSON, and the tensors' bytes in its order.
 
-    The same bytes as the library's own writer, which cannot be hashed on the way. Tensors are contiguous, on the CPU.
+    The same bytes as the library's own writer, which cannot be hashed on the way. Tensors are contiguous, on the CPU,
+    or spread over processes: then the others gather with this one, in the same order.
     """
-    order = list(DTYPES)
-    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+    names = _in_order(tensors)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for name in names:
         tensor, start = tensors[name], place
-        place += tensor.nbytes
+        place += tensor.numel() * tensor.element_size()
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, place]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
     for name in names:
         if tensors[name].numel():
-            file.write(tensors[name].reshape(-1).view(torch.uint8).numpy())
+            file.write(shards.whole(tensors[name]).reshape(-1).view(torch.uint8).numpy())
+
+
+def _in_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names as the format lays their tensors out."""
+    order = list(DTYPES)
+    return sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
 
 
 def remove(folder: Path) -> None:

@@ -6,6 +6,7 @@
     [schedule]  how long, in batches of what size, at which learning rate
     [run]       seed, precision, how often to log, evaluate and keep a checkpoint
     [distill]   a teacher
+    [parallel]  how several processes share the model
     [paper]     what a publication prints for this row, and what its numbers turned out to be
 
 Only ``[model]`` is needed. Keys are strict: an unknown one, or a value of another type, is an error that names what is
@@ -198,6 +199,14 @@ class DistillSection:
 
 
 @dataclass(frozen=True)
+class ParallelSection:
+    """How several processes share the model; a single one has all of it, whatever is said here."""
+
+    shard: bool = False  # weights, gradients and moments in parts (FSDP2); else the whole in every process (DDP)
+    static_graph: bool = False  # of DDP: every step uses the same parameters in the same order
+
+
+@dataclass(frozen=True)
 class PaperSection:
     """A row of a publication as printed, and the count that its rebuilt shape has."""
 
@@ -221,6 +230,7 @@ class Recipe:
     run: RunSection = field(default_factory=RunSection)
     distill: DistillSection | None = None
     paper: PaperSection | None = None
+    parallel: ParallelSection = field(default_factory=ParallelSection)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, without what is left at its default."""
@@ -235,7 +245,9 @@ class Recipe:
         if self.data is None or self.optim is None or self.schedule is None:
             missing = next(name for name in ("data", "optim", "schedule") if getattr(self, name) is None)
             raise RecipeError(f"this recipe has no [{missing}] section, which training needs")
-        return TrainingRecipe(self.model, self.data, self.optim, self.schedule, self.run, self.distill, self.paper)
+        return TrainingRecipe(
+            self.model, self.data, self.optim, self.schedule, self.run, self.distill, self.paper, self.parallel
+        )
 
 
 @dataclass(frozen=True)

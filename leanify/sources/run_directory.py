@@ -263,9 +263,11 @@ class RunDirectory:
         score: float | None,
         metrics: Mapping[str, float],
         rows: int | None = None,
+        parts: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint. ``rows``: the length of metrics.jsonl that belongs to it, else as it is now.
 
+        ``parts``: what several processes write together, each its own rows; then all of them call this.
         Raises TrainingError where the disk does not take it.
         """
         target = self.path / CHECKPOINTS / f"{step:08d}"
@@ -276,7 +278,10 @@ class RunDirectory:
             with (self.path / METRICS).open("rb") as file:
                 os.fsync(file.fileno())
             facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
-            checkpoints.write(target, tensors, state, facts)
+            if parts is None:
+                checkpoints.write(target, tensors, state, facts)
+            else:
+                checkpoints.write_together(target, tensors, parts, state, facts)
         except OSError as error:
             reason = error.strerror or str(error)
             raise TrainingError(

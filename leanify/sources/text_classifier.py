@@ -30,10 +30,10 @@ from leanify.upstream.origin import Origin, set_origin
 CLASSIFIER = "AutoModelForSequenceClassification"
 
 
-def with_head(model: ModelSection, outputs: int, names: Sequence[str] = ()) -> nn.Module:
+def with_head(model: ModelSection, outputs: int, names: Sequence[str] = (), on_meta: bool = False) -> nn.Module:
     """The model of a recipe with a new head of ``outputs`` outputs; a warning lists what is not carried over.
 
-    ``names`` are those of its classes, kept in transformers' configuration.
+    ``names`` are those of its classes, kept in transformers' configuration; ``on_meta``: shapes without memory.
 
     Raises SourceError for a model that takes no text or that no head is known for.
     """
@@ -41,7 +41,9 @@ def with_head(model: ModelSection, outputs: int, names: Sequence[str] = ()) -> n
     crowned = _crowned(found, model, outputs, names)
     if model.reshapes:
         crowned = replace(crowned, architecture=model.shape(surgery.read(build_on_meta(crowned))), weights=None)
-    if crowned.weights is None:
+    if on_meta:
+        new = build_on_meta(crowned)
+    elif crowned.weights is None:
         warnings.warn(f"{model.source} comes without weights: encoder and head are initialised", stacklevel=2)
         new = weights.load(crowned)
     else:

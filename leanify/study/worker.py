@@ -104,7 +104,7 @@ def kappa(trainer: Trainer) -> float | None:
     [batch] = Reader(samples, keys, trainer.seed, 0)
     inputs, _ = trainer.moved(batch)
     try:
-        layers = condition(trainer.evaluated, inputs).layers
+        layers = condition(trainer.state.evaluated, inputs).layers
     except (UnsupportedModel, SourceError):
         return None
     medians = [layer.quartiles[1] for layer in layers if not layer.is_vector]

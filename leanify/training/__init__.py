@@ -20,7 +20,7 @@ from leanify.sources import lean_directory
 from leanify.sources import recipe as recipes
 from leanify.sources.recipe import Recipe
 from leanify.sources.run_directory import RunDirectory
-from leanify.training import defaults, heap
+from leanify.training import defaults, guards, heap
 from leanify.training.loop import Trainer, Watcher
 
 
@@ -48,7 +48,9 @@ def train(
         value = run.recipe
         if recipe is not None or settings:
             run.check_recipe(resolve(value if recipe is None else recipe, settings))
-        Trainer(with_tokenizer_of(run), watcher).fit(run, accept_changed_data)
+        with guards.raised_by_all():
+            trainer = Trainer(with_tokenizer_of(run), watcher)
+        trainer.fit(run, accept_changed_data)
         return run.path
     if recipe is None:
         raise RecipeError(
@@ -57,7 +59,8 @@ def train(
     value = resolve(recipe, settings)
     folder = Path(output) if output is not None else new_folder(recipe)
     lean_directory.check_new_directory(folder) if folder.parent.is_dir() else None
-    trainer = Trainer(value, watcher)
+    with guards.raised_by_all():
+        trainer = Trainer(value, watcher)
     return trainer.fit(trainer.new_run(folder)).path
 
 

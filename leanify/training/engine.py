@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from leanify import machine
 from leanify.errors import RecipeError
 from leanify.sources.recipe import Recipe, TrainingRecipe
 from leanify.sources.run_directory import RunDirectory, leaves
-from leanify.training import memory
+from leanify.training import memory, sharding
 
 
 def accelerator_of(recipe: Recipe) -> Any:
@@ -22,22 +24,64 @@ def accelerator_of(recipe: Recipe) -> Any:
     from accelerate.tracking import get_available_trackers
 
     gpu = torch.cuda.is_available()
-    precision = recipe.run.precision or ("bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32")
-    if precision == "fp16" and not gpu:
-        raise RecipeError("run.precision is fp16, which needs a GPU; here --set run.precision=fp32 or bf16")
+    machine.check_local_rank()
+    precision = precision_of(recipe.run.precision, gpu, gpu and torch.cuda.is_bf16_supported())
+    if sharding.asked(recipe):
+        sharding.check(recipe, precision)
     known = [str(name) for name in get_available_trackers()]
     for name in recipe.run.trackers:
         if name not in known:
             extra = "pip install 'leanify[tensorboard]'" if name == "tensorboard" else f"pip install {name}"
             raise RecipeError(f"run.trackers names {name!r}, and installed are {', '.join(known) or 'none'}: {extra}")
     AcceleratorState._reset_state()  # one process may train twice, in another precision
-    engine = accelerate.Accelerator(mixed_precision="no" if precision == "fp32" else precision, cpu=not gpu)
+    ddp = accelerate.DistributedDataParallelKwargs(
+        gradient_as_bucket_view=True,  # gradients are not copied into buckets: 4 bytes a parameter less
+        static_graph=recipe.parallel.static_graph,
+    )
+    mixed = "no" if precision == "fp32" else precision
+    with sharding.apart_from_accelerate():
+        engine = accelerate.Accelerator(mixed_precision=mixed, cpu=not gpu, kwargs_handlers=[ddp])
     if str(engine.distributed_type).rpartition(".")[2] not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise RecipeError(
             f"the launcher asks for {engine.distributed_type}, and training runs in one process or in several that "
-            "each have the whole model (DDP): torchrun, or accelerate launch --multi_gpu"
+            "have the whole model (DDP) or share it (parallel.shard): torchrun, or accelerate launch --multi_gpu or "
+            "--use_fsdp"
         )
+    if gpu:
+        torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
     return engine
+
+
+def precision_of(wanted: str | None, gpu: bool, bf16: bool) -> str:
+    """The precision that is asked for, else bf16 on a GPU that has it and fp32 elsewhere. Raises RecipeError."""
+    precision = wanted or ("bf16" if gpu and bf16 else "fp32")
+    if precision == "fp16" and not gpu:
+        raise RecipeError("run.precision is fp16, which needs a GPU; here --set run.precision=fp32 or bf16")
+    if precision == "bf16" and gpu and not bf16:
+        raise RecipeError("run.precision is bf16, which this GPU does not have; --set run.precision=fp16 or fp32")
+    return precision
+
+
+def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Any) -> None:
+    """Shard models over the processes, each by itself, in place."""
+    half = engine.mixed_precision == "bf16"
+    for model in models:
+        if any(True for _ in model.parameters()):
+            sharding.shard(model, engine.device, half, compiled=recipe.run.compile)
+
+
+def prepared(
+    model: nn.Module, bare: nn.Module, maps: nn.Module | None, recipe: TrainingRecipe, engine: Any, sharded: bool
+) -> tuple[Any, Any]:
+    """The model as it is called in training, and its optimiser; ``maps`` are learnt along, without weight decay."""
+    optimizer = optimizer_of(recipe, bare, engine.device)
+    if maps is not None and (learnt := list(maps.parameters())):
+        optimizer.add_param_group({"params": learnt, "weight_decay": 0.0})
+    if sharded:
+        return engine.prepare_model(model, device_placement=False, evaluation_mode=True), engine.prepare(optimizer)
+    called, optimizer = engine.prepare(model, optimizer)
+    # compiled after DDP has wrapped it, so that gradients are exchanged during the backward pass
+    return (torch.compile(called) if recipe.run.compile else called), optimizer
 
 
 @contextmanager
@@ -65,6 +109,15 @@ def optimizer_of(recipe: TrainingRecipe, model: nn.Module, device: torch.device)
     words = {"betas": optim.betas, "eps": optim.eps, **fused} if optim.name == "adamw" else {}
     optimizer: torch.optim.Optimizer = create_optimizer_v2(model, optim.name, optim.lr, optim.weight_decay, **words)
     return optimizer
+
+
+def average_of(model: nn.Module, decay: float) -> Any:
+    """timm's average over a model's weights, of a model on ``meta`` too."""
+    from timm.utils import ModelEmaV3
+
+    average = ModelEmaV3(nn.Linear(1, 1), decay=decay)
+    average.module = copy.deepcopy(model).eval()
+    return average
 
 
 def memory_of(recipe: TrainingRecipe, model: nn.Module, engine: Any, teacher: nn.Module | None) -> memory.Need | None:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from leanify import machine
 from leanify.data import fingerprint
 from leanify.data.samples import Splits
 from leanify.design import profiling
-from leanify.errors import DataError
+from leanify.errors import DataError, LeanifyError, RecipeError
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
 from leanify.training import memory
 
 Warn = Callable[[str], None]
+
+
+@contextmanager
+def raised_by_all() -> Iterator[None]:
+    """Mark errors of what every process of a launch does alike."""
+    try:
+        yield
+    except LeanifyError as error:
+        error.shared = True
+        raise
 
 
 def check_data(run: RunDirectory, data: DataSection, splits: Splits, accept: bool, warn: Warn) -> None:
@@ -42,10 +54,24 @@ def note_skipped(run: RunDirectory, skipped: Iterable[str], warn: Warn) -> None:
         warn(f"{len(known)} samples were skipped (data.on_error = skip): {words}")
 
 
+def check_processes(world: int, samples: int, batch: int) -> None:
+    """Raise RecipeError where processes would have nothing to do, in every step or in some."""
+    if world > min(samples, batch):
+        what = f"{samples} samples to train" if samples < batch else f"a batch of {batch} samples"
+        raise RecipeError(f"{world} processes share {what}: at least one has none. Start at most {min(samples, batch)}")
+    if batch % world:
+        lower, upper = batch // world * world, -(-batch // world) * world
+        raise RecipeError(
+            f"schedule.batch_size is {batch}, which {world} processes do not divide: some would wait for others in "
+            f"every step. --set schedule.batch_size={upper}{f' or {lower}' if lower else ''}, or start another number"
+        )
+
+
 def check_memory(need: memory.Need | None, model: nn.Module, engine: Any, batch: int, accumulate: int) -> None:
-    """Raise TrainingError for what will not fit, before anything is written."""
-    available = machine.available(engine.device)
-    if need is None or available is None:
+    """Raise TrainingError, in every process, for what will not fit in one, before anything is written."""
+    mine = machine.available(engine.device)
+    available = int(engine.gather(torch.tensor([-1 if mine is None else mine], device=engine.device)).min())
+    if need is None or available < 0:
         return
     held = profiling.weights_bytes(model) if engine.device.type == "cpu" else 0
     memory.check(need, available + held, batch, engine.num_processes, accumulate, str(engine.device))

@@ -12,7 +12,6 @@ spread over: each pass is weighted by its share.
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import time
@@ -32,16 +31,17 @@ from leanify.data.sampling import MODEL, STEP, Order, Passes, in_turn, seed_ever
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, TrainingError
 from leanify.sources import lean_directory
-from leanify.sources.checkpoints import Checkpoint
+from leanify.sources.checkpoints import WEIGHTS, Checkpoint
 from leanify.sources.recipe import Recipe
 from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import Tally, check_fit, merged, task_of
-from leanify.training import distillation, guards, heap
-from leanify.training.engine import accelerator_of, memory_of, optimizer_of, tracked
+from leanify.training import distillation, engine, guards, heap, sharding
+from leanify.training.engine import accelerator_of, memory_of, tracked
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.preparation import build, data_of, trainable
 from leanify.training.saver import Saver
 from leanify.training.schedule import ramp_of, rate_of, steps_of
+from leanify.training.state import State, put_file
 from leanify.training.watcher import Silent as Silent
 from leanify.training.watcher import Watcher as Watcher
 from leanify.training.window import Window
@@ -53,8 +53,6 @@ class Trainer:
     """Everything that a recipe leads to, built and checked before anything is written."""
 
     def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
-        from timm.utils import ModelEmaV3
-
         recipe = self.recipe = trainable(recipe)
         data, optim, schedule = recipe.data, recipe.optim, recipe.schedule
         self.accelerator = accelerator_of(recipe)
@@ -63,12 +61,15 @@ class Trainer:
         self.seed = recipe.run.seed
 
         seed_everything(MODEL, self.seed)
-        self.bare = build(recipe)  # as the checkpoint knows it; self.model may be wrapped around it
+        self.sharded = sharding.asked(recipe)
+        self.bare = self.built()  # as the checkpoint knows it; self.model may be wrapped around it
+        names = self.firsts(list(lean_directory.untied(self.bare)[0]) if self.main else [])
         self.splits = splits_of(data_of(recipe), self.bare)
         self.skipped: set[str] = set(self.splits.skipped)
         check_fit(self.bare, self.splits)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        guards.check_processes(world, len(self.splits.train), schedule.batch_size)
         order = Order(len(self.splits.train), schedule.batch_size, self.seed, rank, world, recipe.run.accumulate)
         order = replace(order, lengths=getattr(self.splits.train, "lengths", None))
         self.rate = rate_of(schedule, optim, steps_of(schedule, order.steps_per_epoch, order.samples, data.length))
@@ -76,33 +77,50 @@ class Trainer:
         self.order = replace(order, ramp=ramp_of(schedule, self.rate.steps), together=together)
         self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
 
-        optimizer = optimizer_of(recipe, self.bare, self.accelerator.device)
         self.learner: distillation.Learner | None = None
         teacher: nn.Module | None = None
         if recipe.distill is not None:
             sample = self.one()[0]
             taught = distillation.begin(recipe.distill, self.task, self.bare, sample, self.seed, self.accelerator)
             self.task, self.learner, teacher = taught, taught.learner, taught.teacher
-            if maps := list(self.learner.maps.parameters()):
-                optimizer.add_param_group({"params": maps, "weight_decay": 0.0})
         self.validation: Reader | None = None  # from the first evaluation on
         self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
         guards.check_memory(self.need, self.bare, self.accelerator, order.batch_size, recipe.run.accumulate)
-        self.model, self.optimizer = self.accelerator.prepare(self.learner or self.bare, optimizer)
-        if recipe.run.compile:  # after DDP has wrapped it, so that gradients are exchanged during the backward pass
-            self.model = torch.compile(self.model)
-        self.average = None if optim.ema is None else ModelEmaV3(copy.deepcopy(self.bare), decay=optim.ema)
+        average = None if optim.ema is None else engine.average_of(self.bare, optim.ema)
+        maps = None if self.learner is None else self.learner.maps
+        if self.sharded:
+            parts = [self.bare, *(maps or []), teacher, None if average is None else average.module]
+            engine.spread([part for part in parts if part is not None], recipe, self.accelerator)
+        learning = self.learner or self.bare
+        self.model, optimizer = engine.prepared(learning, self.bare, maps, recipe, self.accelerator, self.sharded)
+        self.average = average if average is None or self.sharded else average.to(self.accelerator.device)
+        behind = None if average is None else average.module
+        scaler = self.accelerator.scaler
+        self.state = State(self.bare, behind, learning, maps, optimizer, scaler, names)
+        self.optimizer = optimizer
         self.window = Window()
         self.saver = Saver()
-        self.names = list(lean_directory.untied(self.bare)[0])  # of the tensors that a checkpoint holds, tied ones once
 
         self.try_one()
+
+    def built(self) -> nn.Module:
+        """The model; of a sharded one every process but the first has the shapes alone, unless it has a teacher."""
+        shapes = self.sharded and not self.main and self.recipe.distill is None
+        return build(self.recipe, on_meta=shapes)
+
+    def firsts(self, value: Any) -> Any:
+        """A value of the first process, in all of them."""
+        if self.accelerator.num_processes == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        return broadcast_object_list([value])[0]
 
     @torch.no_grad()
     def try_one(self) -> None:
         """One validation sample through the model: what does not fit is found before anything is written."""
         self.task.found(self.bare.eval(), *self.moved(self.one()))
-        self.bare.train()
+        sharding.drop(self.bare.train())
 
     def one(self) -> Batch:
         """A batch of one validation sample."""
@@ -167,12 +185,12 @@ class Trainer:
         best = run.best()
         if self.splits.test is None or best is None:
             return
-        put(self.evaluated, best.weights())
+        put_file(self.state.evaluated, best.path / WEIGHTS)
         self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def begin(self, run: RunDirectory) -> int:
         """Restore, report where the run goes on, and return the step to do next."""
-        found, complaints = run.newest()
+        found, complaints = self.firsts(run.newest() if self.main else None)  # reading it all is one process's work
         for words in complaints:
             self.watcher.warned(f"{words}; going on from step {found.step if found else 0}")
         self.accelerator.wait_for_everyone()
@@ -224,15 +242,17 @@ class Trainer:
         everyones = self.order.batch(step)
         targets = self.splits.train.targets
         share = (len(everyones) if targets is None else int(targets[everyones].sum())) ** -1
-        weight = self.accelerator.num_processes * share if self.order.counts(step) else 0.0  # DDP takes the mean
+        full = self.accelerator.num_processes * share  # DDP and FSDP take the mean
+        counted = self.order.counted(step)
+        weights = [full if place < counted else 0.0 for place in range(len(self.order.passes(step)))]
         passes = [self.moved(next(batches)) for _ in self.order.passes(step)]
         seed_everything(STEP, self.seed, step, self.accelerator.process_index)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(step) * group.get("lr_scale", 1.0)
-        for inputs, wanted in passes[:-1]:
-            with self.accelerator.no_sync(self.model):
+        for (inputs, wanted), weight in zip(passes[:-1], weights, strict=False):
+            with self.accelerator.no_sync(self.model):  # of FSDP there is none: gradients are added up in parts
                 self.descend(step, inputs, wanted, weight)
-        self.descend(step, *passes[-1], weight)
+        self.descend(step, *passes[-1], weights[-1])
         if self.recipe.optim.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip)
         self.optimizer.step()
@@ -306,16 +326,11 @@ class Trainer:
             if self.recipe.run.trackers:
                 self.accelerator.log({f"{split}/{name}": value for name, value in metrics.items()}, step=step)
 
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model of averaged weights if any, else the one that learns."""
-        return self.bare if self.average is None else self.average.module
-
     @torch.no_grad()
     def evaluate(self, split: Samples | None = None) -> Metrics:
         """The task's metrics over a split, else over ``eval_batches`` of validation; of averaged weights if any."""
         samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
-        model = self.evaluated
+        model = self.state.evaluated
         world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
         number = min(len(samples), size * (limit or len(samples)))
         keys = in_turn(chosen(samples, number, self.recipe.data.subset), size, rank, world)
@@ -331,7 +346,10 @@ class Trainer:
                 parts.append(
                     {name: value.double() for name, value in self.task.found(model, *self.moved(batch)).items()}
                 )
-        model.train()
+        if self.sharded and len(keys) < -(-number // size):  # the others gather weights once more, and this one helps
+            with self.accelerator.autocast():
+                self.task.found(model, *self.moved(self.one()))
+        sharding.drop(model.train())
         metrics = self.task.metrics(self.everyones(merged(parts)))
         return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
 
@@ -348,51 +366,27 @@ class Trainer:
     def save(self, run: RunDirectory, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """Write a checkpoint in the background, unless the loss is not finite any more."""
         loss, targets = self.summed(run)
-        if not self.main:
+        if not (self.main or self.sharded):
             return
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
-            "window": [loss, targets, self.window.samples],
-            "weights": {} if self.average is None else self.tensors_of(self.bare),
-            "maps": {} if self.learner is None else self.learner.maps.state_dict(),
-        }
         score = self.task.sign * metrics[self.task.metric] if metrics else None
         kept = {name: value for name, value in (metrics or {}).items() if name != "samples_per_s"}
         self.saver.wait()
-        rows = run.length
+        rows, window = run.length, [loss, targets, self.window.samples]
+        if self.sharded:
+            rest = {"window": window}
+            run.save(step, self.state.weights(), rest, score, kept, rows, parts=self.state.parts())
+            run.prune(self.recipe.run.keep) if self.main else None
+            return
 
         def write(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
             run.save(step, tensors, state, score, kept, rows)
             run.prune(self.recipe.run.keep)
 
-        self.saver.save(write, self.tensors_of(self.evaluated), state)
-
-    def tensors_of(self, model: nn.Module) -> dict[str, Tensor]:
-        """A model's weights and buffers where they are, tied ones once."""
-        held = model.state_dict()
-        return {name: held[name].detach() for name in self.names}
+        self.saver.save(write, self.state.weights(), self.state.rest(window))
 
     def restore(self, found: Checkpoint) -> None:
         """Weights, moments, averages and sums as they were at a checkpoint."""
-        state, weights = found.state(), found.weights()
-        put(self.bare, state["weights"] or weights)
-        if self.average is not None:
-            put(self.average.module, weights)
-        if self.learner is not None:
-            put(self.learner.maps, state["maps"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        loss, targets, samples = state["window"]
-        self.window = Window(samples=samples)
+        loss, targets, samples = self.state.restore(found)
+        self.window = Window(samples=int(samples))
         if self.main:
             self.window.loss, self.window.targets = loss, targets
-
-
-@torch.no_grad()
-def put(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a model, in place; a tied one fills both its names."""
-    held = model.state_dict()
-    for name, tensor in tensors.items():
-        held[name].copy_(tensor)

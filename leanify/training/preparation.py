@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from leanify.data import glue, labelled_text, vocabulary
 from leanify.errors import RecipeError
 from leanify.lens import surgery
-from leanify.sources import find, text_classifier
+from leanify.sources import find, text_classifier, weights
 from leanify.sources.recipe import DataSection, Recipe, TrainingRecipe
-from leanify.sources.weights import fresh
 from leanify.upstream.origin import is_hf, origin_of, set_origin
 
 
@@ -25,6 +24,8 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
         raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}; leave it out")
     if run.compile and recipe.distill is not None:
         raise RecipeError("run.compile and [distill] do not go together: a compiled model does not show its layers")
+    if checked.parallel.static_graph and run.accumulate > 1:
+        raise RecipeError("parallel.static_graph and run.accumulate above 1 do not go together: DDP refuses them")
     low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
     for key in (key for key, value in low.items() if value is not None and value < 1):
@@ -32,25 +33,43 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
     return checked
 
 
-def build(recipe: Recipe) -> nn.Module:
-    """The model of a recipe in training mode: with its weights, or re-initialised by upstream in the recipe's shape."""
-    model, data = recipe.model, recipe.data
-    if data is not None and data.task == "glue":
-        built = text_classifier.with_head(model, glue.TASKS[glue.name_of(data)].outputs)
-    elif data is not None and data.task in labelled_text.TASKS:
-        names = labelled_text.classes_of(data)
-        built = text_classifier.with_head(model, len(names) or 1, names)
-    elif not model.reshapes:
-        built = find.load(model.source, overrides=model.override, cls=model.cls)
-    else:
-        found = find.find(model.source, overrides=model.override, cls=model.cls)
-        built = fresh(replace(found, architecture=model.shape(surgery.read(find.build_on_meta(found)))))
+def build(recipe: Recipe, on_meta: bool = False) -> nn.Module:
+    """The model of a recipe in training mode: with its weights, or re-initialised by upstream in the recipe's shape.
+
+    ``on_meta``: the same without memory, where upstream keeps its tensors in parameters and buffers alone.
+    """
+    built = _built(recipe, on_meta)
+    if on_meta and _has_loose_tensors(built):
+        built = _built(recipe, False)
     set_origin(built, origin_of(built))
     if is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already
     if recipe.run.gradient_checkpointing:
         _checkpoint_gradients(built)
     return built.train()
+
+
+def _built(recipe: Recipe, on_meta: bool) -> nn.Module:
+    model, data = recipe.model, recipe.data
+    if data is not None and data.task == "glue":
+        return text_classifier.with_head(model, glue.TASKS[glue.name_of(data)].outputs, on_meta=on_meta)
+    if data is not None and data.task in labelled_text.TASKS:
+        names = labelled_text.classes_of(data)
+        return text_classifier.with_head(model, len(names) or 1, names, on_meta=on_meta)
+    found = find.find(model.source, overrides=model.override, cls=model.cls)
+    if model.reshapes:
+        found = replace(found, architecture=model.shape(surgery.read(find.build_on_meta(found))), weights=None)
+    return find.build_on_meta(found) if on_meta else weights.load(found)
+
+
+def _has_loose_tensors(model: nn.Module) -> bool:
+    """Whether a module keeps a tensor on meta that nothing would fill: it is neither parameter nor buffer."""
+    return any(
+        isinstance(value, Tensor) and value.is_meta
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    )
 
 
 def _checkpoint_gradients(model: Any) -> None:

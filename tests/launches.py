@@ -1,0 +1,75 @@
+"""Runs of several processes, forked from one that has paid for the imports, as a launcher would start them.
+
+    python launches.py RECIPE.toml PHASE…
+    PHASE   RUN:WORLD           to the end, going on with the run where it is there
+            RUN:WORLD:STEP      every process is killed by SIGKILL when it would begin this step, counted from 0
+
+Prints one line a phase: the exit code of each process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def launched(recipe: Path, phase: str) -> list[int]:
+    """The exit codes of all processes of a phase."""
+    run, world, *kill = phase.split(":")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(int(world)):
+        child = os.fork()
+        if child == 0:
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            os.environ.update({name: str(value) for name, value in numbers.items()} if int(world) > 1 else {})
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            trained(recipe, recipe.with_name(run), int(kill[0]) if kill else -1)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def trained(recipe: Path, run: Path, killed_at: int) -> None:
+    from leanify import training
+    from leanify.training.loop import Trainer
+
+    step = Trainer.step
+
+    def perhaps(self: Any, number: int, batches: Any) -> None:
+        if number == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self, number, batches)
+
+    Trainer.step = perhaps  # type: ignore[method-assign]
+    try:
+        if run.exists():
+            training.train(resume=run)
+        else:
+            training.train(recipe, run)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr)
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    from leanify import training  # noqa: F401  (before timm: it declares what torchvision may lack)
+
+    for name in (
+        "timm.data",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "sklearn.datasets",
+        "accelerate",
+    ):
+        importlib.import_module(name)
+    for given in sys.argv[2:]:
+        print(json.dumps(launched(Path(sys.argv[1]), given)), flush=True)

@@ -1,0 +1,195 @@
+"""A model shared by several processes (FSDP2) on CPUs: the losses of one process, through kills and other numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from test_training_processes import RECIPE, launched
+
+import leanify
+from leanify.errors import RecipeError
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
+from leanify.training import engine, guards, sharding
+
+SHARDED = RECIPE.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 2\nkeep = 0\naccumulate = 2") + (
+    "[parallel]\nshard = true\n"
+)
+GPT = """
+[model]
+source = "hf/gpt2"
+class = "AutoModelForCausalLM"
+[model.override]
+n_embd = 32
+n_layer = 3
+n_head = 2
+vocab_size = 256
+n_positions = 32
+resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+[data]
+name = "python"
+task = "causal-lm"
+length = 32
+samples = 1
+[optim]
+lr = 2e-3
+clip = 1.0
+[schedule]
+steps = 4
+batch_size = 8
+[run]
+log_every = 1
+eval_every = 2
+eval_batches = 1
+[parallel]
+shard = true
+"""
+
+
+def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
+    """The exit codes of phases (see launches.py), which all begin from one recipe."""
+    (folder / "recipe.toml").write_text(recipe)
+    command = [sys.executable, str(Path(__file__).with_name("launches.py")), str(folder / "recipe.toml"), *phases]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return RunDirectory.open(run).rows()
+
+
+def same_losses(one: Path, other: Path, apart: float = 1e-4) -> None:
+    pairs = list(zip(rows(one), rows(other), strict=True))
+    for mine, theirs in pairs:
+        assert theirs["step"] == mine["step"]
+        assert theirs["loss"] == pytest.approx(mine["loss"], abs=apart)
+    assert pairs
+
+
+def test_sharded_losses_are_those_of_one_process_through_a_kill(tmp_path: Path) -> None:
+    """Two processes are killed, and one goes on: weights, moments and averages are whole again."""
+    short = SHARDED.replace("epochs = 2", "steps = 4")
+    assert runs(tmp_path, short, "one:1", "many:2:3", "many:1") == [[0], [-signal.SIGKILL] * 2, [0]]
+    same_losses(tmp_path / "one", tmp_path / "many")
+    found = {point.step: point for point in RunDirectory.open(tmp_path / "many").checkpoints()}
+    assert {step: point.is_sharded for step, point in found.items()} == {0: True, 2: True, 4: False}
+
+
+@pytest.mark.long
+def test_two_then_four_then_one_process(tmp_path: Path) -> None:
+    """Killed in between; with mixed images, averaged weights, clipped gradients and two passes a step."""
+    killed = -signal.SIGKILL
+    codes = runs(tmp_path, SHARDED, "one:1", "many:2:4", "many:4:7", "many:1")
+    assert codes == [[0], [killed] * 2, [killed] * 4, [0]]
+    same_losses(tmp_path / "one", tmp_path / "many")
+    found = {point.step: point for point in RunDirectory.open(tmp_path / "many").checkpoints()}
+    counts = {step: sum(name.startswith("shards/") for name in point.sums) for step, point in found.items()}
+    assert counts == {0: 2, 2: 2, 4: 2, 6: 4, 8: 0, 10: 0}
+    assert all(point.broken() is None for point in found.values())
+    ordinary = load_file(found[6].path / "model.safetensors")
+    assert ordinary.keys() == leanify.load(tmp_path / "many").state_dict().keys()
+
+
+@pytest.mark.long
+def test_four_from_the_beginning_and_a_whole_run_goes_on_sharded(tmp_path: Path) -> None:
+    codes = runs(tmp_path, SHARDED, "one:1", "four:4", "grown:1:5", "grown:2")
+    assert codes[-1] == [0, 0]
+    same_losses(tmp_path / "one", tmp_path / "four")
+    same_losses(tmp_path / "one", tmp_path / "grown")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "apart"),
+    [
+        ((), 1e-4),
+        (("run.gradient_checkpointing=true",), 1e-4),
+        (("run.precision=bf16",), 2e-3),
+        (("optim.name=sgd",), 1e-4),
+    ],
+)
+def test_a_language_model_with_tied_embeddings(tmp_path: Path, settings: tuple[str, ...], apart: float) -> None:
+    value = recipes.with_settings(recipes.parse(GPT), settings)
+    assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:2")[-1] == [0, 0]
+    same_losses(tmp_path / "one", tmp_path / "two", apart)
+
+
+@pytest.mark.long
+def test_a_sharded_teacher_and_maps_between_layers(tmp_path: Path) -> None:
+    teacher = recipes.with_settings(recipes.parse(GPT), ["model.override.n_embd=48", "model.override.n_layer=4"])
+    assert runs(tmp_path, teacher.to_toml(), "teacher:1") == [[0]]
+    words = [f'distill.teacher="{tmp_path / "teacher"}"', "distill.hidden_weight=0.5"]
+    value = recipes.with_settings(recipes.parse(GPT), words)
+    assert runs(tmp_path, value.to_toml(), "one:1", "two:2:3", "two:4:3", "two:1") == [[0], [-9] * 2, [-9] * 4, [0]]
+    same_losses(tmp_path / "one", tmp_path / "two")
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("world", "samples", "batch", "words"),
+    [
+        (4, 3, 8, r"4 processes share 3 samples to train: at least one has none\. Start at most 3"),
+        (4, 100, 2, r"4 processes share a batch of 2 samples"),
+        (3, 100, 64, r"batch_size is 64, which 3 processes do not divide.*batch_size=66 or 63"),
+    ],
+)
+def test_processes_that_would_have_nothing_to_do_are_refused(world: int, samples: int, batch: int, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        guards.check_processes(world, samples, batch)
+    guards.check_processes(1, samples, batch)
+
+
+def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = recipes.parse(SHARDED)
+    assert not sharding.asked(value)  # one process has it all
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert sharding.asked(value)
+    whole = recipes.with_settings(value, ["parallel.shard=false"])
+    assert not sharding.asked(whole)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch --use_fsdp sets it
+    assert sharding.asked(whole)
+    with pytest.raises(RecipeError, match="fp16, whose loss scaling is not sharded"):
+        sharding.check(value, "fp16")
+    monkeypatch.setattr(sharding, "SHARDED", ("sgd",))  # as for an optimiser of whole matrices
+    with pytest.raises(
+        RecipeError, match=r"optim\.name is 'adamw', which needs whole tensors; sharded training takes sgd"
+    ):
+        sharding.check(value, "fp32")
+
+
+def test_a_gpu_without_bf16_is_told() -> None:
+    assert [engine.precision_of(None, *gpu) for gpu in ((True, True), (True, False), (False, False))] == [
+        "bf16", "fp32", "fp32",
+    ]  # fmt: skip
+    with pytest.raises(RecipeError, match=r"bf16, which this GPU does not have; --set run\.precision=fp16 or fp32"):
+        engine.precision_of("bf16", gpu=True, bf16=False)
+
+
+@pytest.mark.long
+def test_bad_launches_are_one_message_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(SHARDED)
+    for settings, words in {
+        ("data.samples=3", "data.holdout=0.4"): "processes share",
+        ("schedule.batch_size=61",): "do not divide",
+        ("optim.name=shampoo",): "optim.name",
+    }.items():
+        given = [part for each in settings for part in ("--set", each)]
+        done = launched("train", str(tmp_path / "recipe.toml"), "-o", str(tmp_path / "run"), *given)
+        said = [line for line in done.stderr.splitlines() if line.startswith("leanify:") and "warning" not in line]
+        assert len(said) == 1, done.stderr
+        assert words in said[0]
+        assert "exitcode  : 2" in done.stderr
+        assert not (tmp_path / "run").exists()
