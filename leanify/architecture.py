@@ -180,10 +180,12 @@ class Architecture:
         """Indices of the stages that a search varies: lists of three or more blocks.
 
         Shorter ones (class attention, a pooling head, DaViT's single blocks) hold few parameters and no depth to
-        trade; the published redesigns leave them alone too. If all are short, every list is varied.
+        trade; the published redesigns leave them alone too. If all are short, every list is varied, and without any
+        list every attention.
         """
-        lists = [i for i, stage in enumerate(self.stages) if stage.main and not stage.fixed]
-        return tuple(i for i in lists if self.stages[i].depth >= 3) or tuple(lists)
+        stages = [i for i, stage in enumerate(self.stages) if stage.main]
+        lists = [i for i in stages if not self.stages[i].fixed]
+        return tuple(i for i in lists if self.stages[i].depth >= 3) or tuple(lists or stages)
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Architecture:
         """The architecture with ``change`` applied to every layer."""

@@ -223,11 +223,11 @@ def test_theory_is_a_column_only_where_it_was_asked_for(leanify):
     assert "theory" in leanify(*TINY_VIT, "--samples", 1, "--theory")[1]
 
 
-def test_a_model_without_a_list_of_blocks_has_no_head_count_to_sweep(leanify):
+def test_heads_are_swept_in_a_model_without_a_list_of_blocks(leanify):
     tiny = [f"--override={o}" for o in ("n_layers=2", "emb_dim=64", "n_heads=4")]
-    code, out, err = leanify("flaubert", *tiny, "--heads", "2,4", "--samples", 2, "--tokens", 16)
-    assert (code, out) == (2, "")
-    assert "no list of blocks" in err
+    code, out, _ = leanify("flaubert", *tiny, "--heads", "2,4", "--samples", 2, "--tokens", 16, "--json")
+    assert code == 0
+    assert {point["heads"] for point in json.loads(out)["models"][0]["sweep"]} == {2, 4}
 
 
 # -- data -----------------------------------------------------------------------------------------------------------

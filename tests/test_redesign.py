@@ -212,10 +212,22 @@ def test_layers_that_differ_follow_the_first_in_proportion() -> None:
 
 
 def test_what_cannot_be_planned_says_why() -> None:
-    with pytest.raises(leanify.ShapeError, match="no list of blocks"):
+    with pytest.raises(leanify.ShapeError, match="nothing to trade for heads"):
         leanify.redesign("hf/xlm", target_params=0.9)
     with pytest.raises(leanify.ShapeError, match="attention in two of them"):
         leanify.redesign("hf/qwen3_next", depth=3)
+
+
+@pytest.mark.parametrize("source", ["timm/edgenext_xx_small", "hf/albert"])
+def test_where_no_block_can_be_left_out_narrower_mlps_pay_for_the_heads(source: str) -> None:
+    plan = leanify.redesign(source, target_params=0.98)
+    assert plan.chosen.depth == plan.baseline.depth
+    for before, after in zip(plan.baseline.architecture.layers(), plan.chosen.architecture.layers(), strict=True):
+        assert (after.heads > before.heads, after.mlp < before.mlp) == (True, True)
+    assert any("narrower MLPs alone pay" in warning for warning in plan.warnings)
+    assert plan.control is not None
+    assert plan.control.heads == plan.baseline.heads
+    assert counting.parameters(plan.build()) == plan.chosen.params
 
 
 def test_stages_that_differ_are_lists_and_the_plan_is_json() -> None:

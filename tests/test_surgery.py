@@ -24,6 +24,7 @@ from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.upstream.settle import drop_path_rates
 from leanify.zoo import laws, running
+from leanify.zoo.running import randomised
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -241,13 +242,25 @@ def test_a_stranger_among_known_attentions_is_refused_by_name() -> None:
         leanify.read(model)
 
 
-def test_models_without_attention_and_norms_over_all_heads_are_refused() -> None:
+def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(leanify.UnsupportedModel, match="no attention"):
         leanify.read(leanify.load("resnet18", device="meta"))
-    normed = leanify.load("vit_base", overrides={**CASES["vit"].overrides, "scale_attn_norm": True})
-    with pytest.raises(leanify.UnsupportedModel, match="norm over all heads"):
-        leanify.grow(normed, factor=2)
-    assert leanify.read(leanify.write(normed, leanify.read(normed).grown(factor=2))).depth == 4
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_norm_over_all_heads_keeps_the_outputs_where_heads_are_copied(factor: int) -> None:
+    """Mean and variance over k copies of all channels are those over one."""
+    normed = leanify.load("vit_base", overrides={**CASES["vit"].overrides, "scale_attn_norm": True}).double().eval()
+    normed = randomised(normed)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    heads = leanify.read(normed).stages[0].blocks[0][0].heads
+    grown = leanify.grow(normed, factor=factor)
+    assert leanify.read(grown) == leanify.read(normed).grown(factor=factor)
+    with torch.no_grad():
+        torch.testing.assert_close(grown(images), normed(images), rtol=0, atol=1e-10)
+    with pytest.raises(leanify.UnsupportedModel, match=f"norm over all {heads} heads.*multiples of {heads}"):
+        leanify.grow(normed, heads=heads + 1)
+    assert leanify.read(leanify.write(normed, leanify.read(normed).grown(heads=heads + 1))).depth == 4
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from leanify.errors import DirectoryError, SourceError
 from leanify.zoo import laws, table, tiny
+from leanify.zoo.answers import Answers, answers_of
 from leanify.zoo.verdict import Verdict, verdict, verdicts
 
 TIMM = [
@@ -62,9 +63,12 @@ def test_a_law_with_nothing_to_test_does_not_apply() -> None:
         ("timm", "vit_tiny_patch16_224", (True, True, True, True), ""),
         ("timm", "coat_tiny", (False, False, False, None), "groups of heads"),
         ("timm", "halonet26t", (False, False, False, None), "without an output projection"),
-        ("hf", "olmo2", (True, False, True, True), "a norm over all heads"),
+        ("hf", "olmo2", (True, True, True, True), ""),
         ("hf", "bloom", (False, False, False, None), "ALiBi"),
-        ("hf", "xlm", (True, True, False, None), "no depth to trade"),
+        ("hf", "xlm", (True, True, False, None), "nothing to trade for heads"),
+        ("timm", "visformer_tiny", (True, True, True, True), ""),
+        ("timm", "cpubone_nano", (True, True, True, True), ""),
+        ("timm", "edgenext_xx_small", (True, True, True, True), ""),
     ],
 )
 def test_four_answers_at_the_default_configuration(
@@ -75,6 +79,12 @@ def test_four_answers_at_the_default_configuration(
     assert found.status == ("supported" if all(answers) else "refused")
     assert reason in found.reason
     assert bool(reason) == bool(found.reason)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_shallow_model_is_redesigned_with_a_rule_loosened_and_the_answers_say_so() -> None:
+    assert answers_of("hf/distilbert") == Answers(True, True, True, True, flags="--min-depth 1")
+    assert answers_of("vit_tiny_patch16_224").flags == ""
 
 
 def test_the_shipped_table_holds_what_it_says() -> None:

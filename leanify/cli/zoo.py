@@ -21,7 +21,8 @@ _HOW = (
     "read, grow, redesign and control were tried on each model at its default configuration, without weights. The laws "
     "were held on a small version of it, in float64 on random weights: heads doubled with zero output columns gave "
     "the same outputs to 1e-10, the new heads mattered, no attention was missed, one block fewer ran, what was saved "
-    "loaded the same, and a design cost what redesign had predicted. supported: four times yes, and every law that "
+    "loaded the same, and a design cost what redesign had predicted. supported: four times yes (with rules of "
+    "redesign loosened where a note names flags), and every law that "
     "applies held. refused: leanify says why not. failing: neither."
 )
 _SIGNS = {True: "yes", False: "no", None: "–"}
@@ -104,7 +105,8 @@ def _notes(model: dict[str, Any]) -> str:
     untested, given = model.get("untested"), model.get("given")
     laws = f"not applicable: {', '.join(untested)}" if untested else ""
     needed = f"given {', '.join(given)}, which upstream's default leaves unset" if given else ""
-    return " · ".join(filter(None, (model["reason"], laws, needed)))
+    flags = f"redesigned with {model['flags']}" if model.get("flags") else ""
+    return " · ".join(filter(None, (model["reason"], laws, needed, flags)))
 
 
 def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:

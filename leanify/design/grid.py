@@ -94,7 +94,8 @@ class Grid:
     """All priced designs of one tower, the other towers as in the baseline; one an entry in every array.
 
     ``attention`` is the share of attention in a block's parameters, ``causal`` whether tokens see earlier ones alone.
-    ``old`` and ``old_depth`` are the baseline's main layer and depth where the tower leads. ``shape`` is the index of a
+    ``old`` and ``old_depth`` are the baseline's main layer and depth where the tower leads, ``shortest`` is the least
+    depth that upstream's blocks allow there. ``shape`` is the index of a
     design's depths and heads in ``shapes``, ``row`` that of its MLP there; mlp, depth, heads and head_dim are those of
     the leading stage.
     """
@@ -102,6 +103,7 @@ class Grid:
     tower: Tower
     old: Layer
     old_depth: int
+    shortest: int
     shapes: list[Designs]
     shape: NDArray[np.int64]
     row: NDArray[np.int64]
@@ -191,7 +193,21 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     old = main_of(stage)
     cost = Cost(*costs)
     return Grid(
-        tower, old, stage.depth, shapes, shape, row, cost, mlp, depth, heads, head_dim, kappa, attention, causal
+        tower,
+        old,
+        stage.depth,
+        stage.shortest,
+        shapes,
+        shape,
+        row,
+        cost,
+        mlp,
+        depth,
+        heads,
+        head_dim,
+        kappa,
+        attention,
+        causal,
     )
 
 

@@ -91,8 +91,13 @@ def adds_heads(designs: Grid) -> NDArray[np.bool_]:
 
 
 def trades_layers(designs: Grid, request: Request) -> NDArray[np.bool_]:
-    """Which designs have more heads and fewer layers, as far as neither is pinned."""
+    """Which designs have more heads and fewer layers, as far as neither is pinned.
+
+    Where no block can be left out (EdgeNeXt, ALBERT), narrower MLPs pay for the heads.
+    """
     if not request.wants_heads:
         return np.ones(len(designs), bool)
+    if designs.shortest == designs.old_depth:
+        return np.asarray(adds_heads(designs) & (designs.mlp < designs.old.mlp))
     fewer = designs.depth < designs.old_depth if request.depth is None else True
     return np.asarray(adds_heads(designs) & fewer)

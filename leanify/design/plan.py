@@ -268,10 +268,11 @@ def _prices(
             "--override the one with the other (num_attention_heads, num_key_value_heads)"
         )
     changed = turned_stages(architecture, request)
-    if not changed:
+    stages = [architecture.stages[i] for i in changed]
+    if request.heads is None and not any(s.shortest < s.depth or (s.main and s.main.mlp) for s in stages):
         raise ShapeError(
-            f"{source} keeps its attentions in no list of blocks, so there is no depth to trade; leanify.grow and "
-            "leanify.write change its heads"
+            f"{source} has nothing to trade for heads: its attentions stand in no list of blocks that could be "
+            "shorter, and no MLP beside them is known; leanify.grow and leanify.write change its heads"
         )
     return PriceList(model, tokens, changed, context)
 

@@ -141,8 +141,8 @@ class PriceList:
             mains = {i: main for i in stages if (main := self.architecture.stages[i].main)}
             designs = {i: StageDesign(self.architecture.stages[i].depth, *_shape(main)) for i, main in mains.items()}
             return sum(int(getattr(self.more(i, design), cost)) for i, design in designs.items())
-        containers = [container for i in stages if (container := self.located.stages[i].container) is not None]
-        return sum({id(p): p.numel() for container in containers for p in container.parameters()}.values())
+        modules = (module for i in stages for module in _modules_of(self.located.stages[i]))
+        return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
 
     def _count_whole(self) -> dict[str, int] | None:
         """The MACs of every module of the model as it stands; None where only a large one in memory would tell."""
@@ -212,6 +212,13 @@ class PriceList:
         per_group = at(heads + stage.group, main.mlp) - here
         per_units = at(heads, main.mlp + stage.units) - here if main.mlp else Cost(0, 0, 0)
         return Line(heads, stage.group, main.mlp, stage.units, here, per_group, per_units)
+
+
+def _modules_of(stage: LocatedStage) -> list[nn.Module]:
+    """What holds a stage's parameters: its list, or without one its attentions and MLPs."""
+    if stage.container is not None:
+        return [stage.container]
+    return [site.module for layer in stage.layers for site in (layer.attention, layer.mlp) if site is not None]
 
 
 def _shape(layer: Layer) -> tuple[int, int, int]:

@@ -39,6 +39,9 @@ def _heads_words(old: Candidate, new: Candidate, found: SearchResult) -> Iterato
             f"{plain_name(old, found.plain)} ranks above lean: by what was measured on small models it keeps more, "
             "without more heads"
         )
+    pairs = [(a, b) for a, b in zip(old.designs, new.designs, strict=True) if a is not None and b is not None]
+    if all(a.depth == b.depth for a, b in pairs) and any(a.heads < b.heads and b.mlp < a.mlp for a, b in pairs):
+        yield "no layer is left out: narrower MLPs alone pay for the heads"
     for name in found.headless:
         yield f"{name}: no heads were added; within the rules its budget leaves no layers to trade"
 

@@ -147,7 +147,8 @@ class LocatedModel:
         for site in self.sites:
             block = next((path for path in ancestors(site.path) if path and path.rpartition(".")[0] in lists), "")
             in_block.setdefault(block, []).append(site)
-        moves = [("", ""), *((old, new) for stage in self.stages for _, old, new in _moves(stage, model))]
+        inside = [(old, new) for stage in self.stages for _, old, new in _moves(stage, model)]
+        moves = [("", ""), *(move for move in inside if move != ("", ""))]
         sites = [_moved(site, model, old, new) for old, new in moves for site in in_block.get(old, ())]
         return self._with(model, sites)
 
@@ -161,9 +162,12 @@ class LocatedModel:
 
 
 def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
-    """(index in the stage, path there, path in ``model``) of every block of a copy; what is beyond repeats the last."""
+    """(index in the stage, path there, path in ``model``) of every block of a copy; what is beyond repeats the last.
+
+    Without a list nothing moves.
+    """
     if stage.container is None:
-        return [(0, stage.name, stage.name)]
+        return [(0, "", "")]
     old, new = (
         [f"{stage.name}.{name}".lstrip(".") for name, _ in container.named_children()]
         for container in (stage.container, model.get_submodule(stage.name))

@@ -171,6 +171,22 @@ def _resize_linear(
         _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
 
 
+@torch.no_grad()
+def repeat_rows(
+    old: nn.Module, new: nn.Module, reading: Reading, before: notation.Sizes, after: notation.Sizes
+) -> None:
+    """Make what projects to new heads a copy of what projects to the old ones, again from the first one on."""
+    for part, how in reading.rows.items():
+        source, target = part_of(old, part), part_of(new, part)
+        if source is None or target is None:
+            continue
+        axis, taken = features_of(source).output_axis, notation.cycle(how, before, after)
+        for name, value in (*source.named_parameters(recurse=False), *source.named_buffers(recurse=False)):
+            if value.dim():
+                along = axis if value.dim() > 1 else 0
+                getattr(target, name).copy_(value.index_select(along, taken.to(value.device)))
+
+
 def _resize_maps(
     model: nn.Module,
     path: str,

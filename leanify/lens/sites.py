@@ -55,8 +55,9 @@ def _serves_attention(mlp: Site, attentions: dict[str, Site]) -> bool:
 
 
 def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> LocatedStage:
-    if name in attentions:  # an attention outside any list
-        return LocatedStage(name, None, [_layers(attentions[name], [m for m in mlps if within(m.path, name)])])
+    block, first = next(iter(attentions.items()))
+    if name == first[0].path:  # an attention outside any list with a depth to trade
+        return LocatedStage(name, None, [_layers(first, [m for m in mlps if within(m.path, block)])])
     container = model.get_submodule(name)
     depth = name.count(".") + 2 if name else 1
     by_block: dict[str, list[Site]] = {}
@@ -166,20 +167,30 @@ def _projects(module: nn.Module) -> bool:
 
 
 def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[tuple[str, str]]:
-    """(list, block) around each attention; twice its own path where no list has a depth to trade."""
-    finder = _BlockFinder(model, {a.path for a in attentions}, {p for mlp in mlps for p in ancestors(mlp.path)})
+    """(list, block) around each attention. Where no list has a depth to trade, its own path stands for the list, and
+    for the block too unless it is the last attention there, which takes the block's MLP.
+    """
+    finder = _BlockFinder(
+        model,
+        {a.path for a in attentions},
+        {mlp.path for mlp in mlps},
+        {p for mlp in mlps for p in ancestors(mlp.path)},
+    )
     found = [finder.around(attention) for attention in attentions]
+    last = {block: attention.path for attention, (_, block) in zip(attentions, found, strict=True)}
     around_lists = {path for container, _ in found for path in ancestors(container)}
     in_list: dict[str, set[str]] = {}
     for container, block in found:
         in_list.setdefault(container, set()).add(block)
-    return [
-        (attention.path, attention.path)
-        if block in around_lists  # a stage around lists of blocks is no block
-        or len(in_list[container]) == 1 < len(list(model.get_submodule(container).children()))  # no depth to trade
-        else (container, block)
-        for attention, (container, block) in zip(attentions, found, strict=True)
-    ]
+    pairs = []
+    for path, (container, block) in zip((a.path for a in attentions), found, strict=True):
+        if block in around_lists:  # a stage around lists of blocks is no block
+            pairs.append((path, path))
+        elif len(in_list[container]) == 1 < len(list(model.get_submodule(container).children())):  # no depth to trade
+            pairs.append((path, block if last[block] == path else path))
+        else:
+            pairs.append((container, block))
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -188,6 +199,7 @@ class _BlockFinder:
 
     model: nn.Module
     attentions: set[str]
+    mlps: set[str]
     around_mlps: set[str]
 
     def around(self, attention: Site) -> tuple[str, str]:
@@ -197,7 +209,8 @@ class _BlockFinder:
         block (parallel attentions, T5's sublayers).
         """
         inner: tuple[str, str] | None = None  # a list entry with an attention and nothing else
-        for block in ancestors(attention.path):
+        whole = next((path for path in ancestors(attention.path) if path in self.mlps), attention.path)
+        for block in ancestors(whole):  # where a row describes a whole block, the lists inside it are none of blocks
             container, _, index = block.rpartition(".")
             around = self.model.get_submodule(container)
             if not isinstance(around, (nn.ModuleList, nn.Sequential)) or not index.isdigit():
@@ -208,7 +221,7 @@ class _BlockFinder:
                 return inner if inner and plain else self._around_sublayers(container, block)
             if self._has_other_matrices(around, container):
                 inner = inner or (container, block)
-        return attention.path, attention.path
+        return inner or (attention.path, attention.path)
 
     def _around_sublayers(self, container: str, block: str) -> tuple[str, str]:
         """One step out where the list is itself a block: DaViT's Sequential of two unlike layers, in a list."""

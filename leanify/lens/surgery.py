@@ -20,7 +20,7 @@ from leanify.architecture import Architecture, Layer
 from leanify.errors import ShapeError, UnsupportedModel
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, within
-from leanify.lens.resize import features_of, part_of, resize
+from leanify.lens.resize import features_of, part_of, repeat_rows, resize
 from leanify.lens.sites import locate
 from leanify.upstream.initialise import initialise_model
 from leanify.upstream.origin import origin_of, set_origin
@@ -80,18 +80,36 @@ def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int
     ``heads`` is the new number (one for every stage that a redesign changes, or one a stage); ``factor`` multiplies the
     heads of every stage. Under grouped-query attention whole key/value groups grow.
 
-    Raises UnsupportedModel where a norm runs over all heads: there no growth keeps the outputs.
+    A norm over all heads gives the old heads what it gave before only where its mean and variance stay: new heads are
+    copies of the old ones there, equally many of each. Raises UnsupportedModel where the new number is no multiple.
     """
     located = locate(model)
-    for attention in (layer.attention for layer in located.layers):
-        for part in attention.reading.mixing:
-            if part_of(attention.module, part) is not None:
+    shape = located.architecture.grown(heads, factor)
+    mixed = {
+        layer.attention.path: _norm_over_heads(layer.attention, wanted.heads)
+        for layer, wanted in zip(located.layers, shape.layers(), strict=True)
+    }
+    grown = write_located(located, shape)
+    for site in (layer.attention for layer in grown.layers):
+        if mixed[site.path]:
+            old = located.by_path[site.path]
+            repeat_rows(old.module, site.module, site.reading, old.sizes, site.sizes)
+    return grown.model
+
+
+def _norm_over_heads(attention: Site, heads: int) -> bool:
+    """Whether a norm runs over all heads. Raises UnsupportedModel where ``heads`` is no multiple of theirs."""
+    old = attention.sizes["h"]
+    for part in attention.reading.mixing:
+        if part_of(attention.module, part) is not None:
+            if heads % old:
                 raise UnsupportedModel(
-                    f"{attention.path}.{part} is a norm over all heads, so new heads change what the old ones give: "
-                    "growth cannot keep the outputs. leanify.write(model, leanify.read(model).grown(…)) grows it "
-                    "without that promise"
+                    f"{attention.path}.{part} is a norm over all {old} heads: growth keeps the outputs only where "
+                    f"every head is copied equally often, so to multiples of {old}, and {heads} were asked for. "
+                    "leanify.write(model, leanify.read(model).grown(…)) grows it without that promise"
                 )
-    return write_located(located, located.architecture.grown(heads, factor)).model
+            return True
+    return False
 
 
 # -- what cannot be written ---------------------------------------------------------------------------------------

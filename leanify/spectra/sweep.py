@@ -28,9 +28,8 @@ def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int
     that no mode allows.
     """
     arch = surgery.read(model)
-    main = next((stage.main for index, stage in enumerate(arch.stages) if index in arch.varied), None)
-    if main is None:
-        raise ShapeError(f"{arch.source} keeps its attentions in no list of blocks: it has no head count to sweep")
+    main = arch.stages[arch.varied[0]].main
+    assert main is not None  # what varies has attention
     found: list[tuple[Mode, int, int]] = []
     left_out = []
     for count in sorted(set(heads)):

@@ -2,7 +2,7 @@
 
 read      every attention is found, and its shape is read from its tensors
 grow      twice the heads at constant head_dim, and that shape is read back
-redesign  a leaner design is found within one of `SHARES` of the parameters
+redesign  a leaner design is found within one of `SHARES` of the parameters, by the rules of `RULES`, strictest first
 control   that design has one of equal depth and parameters with the old heads and a wider MLP
 """
 
@@ -19,18 +19,26 @@ from leanify.errors import BudgetError, LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.sources import find
 
-SHARES = (0.5, 0.9)  # large embeddings leave little for the blocks to save
+SHARES = (0.5, 0.9, 0.98)  # large embeddings, or convolutions, leave little for the blocks to save
+RULES: dict[str, dict[str, Any]] = {  # by the flags that loosen them: a small or shallow model may need it
+    "": {},
+    "--min-depth 1": {"min_depth": 1},
+    "--min-depth 1 --min-mlp 0 --multiple 1": {"min_depth": 1, "min_mlp": 0, "multiple": 1},
+}
 
 
 @dataclass(frozen=True)
 class Answers:
-    """True, False, or None where the question does not apply; ``reason`` says what the first other than True means."""
+    """True, False, or None where the question does not apply; ``reason`` says what the first other than True means,
+    ``flags`` which rules `redesign` was given, beside the budget, to find a design.
+    """
 
     read: bool | None
     grow: bool | None
     redesign: bool | None
     control: bool | None
     reason: str = ""
+    flags: str = ""
 
     @property
     def all_yes(self) -> bool:
@@ -48,11 +56,11 @@ def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> Answe
     except LeanifyError as error:
         return Answers(False, False, False, None, _line(error))
     grow_refused = _grow_refused(model)
-    plan = _plan(source, overrides)
+    plan, flags = _plan(source, overrides)
     if isinstance(plan, LeanifyError):
         return Answers(True, not grow_refused, False, None, grow_refused or _line(plan))
     no_control = "no control: in the stages that a redesign changes no MLP is known" if plan.control is None else ""
-    return Answers(True, not grow_refused, True, plan.control is not None, grow_refused or no_control)
+    return Answers(True, not grow_refused, True, plan.control is not None, grow_refused or no_control, flags)
 
 
 def _grow_refused(model: nn.Module) -> str:
@@ -65,17 +73,26 @@ def _grow_refused(model: nn.Module) -> str:
     return "" if grown == wanted else f"its heads were doubled to {wanted}, and {grown} is read back"
 
 
-def _plan(source: str, overrides: Mapping[str, Any] | None) -> Plan | LeanifyError:
-    """The redesign to the smallest share that some design reaches, or why there is none."""
-    refused: LeanifyError = BudgetError("no share was tried")
-    for share in SHARES:
-        try:
-            return redesign(source, target_params=share, overrides=overrides)
-        except BudgetError as error:
-            refused = error
-        except LeanifyError as error:
-            return error
-    return refused
+def _plan(source: str, overrides: Mapping[str, Any] | None) -> tuple[Plan | LeanifyError, str]:
+    """The first redesign that is found and the flags that it took, or why there is none by the default rules.
+
+    Every budget is tried before a rule is loosened; a design with a control is preferred to one without.
+    """
+    first: LeanifyError | None = None
+    without: tuple[Plan, str] | None = None
+    for flags, rules in RULES.items():
+        for share in SHARES:
+            try:
+                plan = redesign(source, target_params=share, overrides=overrides, **rules)
+            except BudgetError as error:
+                first = first or error
+                continue
+            except LeanifyError as error:
+                return error, ""
+            if plan.control is not None or not any(layer.mlp for layer in plan.chosen.architecture.layers()):
+                return plan, flags
+            without = without or (plan, flags)
+    return without or (first or BudgetError("no share was tried"), "")
 
 
 def _line(error: Exception) -> str:

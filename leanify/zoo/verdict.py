@@ -32,7 +32,8 @@ class Verdict:
 
     ``supported``: all four answers are yes and every law that applies held at a small size; ``refused``: leanify says
     why not; ``failing``: a law is broken, or something else went wrong. ``untested`` names the laws that had nothing to
-    test at the small size, ``given`` what upstream's default configuration leaves unset (`unset`).
+    test at the small size, ``given`` what upstream's default configuration leaves unset (`unset`), ``flags`` the rules
+    that `redesign` had to be given beside the budget.
     """
 
     library: str
@@ -45,6 +46,7 @@ class Verdict:
     untested: tuple[str, ...] = ()
     reason: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
+    flags: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "untested": list(self.untested)}
