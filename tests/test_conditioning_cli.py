@@ -227,7 +227,7 @@ def test_heads_are_swept_in_a_model_without_a_list_of_blocks(leanify):
     tiny = [f"--override={o}" for o in ("n_layers=2", "emb_dim=64", "n_heads=4")]
     code, out, _ = leanify("flaubert", *tiny, "--heads", "2,4", "--samples", 2, "--tokens", 16, "--json")
     assert code == 0
-    assert {point["heads"] for point in json.loads(out)["models"][0]["sweep"]} == {2, 4}
+    assert {point["heads"] for point in json.loads(out)["models"][0]["heads"]} == {2, 4}
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
