@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 def console() -> Console:
     """Standard output: at most 100 columns wide, colours only on a terminal."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, emoji=False)  # a path may hold :x:, and emoji's names take 10 ms to import
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     return out
 

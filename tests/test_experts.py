@@ -10,8 +10,9 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture
+from leanify.design.appraisal import appraise
 from leanify.design.counting import count
-from leanify.design.prices import PriceList, StageDesign
+from leanify.design.prices import StageDesign
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.zoo import laws, running, tiny
@@ -67,13 +68,13 @@ def test_a_mixture_is_priced_by_its_experts() -> None:
     origin = origin_of(tiny.build("hf", "mixtral")[0])
     assert origin is not None
     meta = build_model(origin, "meta")
-    prices = PriceList(meta, 12)
+    prices = appraise(meta, 12)
     for units in (8, 24, 120):
         said = prices.total([StageDesign(2, 12, 8, units)])
         wanted = replace(
             prices.architecture, stages=tuple(stage.reshape(2, 12, 8, units) for stage in prices.architecture.stages)
         )
-        assert said == count(leanify.write(meta, wanted), 12, prices.context)
+        assert said == count(leanify.write(meta, wanted), 12, prices.facts.context)
 
 
 def test_the_number_of_experts_stays() -> None:

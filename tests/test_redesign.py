@@ -13,6 +13,7 @@ from cases import CASES, IMAGE
 import leanify
 from leanify.design import budget as budgets
 from leanify.design import counting, profiling, search
+from leanify.design.appraisal import appraise
 from leanify.design.counting import count
 from leanify.design.prices import PriceList
 from leanify.design.search import Request
@@ -24,7 +25,7 @@ SMALL = CASES["vit"]
 
 @pytest.fixture(scope="module")
 def vit_base() -> PriceList:
-    return PriceList(leanify.load("vit_base", device="meta"))
+    return appraise(leanify.load("vit_base", device="meta"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_never_over_budget_and_exact_as_built(vit_base: PriceList, share: float,
     limit = int(share * search.baseline(vit_base).cost.params)
     found = search.search(vit_base, Request(max_params=limit, heads_mode=mode))
     for candidate in (found.front[0], found.front[-1]):
-        built = count(surgery.write(vit_base.model, candidate.applied_to(vit_base.architecture)))
+        built = count(surgery.write(vit_base.appraiser.model, candidate.applied_to(vit_base.architecture)))
         assert candidate.cost == built
         assert built.params <= limit
 

@@ -13,9 +13,10 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture
+from leanify.design.appraisal import appraise
 from leanify.design.constraints import main_of
 from leanify.design.counting import call, count
-from leanify.design.prices import PriceList, StageDesign
+from leanify.design.prices import StageDesign
 from leanify.design.search import Candidate
 from leanify.lens import sites, surgery
 from leanify.sources import describe
@@ -111,14 +112,14 @@ def test_writing_its_own_shape_changes_nothing(case: Case) -> None:
 @EVERY
 def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None:
     meta = case.load("meta")
-    prices = PriceList(meta)
+    prices = appraise(meta)
     for name, shape in lean_shapes(prices.architecture).items():
         designs = tuple(
             StageDesign(s.depth, main_of(s).heads, main_of(s).head_dim, main_of(s).mlp) if i in prices.turned else None
             for i, s in enumerate(shape.stages)
         )
         predicted = prices.total(designs)
-        assert predicted == count(surgery.write(meta, shape), context=prices.context), name
+        assert predicted == count(surgery.write(meta, shape), context=prices.facts.context), name
         built = surgery.write(case.load(), shape)
         assert predicted.params == sum(parameter.numel() for parameter in built.parameters()), name
         assert Candidate(designs, predicted, 1.0).applied_to(prices.architecture) == shape

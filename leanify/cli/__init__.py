@@ -14,21 +14,24 @@ import warnings
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
-from typing import Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from leanify.errors import LeanifyError
-from leanify.upstream import lazy_dynamo
+
+if TYPE_CHECKING:
+    import typer
 
 COMMANDS = ("redesign", "train", "compare", "glue", "profile", "condition", "export", "recipes", "runs", "zoo")
 NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
+LISTS = (["recipes"], ["train", "--list"])  # nothing to parse: typer would take most of the time
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
 EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
 
 
 def app(*names: str) -> typer.Typer:
     """The commands with these names; one alone takes its arguments directly."""
+    import typer
+
     made = typer.Typer(
         help=ABOUT,
         epilog=EVERYWHERE,
@@ -93,8 +96,10 @@ def called() -> None:
     """Run the command that is asked for."""
     arguments = _without_frame(sys.argv[1:])
     asked = arguments[0] if arguments else ""
+    if arguments in LISTS:
+        return import_module("leanify.cli.recipe_list").show()  # type: ignore[no-any-return]
     if asked in NEVER_COMPILE:
-        lazy_dynamo.install()
+        import_module("leanify.upstream.lazy_dynamo").install()
     if asked in COMMANDS:
         app(asked)(args=arguments[1:], prog_name=f"leanify {asked}")
     else:

@@ -28,7 +28,7 @@ def render_plan(plan: Plan) -> None:
     out.print(
         Text.assemble(
             (plan.name, "bold"),
-            f" · {plan.found.origin.library} · {_inputs(plan)} · {plan.budget} · "
+            f" · {plan.prices.facts.library} · {_inputs(plan)} · {plan.budget} · "
             f"{plan.searched:,} design{'s' * (plan.searched != 1)} priced in {plan.seconds:.2f} s",
         ),
     )

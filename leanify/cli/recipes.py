@@ -10,12 +10,11 @@ from leanify.cli.formats import Kind, kind_of, print_json, show
 from leanify.cli.options import Format, Json, complete_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from rich.table import Table
 
     from leanify.design.audit import Row
-    from leanify.sources.recipe import Recipe
 
 
 def recipes(
@@ -40,9 +39,9 @@ def recipes(
         rows = [row.to_json() for row in found]
         _show(kind, "rows", rows, lambda: _audit_table(found))
     else:
-        known = _loaded()
-        listed = [{"recipe": each, **_facts(recipe)} for each, recipe in known.items()]
-        _show(kind, "recipes", listed, lambda: _listing(known))
+        from leanify.cli import recipe_list
+
+        recipe_list.show(kind)
 
 
 def _show(kind: Kind, key: str, rows: list[dict[str, Any]], table: Callable[[], Table]) -> None:
@@ -87,34 +86,13 @@ def _key_table(listed: list[dict[str, Any]]) -> Table:
     return shown
 
 
-def _loaded() -> Mapping[str, Recipe]:
-    from leanify.sources import recipe
-
-    return {name: recipe.load(path) for name, path in recipe.built_in().items()}
-
-
 def _rebuilt() -> list[Row]:
     from leanify.design.audit import rows
+    from leanify.sources import recipe
     from leanify.terminal import track
 
-    total = sum(recipe.paper is not None for recipe in _loaded().values())
+    total = sum(recipe.load(path).paper is not None for path in recipe.built_in().values())
     return list(track(rows(), "rebuilding", total))
-
-
-def _facts(recipe: Recipe) -> dict[str, str | None]:
-    return {"source": recipe.model.source, "data": recipe.data.name if recipe.data else None}
-
-
-def _listing(known: Mapping[str, Recipe]) -> Table:
-    from leanify.cli.tables import table
-
-    shown = table(("recipe", "source", "data"), [], left=3)
-    for column in shown.columns[1:]:
-        column.no_wrap, column.overflow = False, "fold"
-    for name, recipe in known.items():
-        facts = _facts(recipe)
-        shown.add_row(name, facts["source"], facts["data"] or "–")
-    return shown
 
 
 def _audit_table(found: list[Row]) -> Table:

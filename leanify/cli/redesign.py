@@ -116,16 +116,15 @@ def redesign(
     if output is not None and len(asked) * len(budgets) > 1:
         raise LeanifyError(f"-o writes one design, and {len(asked) * len(budgets)} are asked for: name one")
 
+    from leanify.cli import plans
+    from leanify.design.plan import redesign as redesign_source
+    from leanify.sources.overrides import parse_overrides
     from leanify.terminal import progress
-
-    with progress("loading PyTorch", None):
-        from leanify.cli import plans
-        from leanify.design.plan import redesign as redesign_source
-        from leanify.sources.lean_directory import check_new_directory
-        from leanify.sources.overrides import parse_overrides
 
     overrides = parse_overrides(override or [])
     if output is not None and not force:
+        from leanify.sources.lean_directory import check_new_directory
+
         check_new_directory(output)
     measured = None
     if study is not None:

@@ -62,7 +62,7 @@ def zoo(
 
 
 def _show(library: str | None, kind: Kind) -> None:
-    from leanify.zoo.table import shipped
+    from leanify.zoo.shipped import shipped
 
     table = shipped()
     models = [model for model in table["models"] if library in (None, model["library"])]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leanify import machine
+from leanify.design.cost import Cost as Cost
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
@@ -27,33 +27,6 @@ from leanify.upstream.origin import origin_of
 
 Result = TypeVar("Result")
 CACHED_BYTES = 2  # a number: bfloat16 or float16
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a model costs; every number may be an array, one entry a design.
-
-    params       all parameters
-    params_body  those of the blocks alone
-    macs         multiply-adds of one forward pass of one sample
-    active       parameters that one token meets: of the experts as many as it is sent to
-    kv           bytes of the key/value cache at the context that was asked for, at two bytes a number
-    """
-
-    params: Any
-    params_body: Any
-    macs: Any
-    active: Any = 0
-    kv: Any = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
-
-    def __mul__(self, times: int) -> Cost:
-        return Cost(*(number * times for number in astuple(self)))
 
 
 def parameters(module: nn.Module) -> int:

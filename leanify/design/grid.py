@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from leanify.architecture import Architecture, Layer, Stage
 from leanify.design.constraints import Constraints, main_of
-from leanify.design.counting import Cost
+from leanify.design.cost import Cost
 from leanify.design.prices import PriceList, StageDesign
 from leanify.design.towers import PINS, Pin, Tower, pins_of
 from leanify.errors import ShapeError
@@ -189,7 +189,7 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     kappa, attention, shape, row, mlp, depth, heads, head_dim, *costs = (
         np.concatenate(c) for c in zip(*parts, strict=True)
     )
-    stage, causal = prices.architecture.stages[tower.lead], prices.causal(tower.lead)
+    stage, causal = prices.architecture.stages[tower.lead], prices.facts.causal[tower.lead]
     old = main_of(stage)
     cost = Cost(*costs)
     return Grid(

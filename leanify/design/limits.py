@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leanify.design.counting import Cost
+from leanify.design.cost import Cost
 from leanify.design.grid import Grid, Request, baseline_designs
 from leanify.design.prices import PriceList
 from leanify.design.towers import Tower

@@ -1,6 +1,8 @@
 """`redesign`: a source and a budget in, a plan out; and the plan built.
 
 find → price → search → choose → (build → save)
+
+Where the prices are known (`price_cache`), no step before `build` imports torch.
 """
 
 from __future__ import annotations
@@ -8,31 +10,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from leanify.architecture import Architecture
-from leanify.design import budget, search
+from leanify.design import budget, price_cache, search
 from leanify.design.amounts import BYTES, COUNTS, Budget
-from leanify.design.build import room_for
 from leanify.design.constraints import Constraints
 from leanify.design.control import control as control_of
+from leanify.design.facts import Appraiser
 from leanify.design.grid import Candidate, HeadsMode, Request, turned_stages
 from leanify.design.prices import PriceList
 from leanify.design.serving import Serving, serving
 from leanify.design.towers import Pin, towers
 from leanify.design.warnings import warnings
 from leanify.errors import BudgetError, LeanifyError, ShapeError
-from leanify.lens import surgery
-from leanify.sources import find, lean_directory
-from leanify.sources import weights as weights_of
-from leanify.sources.find import ModelSource
-from leanify.upstream.inputs import check_tokens
 
-Carry = Callable[[nn.Module, Architecture], nn.Module]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanify.sources.source import ModelSource
+
+Carry = Callable[["nn.Module", Architecture], "nn.Module"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Plan:
     towers: list[str]
     ranked_by: str
     budget: str
-    found: ModelSource = field(repr=False)
+    asked: price_cache.Asked = field(repr=False)
     prices: PriceList = field(repr=False, compare=False)
     request: Request = field(repr=False)
     candidate: Candidate = field(repr=False, compare=False)
@@ -99,12 +99,17 @@ class Plan:
     directory: str | None = None
     with_control: bool = False
 
+    @cached_property
+    def found(self) -> ModelSource:
+        """What the source leads to; torch is imported here at the latest."""
+        return self.asked.find()
+
     @property
     def name(self) -> str:
         """What the source is called: upstream's name, or that of the user's directory."""
         here = Path(self.source).expanduser()
         named = here.parent.resolve().name if here.is_file() else here.resolve().name
-        return named if here.exists() else self.source if "/" in self.source else self.found.origin.name
+        return named if here.exists() else self.source if "/" in self.source else self.prices.facts.name
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``redesign --json`` prints."""
@@ -131,16 +136,22 @@ class Plan:
         seed: int = 0,
         pretrained: bool = False,
         design: Design | None = None,
-        carry: Carry = surgery.write,
+        carry: Carry | None = None,
     ) -> nn.Module:
         """The chosen model, or another design of the plan: initialised by upstream, or with the weights of a SOURCE
         carried over by ``carry``, which makes a model of another shape from one with weights.
         """
+        import torch
+
+        from leanify.lens import surgery
+        from leanify.sources import find
+        from leanify.sources import weights as weights_of
+
         shape = (design or self.chosen).architecture
         torch.manual_seed(seed)
         if weights is not None or pretrained:
             donor = find.with_weights(self.found, weights, pretrained)
-            return carry(donor, shape)
+            return (carry or surgery.write)(donor, shape)
         return weights_of.fresh(replace(self.found, architecture=shape))
 
     def save(
@@ -151,7 +162,7 @@ class Plan:
         pretrained: bool = False,
         control: bool = False,
         force: bool = False,
-        carry: Carry = surgery.write,
+        carry: Carry | None = None,
         model_type: str | None = None,
     ) -> Plan:
         """Build the chosen model and write it as a lean directory; the plan that knows where it lies.
@@ -160,6 +171,9 @@ class Plan:
         ``force`` what leanify wrote there before is replaced. ``model_type`` writes it as another type of
         transformers that says the same shape. Raises LeanifyError where there is no control to write.
         """
+        from leanify.design.build import room_for
+        from leanify.sources import lean_directory
+
         lean_directory.check_new_directory(directory, force)
         if not control:
             room_for(4 * self.chosen.params, Path(directory))
@@ -221,19 +235,17 @@ def redesign(
     request = Request(
         count=count, heads_mode=heads_mode, depth=depth, heads=heads, head_dim=head_dim, mlp=mlp, constraints=rules
     )
-    found = find.find(source, overrides=overrides, cls=cls)
-    model = find.build_on_meta(found)
-    check_tokens(model, tokens)
-    prices = _prices(source, model, request, tokens, context)
+    asked = price_cache.Asked(str(source), dict(overrides or {}), cls, tokens, context)
+    appraiser = price_cache.appraiser(asked)
+    prices = _prices(source, appraiser, request)
     baseline = search.baseline(prices)
     request = _with_limits(request, prices, baseline, target_params, max_macs, max_active, max_kv)
-    measured = budget.measured_limits(model, tokens, max_latency, max_memory)
     began = time.perf_counter()
-    outcome = budget.search_within(prices, request, measured, max(top, 1), ranking)
+    outcome = _search(prices, request, asked, max_latency, max_memory, max(top, 1), ranking)
     seconds = time.perf_counter() - began
     control = control_of(prices, outcome.chosen, rules)
     design = designer(prices)
-    return Plan(
+    plan = Plan(
         source=str(source),
         baseline=design(baseline),
         chosen=design(outcome.chosen),
@@ -245,36 +257,47 @@ def redesign(
         searched=outcome.searched,
         seconds=seconds,
         tokens=prices.tokens[search.lead_of(prices)],
-        inputs=prices.inputs,
+        inputs=prices.facts.inputs,
         towers=[tower.name for tower in towers(prices.architecture, prices.turned)],
         ranked_by="a ranking of the caller's own" if ranking is not None else search.ranked_by(prices),
         budget=budget.words_of(request, _spent(baseline, count)),
-        found=found,
+        asked=asked,
         prices=prices,
         request=request,
         candidate=outcome.chosen,
         ranking=ranking,
     )
+    appraiser.keep()
+    return plan
 
 
-def _prices(
-    source: str | Path, model: nn.Module, request: Request, tokens: int | None, context: int | None
-) -> PriceList:
-    architecture = surgery.read(model)
-    odd = next((layer for layer in architecture.layers() if layer.kv_heads > layer.heads), None)
-    if odd is not None:
-        raise ShapeError(
-            f"{source} has {odd.heads} heads on {odd.kv_heads} key/value heads, which no attention can compute: "
-            "--override the one with the other (num_attention_heads, num_key_value_heads)"
-        )
-    changed = turned_stages(architecture, request)
-    stages = [architecture.stages[i] for i in changed]
+def _search(
+    prices: PriceList,
+    request: Request,
+    asked: price_cache.Asked,
+    latency: Budget,
+    memory: Budget,
+    most: int,
+    ranking: search.Ranking | None,
+) -> search.SearchResult:
+    """Search; where a limit is on what must be measured, with the live model."""
+    if latency is None and memory is None:
+        return search.search(prices, request, most, ranking)
+    from leanify.design import measured
+
+    limits = measured.measured_limits(prices.appraiser.model, asked.tokens, latency, memory)
+    return measured.search_within(prices, request, limits, most, ranking)
+
+
+def _prices(source: str | Path, appraiser: Appraiser, request: Request) -> PriceList:
+    changed = turned_stages(appraiser.facts.architecture, request)
+    stages = [appraiser.facts.architecture.stages[i] for i in changed]
     if request.heads is None and not any(s.shortest < s.depth or (s.main and s.main.mlp) for s in stages):
         raise ShapeError(
             f"{source} has nothing to trade for heads: its attentions stand in no list of blocks that could be "
             "shorter, and no MLP beside them is known; leanify.grow and leanify.write change its heads"
         )
-    return PriceList(model, tokens, changed, context)
+    return PriceList(appraiser, changed)
 
 
 def _spent(baseline: Candidate, count: str) -> int:
@@ -299,13 +322,13 @@ def _with_limits(
     if max_kv is not None and not baseline.cost.kv:
         raise BudgetError(f"--max-kv {max_kv}: {prices.architecture.source} keeps no key/value cache")
     limit = budget.limit_of
-    cached = limit("--max-kv", max_kv, baseline.cost.kv / prices.context, BYTES)
+    cached = limit("--max-kv", max_kv, baseline.cost.kv / prices.facts.context, BYTES)
     return replace(
         request,
         max_params=limit("--target-params", target_params, _spent(baseline, request.count), COUNTS),
         max_macs=limit("--max-macs", max_macs, baseline.cost.macs, COUNTS),
         max_active=limit("--max-active", max_active, baseline.cost.active, COUNTS),
-        max_kv=cached and cached * prices.context,
+        max_kv=cached and cached * prices.facts.context,
     )
 
 

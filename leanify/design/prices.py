@@ -2,39 +2,22 @@
 
 A block's parameters and MACs are affine in its heads at a fixed head_dim and affine in its MLP's hidden units, whatever
 the family, because projections, attention maps and per-head parameters all are; so three counts of a shortened model
-price every head count and every MLP of a block, and the search is integer arithmetic.
+price every head count and every MLP of a block, and the search is integer arithmetic. Knows no torch: counts come from
+an appraiser, which is the live model (`appraisal`) or what was remembered of it (`price_cache`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from leanify.architecture import Architecture, Layer, Stage
-from leanify.design.counting import (
-    Cost,
-    count_located,
-    macs_by_module,
-    observed_on_cpu,
-    observed_on_meta,
-    parameters,
-    token_counts,
-    unmasked_inputs,
-)
-from leanify.lens.located import LocatedStage
-from leanify.lens.sites import locate
-from leanify.lens.surgery import write_located
+from leanify.design.cost import Cost
+from leanify.design.facts import Appraiser
 from leanify.spectra.theory import gaussian_kappa
-from leanify.upstream.caches import kept_by, longest_context, looks_back
-from leanify.upstream.inputs import words_of
-
-CONTEXT = 4096
-COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
 
 
 class StageDesign(NamedTuple):
@@ -83,36 +66,24 @@ class Line:
 class PriceList:
     """Prices of every block of a model, counted when they are first asked for.
 
+    facts   the model as it stands
     turned  the stages whose designs vary, by index
-    base    the model with the shortest that each of them can be
+    base    the cost of the model with the shortest that each of them can be
     tokens  N of A in each stage
-    inputs  what one sample is, in words
-    whole   MACs of every module of the model as it stands, by path; None where that was not counted
 
     A block's price is that of a model that ends with it, less that of a model that ends before it, all blocks of the
     stage in the same shape: some share tables of positions. Blocks that look alike (same layers, same modules, same
     parameters, same switches) and take as many MACs where they stand share a price.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokens: int | None = None,
-        turned: Sequence[int] | None = None,
-        context: int | None = None,
-    ) -> None:
-        self._asked = tokens
-        self.context = context or context_of(model)
-        self.inputs = words_of(unmasked_inputs(model, tokens))
-        self.located = locate(model)
-        self.architecture = self.located.architecture
+    def __init__(self, appraiser: Appraiser, turned: Sequence[int] | None = None) -> None:
+        self.appraiser = appraiser
+        self.facts = appraiser.facts
+        self.architecture = self.facts.architecture
         self.turned = tuple(self.architecture.varied if turned is None else turned)
-        self.model = model
-        self.whole = self._count_whole()
-        self._kinds = [_kinds(model, stage, self.whole or {}) for stage in self.located.stages]
-        self.count = cache(lambda shape: count_located(write_located(self.located, shape), tokens, self.context))
+        self.count = cache(appraiser.count)
         self.base = self.count(self._shortened())
-        self.tokens = token_counts(write_located(self.located, self._shortened()), tokens)
+        self.tokens = appraiser.tokens(self._shortened())
         self._line = cache(self._count_line)
         self._blocks = cache(self._count_blocks)
 
@@ -141,15 +112,7 @@ class PriceList:
             mains = {i: main for i in stages if (main := self.architecture.stages[i].main)}
             designs = {i: StageDesign(self.architecture.stages[i].depth, *_shape(main)) for i, main in mains.items()}
             return sum(int(getattr(self.more(i, design), cost)) for i, design in designs.items())
-        modules = (module for i in stages for module in _modules_of(self.located.stages[i]))
-        return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
-
-    def _count_whole(self) -> dict[str, int] | None:
-        """The MACs of every module of the model as it stands; None where only a large one in memory would tell."""
-        on_meta = observed_on_meta(self.model, self._asked, macs_by_module)
-        if on_meta is None and parameters(self.model) < COUNTED_IN_MEMORY:
-            return observed_on_cpu(self.model, self._asked, macs_by_module)
-        return on_meta
+        return self.appraiser.held(stages)
 
     def kappa(self, designs: Sequence[StageDesign | None]) -> float:
         """The predicted κ of the worst stage that a design turns (Theorem 3.2); the others are the same in all."""
@@ -167,13 +130,9 @@ class PriceList:
         attention = line.per_group.active / line.group * design.heads
         return attention / (attention + line.per_units.active / line.units * design.mlp)
 
-    def causal(self, index: int) -> bool:
-        """Whether a stage's tokens see those before them alone."""
-        return any(looks_back(layer.attention.module) for layer in self.located.stages[index].layers)
-
     def _alike(self, index: int, block: int) -> int:
         """The first block behind the shortest stage that looks like this one; blocks beyond the last repeat it."""
-        kinds = self._kinds[index]
+        kinds = self.facts.kinds[index]
         shortest = self.architecture.stages[index].shortest
         kind = kinds[min(block, len(kinds) - 1)]
         return next(i for i in range(shortest, block + 1) if kinds[min(i, len(kinds) - 1)] == kind)
@@ -214,34 +173,5 @@ class PriceList:
         return Line(heads, stage.group, main.mlp, stage.units, here, per_group, per_units)
 
 
-def _modules_of(stage: LocatedStage) -> list[nn.Module]:
-    """What holds a stage's parameters: its list, or without one its attentions and MLPs."""
-    if stage.container is not None:
-        return [stage.container]
-    return [site.module for layer in stage.layers for site in (layer.attention, layer.mlp) if site is not None]
-
-
 def _shape(layer: Layer) -> tuple[int, int, int]:
     return layer.heads, layer.head_dim, layer.mlp
-
-
-def context_of(model: nn.Module) -> int:
-    """The context at which caches are compared: as long as the model takes, at most 4,096 tokens."""
-    return min(longest_context(model) or CONTEXT, CONTEXT)
-
-
-def _kinds(model: nn.Module, stage: LocatedStage, macs: Mapping[str, int]) -> list[int]:
-    """For each block the index of the first one that looks like it and takes as many of the ``macs``, by path."""
-    if stage.container is None:
-        return [0]
-    looks = [
-        (
-            tuple((layer.read(), kept_by(model, layer.attention.module)) for layer in layers),
-            tuple(type(module).__qualname__ for module in block.modules()),
-            tuple(parameter.shape for parameter in block.parameters()),
-            tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),
-            macs.get(f"{stage.name}.{name}"),
-        )
-        for layers, (name, block) in zip(stage.blocks, stage.container.named_children(), strict=True)
-    ]
-    return [looks.index(look) for look in looks]

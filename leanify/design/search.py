@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leanify.design.control import has_close_control
-from leanify.design.counting import parameters
 from leanify.design.grid import Candidate as Candidate
 from leanify.design.grid import Grid, Request, baseline_designs, grid, priced, turned_stages
 from leanify.design.limits import Limits, adds_heads, share_out, trades_layers, unspent, within
@@ -208,7 +207,7 @@ def _joined(prices: PriceList, picked: Sequence[tuple[Grid, int]]) -> Candidate:
 
 def ranked_by(prices: PriceList) -> str:
     """Which rule ranks the designs of this model, and how much it is worth, in words."""
-    directions = {prices.causal(tower.lead) for tower in towers(prices.architecture, prices.turned)}
+    directions = {prices.facts.causal[tower.lead] for tower in towers(prices.architecture, prices.turned)}
     words = {
         False: "most attention for bidirectional blocks (ρ 0.9 with quality on three of four small tasks)",
         True: "least attention for causal blocks (weak evidence: no rule is known to be better than chance)",
@@ -221,7 +220,7 @@ def score(prices: PriceList, candidate: Candidate) -> float:
     every = towers(prices.architecture, prices.turned)
     weights = [prices.held(tower.stages, "params") for tower in every]
     found = [
-        scores(prices.attention_share(tower.lead, design), prices.causal(tower.lead))
+        scores(prices.attention_share(tower.lead, design), prices.facts.causal[tower.lead])
         for tower in every
         if (design := candidate.designs[tower.lead]) is not None
     ]
@@ -241,12 +240,12 @@ def baseline(prices: PriceList) -> Candidate:
     then blocks that look alike cost differently (tokens are merged between them), and no design could be trusted.
     """
     found = priced(prices, baseline_designs(prices))
-    counted = prices.whole and prices.whole[""]
-    if counted not in (None, found.cost.macs) or parameters(prices.model) != found.cost.params:
+    counted, params = prices.facts.macs, prices.facts.params
+    if counted not in (None, found.cost.macs) or params != found.cost.params:
         raise UnsupportedModel(
             f"{prices.architecture.source} cannot be priced block by block: what it costs depends on where blocks "
             "stand, as where tokens are merged or something outside reads certain blocks (they add up to "
-            f"{found.cost.macs:,} MACs and {found.cost.params:,} parameters; {counted} and {parameters(prices.model)} "
-            "were counted). leanify.read, write and grow may still do for it"
+            f"{found.cost.macs:,} MACs and {found.cost.params:,} parameters; {counted} and {params} were "
+            "counted). leanify.read, write and grow may still do for it"
         )
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from leanify.design.grid import Candidate
 from leanify.design.prices import PriceList
-from leanify.upstream.caches import Kept, kept_by
+from leanify.upstream.caches import Kept
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def serving(prices: PriceList, design: Candidate) -> Serving | None:
     """
     if not design.cost.kv:
         return None
-    n = prices.context
+    n = prices.facts.context
     per_token = design.cost.kv / n
     if any(len(block) > 1 for stage in prices.architecture.stages for block in stage.blocks):
         return Serving(n, per_token, None, None)
@@ -48,10 +48,8 @@ def _pairs(prices: PriceList, design: Candidate) -> list[tuple[int, Kept | None]
     """For every layer the MACs of one query with one key and value, and what the layer keeps."""
     found = []
     stages = design.applied_to(prices.architecture).stages
-    for stage, located in zip(stages, prices.located.stages, strict=True):
+    for stage, standing in zip(stages, prices.facts.kept, strict=True):
         for i, block in enumerate(stage.blocks):
-            standing = located.blocks[min(i, len(located.blocks) - 1)]
-            for shape, layer in zip(block, standing, strict=True):
-                kept = kept_by(prices.model, layer.attention.module)
+            for shape, kept in zip(block, standing[min(i, len(standing) - 1)], strict=True):
                 found.append((shape.heads * ((kept and kept.pair) or 2 * shape.head_dim), kept))
     return found

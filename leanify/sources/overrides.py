@@ -9,15 +9,16 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.errors import SourceError
-from leanify.sources.source import ModelSource
-from leanify.upstream.build import check_depth
 from leanify.upstream.libraries import import_transformers, without_type
 from leanify.upstream.origin import Origin
 from leanify.upstream.published import PUBLISHED
 from leanify.upstream.wall import wall
+
+if TYPE_CHECKING:
+    from leanify.sources.source import ModelSource
 
 DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
 
@@ -50,6 +51,8 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
 
 def full_config(model_type: str, words: Mapping[str, Any]) -> Any:
     """transformers' configuration of this type with these words. Raises SourceError."""
+    from leanify.upstream.build import check_depth
+
     check_depth(words)
     with wall(f"transformers takes no {model_type!r} so configured"):
         return import_transformers().AutoConfig.for_model(model_type, **without_type(dict(words)))

@@ -20,13 +20,15 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from leanify.architecture import Architecture, Stage
 from leanify.errors import RecipeError, ShapeError
 from leanify.sources import meanings
+from leanify.sources.built_in import built_in as built_in
+from leanify.sources.built_in import find as find
+from leanify.sources.built_in import stems as stems
 from leanify.sources.strict_toml import UnknownKey, read_table, to_table, toml_lines, types_of
 
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe gives one
@@ -376,34 +378,6 @@ def value_of(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return text.strip()
-
-
-# -- built-in recipes ---------------------------------------------------------------------------------------------
-
-
-def home() -> Path:
-    """Where the built-in recipes lie: inside the installed package, or beside it in a checkout."""
-    package = Path(str(resources.files("leanify")))
-    inside = package / "_recipes"
-    return inside if inside.is_dir() else package.parent / "recipes"
-
-
-@cache
-def built_in() -> Mapping[str, Path]:
-    """The built-in recipes by name, ``collection/recipe``."""
-    root = home()
-    return dict(sorted((path.relative_to(root).with_suffix("").as_posix(), path) for path in root.rglob("*.toml")))
-
-
-def stems() -> list[str]:
-    """The last parts of the names."""
-    return [path.stem for path in built_in().values()]
-
-
-def find(name: str) -> Path | None:
-    """The file of a built-in recipe, by its name or by the last part of it; None where there is none."""
-    known = built_in()
-    return known.get(name) or next((path for path in known.values() if path.stem == name), None)
 
 
 def _no_recipe(name: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from leanify.upstream.origin import is_hf
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)

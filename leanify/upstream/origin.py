@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from leanify import models
 from leanify.upstream.lean_config import KEY, buildable
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture, Layer, Stage
 from leanify.design import counting, search
-from leanify.design.prices import PriceList, StageDesign
+from leanify.design.appraisal import appraise
+from leanify.design.prices import StageDesign
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import resize, sites, surgery
 from leanify.sources import find, lean_directory
@@ -233,14 +234,14 @@ def priced(model: nn.Module, tokens: int = 12) -> bool:
 
 
 def _priced(meta: nn.Module, tokens: int) -> bool:
-    prices = PriceList(meta, tokens)
+    prices = appraise(meta, tokens)
     if not prices.turned:
         return False
     base = search.baseline(prices)
     require(
-        base.cost == counting.count(meta, tokens, prices.context),
+        base.cost == counting.count(meta, tokens, prices.facts.context),
         "priced",
-        f"the source is said to cost {base.cost}, not {counting.count(meta, tokens, prices.context)}",
+        f"the source is said to cost {base.cost}, not {counting.count(meta, tokens, prices.facts.context)}",
     )
     designs = tuple(
         _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
@@ -249,7 +250,7 @@ def _priced(meta: nn.Module, tokens: int) -> bool:
     shape = search.Candidate(designs, said, 1.0).applied_to(prices.architecture)
     lean = surgery.write(meta, shape)
     require(
-        (found := counting.count(lean, tokens, prices.context)) == said,
+        (found := counting.count(lean, tokens, prices.facts.context)) == said,
         "priced",
         f"{shape} is said to cost {said}, not {found}",
     )

@@ -7,27 +7,18 @@ import fnmatch
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import leanify
 from leanify.errors import DirectoryError, SourceError
 from leanify.zoo import tiny
+from leanify.zoo.shipped import shipped as shipped
+from leanify.zoo.shipped import supported as supported
 from leanify.zoo.verdict import Verdict, verdicts, without_attention
 
 PACKAGE = Path(leanify.__file__).parent
-
-
-def shipped() -> dict[str, Any]:
-    """The table: ``checked_with`` (versions, by library), ``not_checked`` (names), and ``models``, a row a model."""
-    table: dict[str, Any] = json.loads(resources.files(__package__).joinpath("table.json").read_text("utf-8"))
-    return table
-
-
-def supported(library: str) -> list[str]:
-    """The models of a library that the shipped table calls supported."""
-    return [m["name"] for m in shipped()["models"] if m["library"] == library and m["status"] == "supported"]
 
 
 def named(patterns: Sequence[str]) -> list[tuple[str, str]]:

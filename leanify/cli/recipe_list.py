@@ -1,0 +1,33 @@
+"""The list of built-in recipes. Imports neither typer nor torch: it has no arguments, and appears at once."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from rich.table import Table
+
+from leanify.cli.formats import Kind
+from leanify.cli.formats import show as show_as
+from leanify.cli.tables import table
+from leanify.sources.built_in import built_in
+from leanify.terminal import console
+
+
+def show(kind: Kind = "table") -> None:
+    """Name, source and data of every recipe; nothing else in them is looked at."""
+    values = {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in built_in().items()}
+    rows = [
+        {"recipe": name, "source": each["model"]["source"], "data": each.get("data", {}).get("name")}
+        for name, each in values.items()
+    ]
+    show_as(kind, {"recipes": rows}, rows, lambda: console().print(_table(rows)))
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    shown = table(("recipe", "source", "data"), [], left=3)
+    for column in shown.columns[1:]:
+        column.no_wrap, column.overflow = False, "fold"
+    for row in rows:
+        shown.add_row(row["recipe"], row["source"], row["data"] or "–")
+    return shown

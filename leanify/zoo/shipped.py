@@ -1,0 +1,18 @@
+"""The zoo's table as it is shipped. Knows no torch."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+
+def shipped() -> dict[str, Any]:
+    """The table: ``checked_with`` (versions, by library), ``not_checked`` (names), and ``models``, a row a model."""
+    table: dict[str, Any] = json.loads(resources.files(__package__).joinpath("table.json").read_text("utf-8"))
+    return table
+
+
+def supported(library: str) -> list[str]:
+    """The models of a library that the shipped table calls supported."""
+    return [m["name"] for m in shipped()["models"] if m["library"] == library and m["status"] == "supported"]
