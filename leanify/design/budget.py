@@ -8,7 +8,7 @@ from leanify.design.amounts import COUNTS, Budget, parse_budget
 from leanify.design.grid import Request
 from leanify.design.prices import PriceList
 from leanify.design.towers import towers
-from leanify.errors import ShapeError
+from leanify.errors import BudgetError, ShapeError
 from leanify.units import millions
 
 
