@@ -142,6 +142,9 @@ def test_a_lean_directory_is_a_design(tmp_path: Path) -> None:
     leanify.save(leanify.write(source, leanify.read(source).grown(heads=3)), tmp_path / "more")
     [design] = Designer(TINY, "0.5").all([str(tmp_path / "more")], {})
     assert (design.name, design.heads, design.model.source, design.model.heads) == ("more", 3, TINY.model.source, 3)
+    [written] = Designer(TINY, "0.5").all(["same=heads:3"], {})
+    assert design.predicted == pytest.approx(written.predicted)
+    assert design.predicted != pytest.approx(Designer(TINY, "0.5").all(["baseline"], {})[0].predicted)
 
 
 def test_an_engine_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +189,14 @@ def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str,
         quality = design["quality"]
         assert quality["low"] <= quality["mean"] <= quality["high"]
         assert (quality["seeds"], quality["failed"]) == (2, 0)
+        gain, seconds = quality["mean"], 4 * 10 * 32 / design["train_per_s"]
+        assert design["quality_per"] == pytest.approx(
+            {
+                "params": gain / design["params"] * 1e6,
+                "macs": gain / design["macs"] * 1e9,
+                "train_seconds": gain / seconds,
+            }
+        )
     [pair] = found["pairs"]  # type: ignore[misc]
     assert (pair["design"], pair["against"]) == ("narrow", "baseline")
     [verdict] = found["verdicts"]  # type: ignore[misc]

@@ -17,7 +17,8 @@ from leanify import study as studies
 from leanify.sources import recipe as recipes
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
-from leanify.study.results import Costs, Study
+from leanify.study.results import Study
+from leanify.study.values import Costs
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SHAPES = {"baseline": (8, 2, 128), "lean": (4, 5, 64), "control": (4, 2, 161), "wide": (6, 3, 90)}

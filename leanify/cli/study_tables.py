@@ -14,7 +14,7 @@ from leanify.units import binary, gigas, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.study import Study
-    from leanify.study.results import DesignResult, Pair
+    from leanify.study.values import DesignResult, Pair
 
 STYLES = {"shown": "bold green", "refuted": "bold red", "undecided": "bold yellow"}
 
@@ -32,6 +32,8 @@ def render_study(study: Study, page: Path | None) -> None:
     if any(result.costs for result in study.results):
         out.print()
         out.print(_costs(study))
+        out.print()
+        out.print(_efficiency(study))
     if study.pairs:
         out.print()
         out.print(_pairs(study))
@@ -88,6 +90,20 @@ def _costs(study: Study) -> Any:
                 f"{costs.train_per_s:,.0f}",
                 binary(costs.train_peak_bytes),
             )
+    return shown
+
+
+def _efficiency(study: Study) -> Any:
+    """Quality for what it costs; the most of each in bold."""
+    from leanify.study.efficiency import most_for, quality_per
+
+    most = most_for(study)
+    metric = study.metric if study.higher_is_better else f"1 / {study.metric}"
+    shown = table((f"{metric} for", "1 M parameters", "1 GMAC", "1 s of training"), [])
+    for name, found in quality_per(study).items():
+        cells = ["–" if value is None else f"{value:.4g}" for value in found.values()]
+        styles = ["bold" if most.get(cost) == name else "" for cost in found]
+        shown.add_row(name, *(Text(cell, style) for cell, style in zip(cells, styles, strict=True)))
     return shown
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 from leanify.architecture import Architecture
 from leanify.design import alternatives, counting
-from leanify.design.grid import Candidate
+from leanify.design.grid import Candidate, priced
 from leanify.design.plan import Design, Plan, designer, redesign
+from leanify.design.prices import StageDesign
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find
@@ -96,14 +97,19 @@ class Designer:
         return self.asked(target_params=self.budget)
 
     @cached_property
-    def baseline(self) -> Design:
-        """The recipe's model as it stands; no budget is too small for it."""
+    def unpressed(self) -> Plan:
+        """The plan, or where nothing is within its budget one of the recipe's model as it stands."""
         try:
-            return self.plan.baseline
+            return self.plan
         except BudgetError:
             stages = surgery.read(find.build_on_meta(find.find(self._file))).stages
             depths = [stage.depth for stage in stages]
-            return self.asked(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0).baseline
+            return self.asked(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0)
+
+    @property
+    def baseline(self) -> Design:
+        """The recipe's model as it stands; no budget is too small for it."""
+        return self.unpressed.baseline
 
     @cached_property
     def unshaped(self) -> Architecture:
@@ -135,7 +141,22 @@ class Designer:
         columns = zip(*((depth, m.heads, m.head_dim, m.mlp) for depth, m in mains), strict=True)
         sizes: list[Any] = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
         depth, heads, head_dim, mlp = sizes
-        return PlannedDesign(path.name, section, depth, heads, head_dim, mlp, cost.params, cost.macs)
+        costs = (cost.params, cost.macs, 0, self.score(shape))
+        return PlannedDesign(path.name, section, depth, heads, head_dim, mlp, *costs)
+
+    def score(self, shape: Architecture) -> float | None:
+        """What the ranking says of a shape; None where its stages are not those of the recipe's model."""
+        prices = self.unpressed.prices
+        mains = [stage.main for stage in shape.stages]
+        if len(mains) != len(prices.architecture.stages) or any(mains[i] is None for i in prices.turned):
+            return None
+        designs = tuple(
+            StageDesign(stage.depth, main.heads, main.head_dim, main.mlp)
+            if i in prices.turned and (main := stage.main) is not None
+            else None
+            for i, stage in enumerate(shape.stages)
+        )
+        return designer(prices)(priced(prices, designs)).score
 
     def design(self, candidate: Candidate) -> Design:
         """A candidate of the plan's price list, with all that is known of it."""

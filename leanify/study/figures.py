@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from leanify.study.folder import StudyFolder
-    from leanify.study.results import DesignResult, Study
+    from leanify.study.values import DesignResult, Findings
 
 INK = "#010203"  # replaced by currentColor: whatever the page writes with
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7f00", "#7f7f7f")
@@ -31,7 +31,7 @@ MARKERS = "os^Dv*PX"
 WIDTH, HEIGHT = 6.4, 3.8  # inches
 
 
-def figures(study: Study, folder: StudyFolder) -> list[tuple[str, str, str]]:
+def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
     """(title, caption, SVG) of every figure that there are numbers for. Raises DirectoryError without matplotlib."""
     try:
         import matplotlib  # noqa: F401
@@ -45,7 +45,7 @@ def figures(study: Study, folder: StudyFolder) -> list[tuple[str, str, str]]:
     return drawn
 
 
-def _draw(draw: Callable[[Any, Study, StudyFolder], bool], study: Study, folder: StudyFolder) -> str | None:
+def _draw(draw: Callable[[Any, Findings, StudyFolder], bool], study: Findings, folder: StudyFolder) -> str | None:
     """The SVG of a figure; None where there was nothing to draw."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :].replace(INK, "currentColor")
 
 
-def _style(study: Study, name: str) -> dict[str, Any]:
+def _style(study: Findings, name: str) -> dict[str, Any]:
     place = [result.name for result in study.results].index(name)
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
@@ -89,7 +89,7 @@ def _legend(axes: Axes) -> None:
 # -- quality against a cost -------------------------------------------------------------------------------------------
 
 
-def _against(axes: Axes, study: Study, label: str, cost: Callable[[DesignResult], float | None]) -> bool:
+def _against(axes: Axes, study: Findings, label: str, cost: Callable[[DesignResult], float | None]) -> bool:
     """Quality with its interval against a cost, a point a design."""
     from matplotlib.ticker import EngFormatter
 
@@ -108,23 +108,23 @@ def _against(axes: Axes, study: Study, label: str, cost: Callable[[DesignResult]
     return found
 
 
-def quality_params(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def quality_params(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     return _against(axes, study, "parameters", lambda result: float(result.plan.params))
 
 
-def quality_macs(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def quality_macs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     return _against(axes, study, "multiply-adds of one sample", lambda result: float(result.plan.macs))
 
 
-def quality_time(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def quality_time(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     label = "milliseconds of training a sample"
     return _against(axes, study, label, lambda result: 1e3 / result.costs.train_per_s if result.costs else None)
 
 
-def _swept(axis: str) -> Callable[[Axes, Study, StudyFolder], bool]:
+def _swept(axis: str) -> Callable[[Axes, Findings, StudyFolder], bool]:
     """Quality against one size of the shape, where the study has three values of it or more."""
 
-    def draw(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+    def draw(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
         values = {getattr(result.plan, axis) for result in study.results}
         if len(values) < 3 or not all(isinstance(value, int) for value in values):
             return False
@@ -136,7 +136,7 @@ def _swept(axis: str) -> Callable[[Axes, Study, StudyFolder], bool]:
 # -- seeds and time ---------------------------------------------------------------------------------------------------
 
 
-def differences(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     """Paired differences: a dot a seed, the mean with its interval, and the margin."""
     for place, pair in enumerate(reversed(study.pairs)):
         style = _style(study, pair.design)
@@ -152,7 +152,7 @@ def differences(axes: Axes, study: Study, folder: StudyFolder) -> bool:
     return bool(study.pairs)
 
 
-def learning(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     """The metric over training: the mean over seeds, and a band of the 95 % interval."""
 
     def rows(key: Key) -> Mapping[int, float]:
@@ -169,7 +169,7 @@ def learning(axes: Axes, study: Study, folder: StudyFolder) -> bool:
     return found
 
 
-def kappa_training(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def kappa_training(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     """κ over training."""
     known = {outcome.key: dict(outcome.kappas) for outcome in folder.outcomes()}
     found = _over_training(axes, study, lambda key: known.get(key, {}))
@@ -177,7 +177,7 @@ def kappa_training(axes: Axes, study: Study, folder: StudyFolder) -> bool:
     return found
 
 
-def _over_training(axes: Axes, study: Study, points: Callable[[Key], Mapping[int, float]]) -> bool:
+def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[int, float]]) -> bool:
     drawn = False
     for result in study.results:
         curves = [points(Key(result.name, run.seed)) for run in result.runs if run.status == "finished"]
@@ -195,7 +195,7 @@ def _over_training(axes: Axes, study: Study, points: Callable[[Key], Mapping[int
     return drawn
 
 
-def kappa_heads(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def kappa_heads(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     """κ at the start and at the end against heads, beside the Gaussian prediction."""
     shown = [result for result in study.results if result.kappa is not None and isinstance(result.plan.inner, int)]
     for result in shown:
@@ -220,7 +220,7 @@ def _number(size: Any) -> int:
 # -- costs ------------------------------------------------------------------------------------------------------------
 
 
-def costs(axes: Axes, study: Study, folder: StudyFolder) -> bool:
+def costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     """Each cost relative to the first design's."""
     shown = [result for result in study.results if result.costs is not None]
     if not shown:
@@ -247,7 +247,7 @@ def costs(axes: Axes, study: Study, folder: StudyFolder) -> bool:
     return True
 
 
-_FIGURES: Sequence[tuple[str, str, Callable[[Any, Study, StudyFolder], bool]]] = (
+_FIGURES: Sequence[tuple[str, str, Callable[[Any, Findings, StudyFolder], bool]]] = (
     ("Paired differences", "Each faint dot is a seed, the bar the mean with its 95 % interval; the dotted line is the "
      "margin.", differences),
     ("Quality against parameters", "Up and to the left is better where more {metric} is better.", quality_params),

@@ -16,7 +16,7 @@ from leanify.lens import surgery
 from leanify.sources import find
 from leanify.sources.recipe import ModelSection
 from leanify.study.plan import StudyPlan
-from leanify.study.results import Costs
+from leanify.study.values import Costs
 from leanify.upstream.inputs import example_inputs
 
 ROUNDS = 7

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from leanify.errors import DirectoryError
 from leanify.sources.checkpoints import write_small
+from leanify.study import efficiency
 from leanify.study.figures import figures
 from leanify.study.folder import StudyFolder
+from leanify.study.values import DesignResult, Findings, Pair
 from leanify.units import binary, millions, seconds
 
-if TYPE_CHECKING:
-    from leanify.study.results import DesignResult, Study
-
 TEMPLATE = "page.html.j2"
-COSTS = {
-    "params": "parameters",
-    "macs": "multiply-adds",
-    "train_seconds": "training time",
-    "latency_s": "latency",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
 
 
-def write(study: Study, path: Path) -> Path:
+def write(study: Findings, path: Path) -> Path:
     """Write the page; numbers link to the folders of their runs, relative to the study's own folder.
 
     Raises DirectoryError where it cannot be written, or there is no matplotlib to draw with.
@@ -70,7 +63,7 @@ def write(study: Study, path: Path) -> Path:
     return path
 
 
-def about(study: Study) -> str:
+def about(study: Findings) -> str:
     """What was compared, in a line."""
     data = study.plan.recipe.data
     where = f"{data.name}, {data.task}" if data else ""
@@ -80,18 +73,20 @@ def about(study: Study) -> str:
     return f"{where} · {split} · budget {study.plan.budget} · {len(study.results)} designs × {seeds} seeds{missing}"
 
 
-def fronts_in_words(study: Study) -> list[str]:
+def fronts_in_words(study: Findings) -> list[str]:
     """Which design no other beats, cost by cost: one that wins by one cost may lose by another."""
-    from leanify.study.results import fronts
-
-    best = {cost: names for cost, names in fronts(study).items() if names}
+    best = {cost: names for cost, names in efficiency.fronts(study).items() if names}
     if not best:
         return []
-    words = "; ".join(f"by {COSTS[cost]}: {', '.join(names)}" for cost, names in best.items())
-    return [f"No other design has both a better mean and a lower cost, {words}."]
+    words = "; ".join(f"by {efficiency.COSTS[cost]}: {', '.join(names)}" for cost, names in best.items())
+    most = "; ".join(f"for its {efficiency.COSTS[cost]} {name}" for cost, name in efficiency.most_for(study).items())
+    return [
+        f"No other design has both a better mean and a lower cost, {words}.",
+        f"Most quality for what it costs: {most}.",
+    ]
 
 
-def failures(study: Study) -> list[str]:
+def failures(study: Findings) -> list[str]:
     return [
         f"{result.name}, seed {run.seed}, failed: {run.reason}"
         for result in study.results
@@ -100,7 +95,7 @@ def failures(study: Study) -> list[str]:
     ]
 
 
-def tables(study: Study) -> list[Table]:
+def tables(study: Findings) -> list[Table]:
     designs = Table(
         "Designs",
         (
@@ -121,13 +116,19 @@ def tables(study: Study) -> list[Table]:
         ("", "MACs", "latency", "inference/s", "training/s", "training memory", "predicted"),
         tuple(_costs(result) for result in study.results if result.costs is not None),
     )
+    per = efficiency.quality_per(study)
+    efficient = Table(
+        f"{study.metric if study.higher_is_better else f'1 / {study.metric}'} for what it costs",
+        ("", "a million parameters", "a GMAC", "a second of training"),
+        tuple((name, *map(_value_for, found.values())) for name, found in per.items() if found["params"] is not None),
+    )
     better = "more" if study.higher_is_better else "less"
     pairs = Table(
         f"Paired differences, {better} {study.metric} counted as gain",
         ("", "mean", "95 % interval", "p (Holm)", "seeds"),
         tuple(_pair(pair) for pair in study.pairs),
     )
-    return [table for table in (designs, costs, pairs) if table.rows]
+    return [table for table in (designs, costs, efficient, pairs) if table.rows]
 
 
 def _design(result: DesignResult) -> tuple[Any, ...]:
@@ -162,7 +163,7 @@ def _costs(result: DesignResult) -> tuple[Any, ...]:
     )
 
 
-def _pair(pair: Any) -> tuple[Any, ...]:
+def _pair(pair: Pair) -> tuple[Any, ...]:
     span = "–" if pair.low is None else f"{pair.low:+.3g} to {pair.high:+.3g}"
     p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
     return f"{pair.design} − {pair.against}", f"{pair.difference:+.3g}", span, p, len(pair.seeds)
@@ -178,3 +179,7 @@ def _kappa(value: float | None) -> str:
 
 def _value(value: float | None) -> str:
     return "failed" if value is None else f"{value:.4g}"
+
+
+def _value_for(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

@@ -1,146 +1,33 @@
-"""What a study found, as values: quality with its uncertainty, paired differences, two verdicts, costs beside them.
+"""What a study found: quality with its uncertainty, paired differences, two verdicts, costs beside them.
 
-Differences are signed so that more is better, whatever the metric. The two questions about the design in focus (lean,
-as a rule) were fixed before the study and are each answered by its interval; the table of pairs looks at everything, so
-its p-values are corrected together (Holm 1979).
+The two questions about the design in focus (lean, as a rule) were fixed before the study and are each answered by its
+interval; the table of pairs looks at everything, so its p-values are corrected together (Holm 1979).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.study import statistics
-from leanify.study.folder import Outcome, Rung, StudyFolder
+from leanify.study import efficiency, report, statistics
+from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
-from leanify.study.statistics import Answer
+from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
 
 if TYPE_CHECKING:
     import pandas
 
 
 @dataclass(frozen=True)
-class Quality:
-    """The metric over seeds with its 95 % interval; None where too few runs finished. ``failed`` runs count in none."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    seeds: int
-    failed: int
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Measured in one interleaved round: a forward of one sample, forwards and training steps of ``batch`` samples."""
-
-    latency_s: float
-    throughput_per_s: float
-    train_per_s: float
-    train_peak_bytes: int | None
-    train_predicted_bytes: int | None
-    batch: int
-    device: str
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One run; ``path`` is its folder within the study."""
-
-    seed: int
-    status: str
-    quality: float | None
-    reason: str
-    path: str
-
-
-@dataclass(frozen=True)
-class DesignResult:
-    """One design: its shape and prices, its quality, its κ at the start and at the end, what it costs measured."""
-
-    plan: PlannedDesign
-    quality: Quality
-    runs: tuple[RunResult, ...]
-    kappa_begin: float | None
-    kappa: float | None
-    costs: Costs | None
-
-    @property
-    def name(self) -> str:
-        return self.plan.name
-
-    def to_json(self) -> dict[str, Any]:
-        plan, costs = self.plan, self.costs
-        shape = {key: getattr(plan, key) for key in ("name", "depth", "heads", "head_dim", "inner", "mlp", "params")}
-        measured: dict[str, Any] = dict.fromkeys(Costs.__dataclass_fields__) if costs is None else asdict(costs)
-        return {
-            **shape,
-            "macs": plan.macs,
-            "rank": plan.rank,
-            "predicted": plan.predicted,
-            "quality": asdict(self.quality),
-            **measured,
-            "kappa_begin": self.kappa_begin,
-            "kappa": self.kappa,
-            "runs": [asdict(run) for run in self.runs],
-        }
-
-
-@dataclass(frozen=True)
-class Pair:
-    """``design`` less ``against``, seed by seed; more is better. ``p`` is two-sided, corrected over all pairs."""
-
-    design: str
-    against: str
-    difference: float
-    low: float | None
-    high: float | None
-    p: float | None
-    seeds: tuple[tuple[int, float], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "seeds": [{"seed": seed, "difference": value} for seed, value in self.seeds]}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The answer to a question, with its sizes in ``words``. ``seeds_needed`` in all, None where it cannot be said."""
-
-    question: str
-    answer: Answer
-    words: str
-    seeds_needed: int | None
-    p: float | None
-
-
-@dataclass(frozen=True)
-class Study:
-    """A study and what it found so far. ``metric`` is None, and everything empty, before the first run has finished."""
-
-    path: Path
-    plan: StudyPlan
-    metric: str | None
-    split: str | None
-    higher_is_better: bool
-    margin: float | None
-    results: tuple[DesignResult, ...]
-    pairs: tuple[Pair, ...]
-    verdicts: tuple[Verdict, ...]
-    rungs: tuple[Rung, ...] = ()
-
-    @property
-    def missing(self) -> int:
-        """Runs that have not ended."""
-        return sum(len(self.plan.seeds) - len(result.runs) for result in self.results)
-
-    def result(self, name: str) -> DesignResult:
-        return next(result for result in self.results if result.name == name)
+class Study(Findings):
+    """A study and what it found so far."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``leanify compare --json`` prints and ``results.json`` holds."""
+        per = efficiency.quality_per(self)
         return {
             "study": str(self.path),
             "task": None if self.plan.recipe.data is None else self.plan.recipe.data.task,
@@ -151,18 +38,16 @@ class Study:
             "margin": self.margin,
             "seeds": list(self.plan.seeds),
             "missing": self.missing,
-            "designs": [result.to_json() for result in self.results],
+            "designs": [result.to_json() | {"quality_per": per[result.name]} for result in self.results],
             "pairs": [pair.to_json() for pair in self.pairs],
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "tournament": [asdict(rung) for rung in self.rungs],
-            "fronts": {cost: list(names) for cost, names in fronts(self).items()},
+            "fronts": {cost: list(names) for cost, names in efficiency.fronts(self).items()},
         }
 
     def html(self, path: str | Path) -> Path:
         """Write the study as one page that needs nothing else. Raises DirectoryError without matplotlib."""
-        from leanify.study.report import write
-
-        return write(self, Path(path))
+        return report.write(self, Path(path))
 
     def frame(self) -> pandas.DataFrame:
         """One row a run, for pandas. Raises ImportError where that is not installed."""
@@ -193,9 +78,8 @@ def study_of(folder: StudyFolder) -> Study:
     margin = plan.margin if plan.margin is not None else first.margin
     pairs = _pairs(plan, outcomes, first.sign)
     verdicts = tuple(_verdicts(plan, results, pairs, first.metric, margin))
-    return Study(
-        folder.path, plan, first.metric, first.split, first.sign > 0, margin, results, pairs, verdicts, folder.rungs()
-    )
+    known_of = (first.metric, first.split, first.sign > 0, margin)
+    return Study(folder.path, plan, *known_of, results, pairs, verdicts, folder.rungs(), first.step)
 
 
 def _design(
@@ -310,32 +194,3 @@ def _needed(seeds: int | None) -> str:
     if seeds is None:
         return f"more than {statistics.MOST_SEEDS} seeds would be needed at the effect seen"
     return f"about {seeds} seeds in all would decide it at the effect seen"
-
-
-# -- quality against cost ---------------------------------------------------------------------------------------------
-
-
-def fronts(study: Study) -> dict[str, tuple[str, ...]]:
-    """For each cost the designs that no other beats in both mean quality and that cost, cheapest first."""
-    sign = 1 if study.higher_is_better else -1
-    costs: dict[str, Callable[[DesignResult], float | None]] = {
-        "params": lambda result: result.plan.params,
-        "macs": lambda result: result.plan.macs,
-        "train_seconds": lambda result: None if result.costs is None else 1 / result.costs.train_per_s,
-        "latency_s": lambda result: None if result.costs is None else result.costs.latency_s,
-    }
-    return {name: _front(study, sign, cost) for name, cost in costs.items()}
-
-
-def _front(study: Study, sign: int, cost: Callable[[DesignResult], float | None]) -> tuple[str, ...]:
-    known = []
-    for result in study.results:
-        price = cost(result)
-        if result.quality.mean is not None and price is not None:
-            known.append((price, -sign * result.quality.mean, result.name))
-    best, front = math.inf, []
-    for _, shortfall, name in sorted(known):
-        if shortfall < best:
-            best = shortfall
-            front.append(name)
-    return tuple(front)

@@ -1,0 +1,139 @@
+"""What a study finds, as frozen values: runs, designs with their quality and costs, paired differences, verdicts.
+
+Differences are signed so that more is better, whatever the metric.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from leanify.study.folder import Rung
+from leanify.study.plan import PlannedDesign, StudyPlan
+from leanify.study.statistics import Answer
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The metric over seeds with its 95 % interval; None where too few runs finished. ``failed`` runs count in none."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured in one interleaved round: a forward of one sample, forwards and training steps of ``batch`` samples."""
+
+    latency_s: float
+    throughput_per_s: float
+    train_per_s: float
+    train_peak_bytes: int | None
+    train_predicted_bytes: int | None
+    batch: int
+    device: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run; ``path`` is its folder within the study."""
+
+    seed: int
+    status: str
+    quality: float | None
+    reason: str
+    path: str
+
+
+@dataclass(frozen=True)
+class DesignResult:
+    """One design: its shape and prices, its quality, its κ at the start and at the end, what it costs measured."""
+
+    plan: PlannedDesign
+    quality: Quality
+    runs: tuple[RunResult, ...]
+    kappa_begin: float | None
+    kappa: float | None
+    costs: Costs | None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def to_json(self) -> dict[str, Any]:
+        plan, costs = self.plan, self.costs
+        shape = {key: getattr(plan, key) for key in ("name", "depth", "heads", "head_dim", "inner", "mlp", "params")}
+        measured: dict[str, Any] = dict.fromkeys(Costs.__dataclass_fields__) if costs is None else asdict(costs)
+        return {
+            **shape,
+            "macs": plan.macs,
+            "rank": plan.rank,
+            "predicted": plan.predicted,
+            "quality": asdict(self.quality),
+            **measured,
+            "kappa_begin": self.kappa_begin,
+            "kappa": self.kappa,
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``design`` less ``against``, seed by seed; more is better. ``p`` is two-sided, corrected over all pairs."""
+
+    design: str
+    against: str
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    seeds: tuple[tuple[int, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seeds": [{"seed": seed, "difference": value} for seed, value in self.seeds]}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to a question, with its sizes in ``words``. ``seeds_needed`` in all, None where it cannot be said."""
+
+    question: str
+    answer: Answer
+    words: str
+    seeds_needed: int | None
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a study found so far. ``metric`` is None, and everything empty, before the first run has finished."""
+
+    path: Path
+    plan: StudyPlan
+    metric: str | None
+    split: str | None
+    higher_is_better: bool
+    margin: float | None
+    results: tuple[DesignResult, ...]
+    pairs: tuple[Pair, ...]
+    verdicts: tuple[Verdict, ...]
+    rungs: tuple[Rung, ...] = ()
+    steps: int | None = None
+
+    @property
+    def samples(self) -> int | None:
+        """What a run trains on, samples seen again counted again; None before one has finished."""
+        schedule = self.plan.recipe.schedule
+        return None if schedule is None or self.steps is None else self.steps * schedule.batch_size
+
+    @property
+    def missing(self) -> int:
+        """Runs that have not ended."""
+        return sum(len(self.plan.seeds) - len(result.runs) for result in self.results)
+
+    def result(self, name: str) -> DesignResult:
+        return next(result for result in self.results if result.name == name)
