@@ -258,7 +258,7 @@ def test_initialisers_that_ask_for_names_get_them() -> None:
 
 def test_the_ranking_follows_the_direction_of_attention() -> None:
     """Both directions: the most attention; causal: the least that still adds heads, and a plain cut ranks above."""
-    vit = leanify.redesign("vit_base", target_params=0.6)
+    vit = leanify.redesign("vit_base", target_params=0.6, min_mlp=1)
     assert vit.chosen.mlp == 768
     assert vit.plain is None
     llama = leanify.redesign("llama", target_params=0.7, overrides=LLAMA)
@@ -267,6 +267,18 @@ def test_the_ranking_follows_the_direction_of_attention() -> None:
     assert llama.chosen.score == pytest.approx(2.5 * 12 / (2.5 * 12 + 3 * llama.chosen.mlp / 64))
     d, h = vit.chosen.inner, 768
     assert vit.chosen.score == pytest.approx(-d * (4 * 768 + 3) / (d * (4 * 768 + 3) + h * (2 * 768 + 1)))
+
+
+def test_lean_stays_where_lean_models_were_published() -> None:
+    """An MLP of two widths; alternatives show what the ranking would take beyond it, and a flag asks for that."""
+    vit = leanify.redesign("vit_base", target_params=0.5)
+    assert (vit.chosen.mlp, vit.chosen.depth) == (2 * 768, 6)
+    assert vit.candidates[1].mlp == 768
+    assert vit.candidates[1].score < vit.chosen.score
+    assert leanify.redesign("vit_base", target_params=0.5, min_mlp=1).chosen == vit.candidates[1]
+    narrow = leanify.redesign("gpt2", target_params=0.5)
+    assert narrow.chosen.mlp == 768
+    assert any("below twice the width 768" in warning for warning in narrow.warnings)
 
 
 def test_experts_are_a_dimension_and_active_parameters_a_budget() -> None:

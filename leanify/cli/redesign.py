@@ -60,7 +60,9 @@ def redesign(
         int | None, typer.Option(min=1, help="of hidden units and inner (default: 64, narrow: 8)")
     ] = None,
     tensor_parallel: Annotated[int | None, typer.Option(min=1, help="devices that heads and MLP divide by")] = None,
-    min_mlp: Annotated[float, typer.Option(min=0, help="hidden units, in widths")] = 1.0,
+    min_mlp: Annotated[
+        float | None, typer.Option(min=0, help="hidden units, in widths (default: 2; 1 where that leaves nothing)")
+    ] = None,
     min_depth: Annotated[int | None, typer.Option(min=1, help="blocks (default: log3 of the width, a third)")] = None,
     max_heads: Annotated[float, typer.Option(min=1, help="times the baseline's")] = 3.0,
     weights: Annotated[

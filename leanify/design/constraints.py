@@ -17,6 +17,7 @@ EXPERT_MULTIPLE = 16  # experts are narrow and many: 64 units in all of them can
 SMALL_WIDTH = 256  # below it, steps of 64 hidden units are a tenth of an MLP and more
 MANY_HEADS = 32  # from here on models are served on several devices
 DEEPEST_CUT = 3
+LEAST_MLP = 1.0  # times the width
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Constraints:
                      divide by them or into them (Shoeybi et al. 2019, §3). By default 8, or what the baseline's heads
                      have in common with 8, for heads alone and from 32 heads on.
     min_mlp          ``--min-mlp``: the MLP has at least so many times the width in hidden units, or the baseline's
-                     where it has fewer; with experts those that are active count together. No published lean model
-                     has less than 2 (Leaner Transformers, Tables 1-2). A default and no law: on one small image task
-                     the best of nine designs of equal parameters had 0.85.
+                     where it has fewer; with experts those that are active count together. By default 2, as no
+                     published lean model has less (Leaner Transformers, Tables 1-2), and 1 where that leaves no design
+                     with more heads (see `search.usual`).
     min_depth        ``--min-depth``: the fewest blocks of a tower. By default log₃(width) layers (Levine et al. 2020,
                      §3), counted along the way that the input takes, and a third of the baseline's: the deepest cut
                      that was published (ViT-L, 24 → 8).
@@ -43,7 +44,7 @@ class Constraints:
 
     multiple: int | None = None
     tensor_parallel: int | None = None
-    min_mlp: float = 1.0
+    min_mlp: float | None = None
     min_depth: int | None = None
     max_heads: float = 3.0
 
@@ -59,10 +60,15 @@ class Constraints:
         """How many hidden units a stage's MLP gains or loses at a time."""
         return math.lcm(stage.units, self.granule_of(stage), self.tensor_parallel or 1)
 
+    @property
+    def least_mlp(self) -> float:
+        """The fewest hidden units of any design, in widths."""
+        return LEAST_MLP if self.min_mlp is None else self.min_mlp
+
     def mlp_floor(self, stage: Stage) -> int:
         """The fewest hidden units of a stage's MLP (of one expert)."""
         main = main_of(stage)
-        wanted = math.ceil(self.min_mlp * main.width / max(1, main.active))
+        wanted = math.ceil(self.least_mlp * main.width / max(1, main.active))
         step = self.mlp_step(stage)
         return min(main.mlp, step * max(1, math.ceil(wanted / step)))
 

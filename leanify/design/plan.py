@@ -207,7 +207,7 @@ def redesign(
     heads_mode: HeadsMode = "grow",
     multiple: int | None = None,
     tensor_parallel: int | None = None,
-    min_mlp: float = 1.0,
+    min_mlp: float | None = None,
     min_depth: int | None = None,
     max_heads: float = 3.0,
     context: int | None = None,

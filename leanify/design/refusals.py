@@ -124,7 +124,7 @@ def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, Constr
     ]
     fewest = max(1, round(min(depths) * 2 / 3))
     yield f"--min-depth {fewest}", replace(rules, min_depth=fewest)
-    yield f"--min-mlp {rules.min_mlp / 2:g}", replace(rules, min_mlp=rules.min_mlp / 2)
+    yield f"--min-mlp {rules.least_mlp / 2:g}", replace(rules, min_mlp=rules.least_mlp / 2)
     yield f"--max-heads {2 * rules.max_heads:g}", replace(rules, max_heads=2 * rules.max_heads)
     yield "--multiple 8", replace(rules, multiple=8)
 

@@ -8,6 +8,7 @@ from leanify.architecture import Architecture
 from leanify.design.constraints import depth_floor
 from leanify.design.control import CLOSE
 from leanify.design.grid import Candidate, Request
+from leanify.design.limits import UNSPENT
 from leanify.design.prices import PriceList, StageDesign
 from leanify.design.search import SearchResult, plain_name
 
@@ -18,6 +19,7 @@ def warnings(
     """The warnings of a plan."""
     new = found.chosen
     yield from _heads_words(old, new, found)
+    yield from _budget_words(request, new)
     yield from _depth_words(prices.architecture, new.applied_to(prices.architecture))
     for i in prices.turned:
         before, design = old.designs[i], new.designs[i]
@@ -44,6 +46,12 @@ def _heads_words(old: Candidate, new: Candidate, found: SearchResult) -> Iterato
         yield "no layer is left out: narrower MLPs alone pay for the heads"
     for name in found.headless:
         yield f"{name}: no heads were added; within the rules its budget leaves no layers to trade"
+
+
+def _budget_words(request: Request, new: Candidate) -> Iterator[str]:
+    left = [1 - getattr(new.cost, cost) / limit for cost, limit in request.limits.items()]
+    if left and min(left) > UNSPENT:
+        yield f"lean leaves {min(left):.1%} of its budget unspent: no sensible design is nearer to it"
 
 
 def _mlp_words(architecture: Architecture, index: int, before: StageDesign, design: StageDesign) -> Iterator[str]:

@@ -46,7 +46,8 @@ HEAD = (
     "",
     "Numbers are old → new, by slashes where the stages or towers that change differ. *rules*: what the plan's",
     "shape, read again, says of the rules (heads added, MLP ≥ width, multiples of 64, of 8 below a width of 256, of 16",
-    "in experts). *control*: its MLP, and how far its parameters are from lean's. *KV*: bytes of cache a token, at two",
+    "in experts, alternatives within 3 % of the budget); *one width*: an MLP below two widths, where the budget leaves",
+    "no other. *control*: its MLP, and how far its parameters are from lean's. *KV*: bytes of cache a token, at two",
     "bytes a number and a context of at most 4,096 tokens. *above lean*: a design without more heads that ranks above",
     "lean. The ranking is one of small models (`leanify.design.search.rank`): no row shows that quality is kept.",
     "",
@@ -57,10 +58,10 @@ HEAD = (
 
 TAIL = (
     "",
-    "What one may object to: encoders go to an MLP of one width, the floor, where every published lean model has",
-    "two (`--min-mlp 2` asks for that); decoders barely add heads, and a plain cut ranks above most of them, as there",
-    "attention is what small models could do without; a mixture's control can be 0.4 % off, as one step of 8 hidden",
-    "units is a step of all experts.",
+    "What one may object to: decoders barely add heads, and a plain cut ranks above most of them, as there",
+    "attention is what small models could do without. Where the depth floor binds and embeddings are much of a model",
+    "(gpt2 at 0.5), the MLP falls to one width, and a warning says so. A mixture's control can be 0.4 % off, as one",
+    "step of 8 hidden units is a step of all experts; that is warned of, too.",
 )
 
 
@@ -87,7 +88,7 @@ def row(name: str, share: float) -> str:
         change(plan, "depth"),
         f"{change(plan, 'heads')} × {text(plan, plan.chosen, 'head_dim')}",
         change(plan, "mlp"),
-        ", ".join(broken(plan)) or "kept",
+        ", ".join(broken(plan)) or ", ".join(["kept", *narrow(plan)]),
         f"{millions(plan.chosen.params)} of {millions(plan.baseline.params)}",
         "–" if control is None else text(plan, control, "mlp"),
         off,
@@ -136,6 +137,21 @@ def broken(plan: Plan) -> Iterator[str]:
             yield f"inner {new.inner} no multiple"
     if not more:
         yield "no heads added"
+    for other in plan.candidates[1:]:
+        if other.params < 0.97 * (plan.request.max_params or 0):
+            yield f"an alternative of {millions(other.params)}"
+
+
+def narrow(plan: Plan) -> Iterator[str]:
+    """Whether an MLP was cut below two widths."""
+    changed = plan.baseline.architecture.varied
+    pairs = [[design.architecture.stages[i].main for design in (plan.baseline, plan.chosen)] for i in changed]
+    if any(
+        new.mlp * max(1, new.active) < min(2 * old.width, old.mlp)
+        for old, new in pairs
+        if old and new and not old.experts
+    ):
+        yield "one width"
 
 
 if __name__ == "__main__":
