@@ -21,7 +21,20 @@ from leanify.errors import LeanifyError
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("redesign", "train", "compare", "glue", "profile", "condition", "export", "recipes", "runs", "zoo")
+COMMANDS = (
+    "redesign",
+    "train",
+    "compare",
+    "glue",
+    "profile",
+    "condition",
+    "export",
+    "recipes",
+    "runs",
+    "show",
+    "predict",
+    "zoo",
+)
 NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
 LISTS = (["recipes"], ["train", "--list"])  # nothing to parse: typer would take most of the time
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."

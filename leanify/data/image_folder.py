@@ -65,21 +65,36 @@ class Pictures:
 
 def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
     """An image of a reader of timm's in a mode of Pillow's, and its class. Raises DataError with the file's name."""
-    from PIL import Image
-
     name = Path(str(files.filename(index, absolute=True)))
     if hasattr(files, "samples") and not name.is_file():
         what = "link to nothing" if name.is_symlink() else "pipe or a device" if name.exists() else "file that is gone"
         raise DataError(f"the image {name} is a {what}: remove it, or --set data.on_error=skip")
     try:
         file, label = files[index]
-        with file, Image.open(file) as image:
-            return image.convert(mode), label
+    except Exception as error:  # readers of timm's raise whatever they meet
+        raise DataError(f"the image {name} cannot be read ({type(error).__name__})") from error
+    return decoded(file, mode, name), label
+
+
+def decoded(file: Any, mode: str, name: Any) -> Any:
+    """An image from a file or a path, in a mode of Pillow's. Raises DataError with its name."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return image.convert(mode)
     except Exception as error:  # Pillow's many formats raise whatever they meet in a damaged file
         reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
         raise DataError(
             f"the image {name} cannot be read ({reason}): mend or remove it, or --set data.on_error=skip"
         ) from error
+
+
+def suffixes() -> set[str]:
+    """How the names of image files end."""
+    from timm.data.readers.img_extensions import get_img_extensions
+
+    return set(get_img_extensions(as_set=True))
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
@@ -96,12 +111,14 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     if data.holdout:
         train, validation = held_out(train, data.holdout, validation)
     train = subset(train, data)
-    words = f"{len(train):,} images of {classes:,} classes in {where} to train and {len(validation):,} to validate"
+    words = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {len(validation):,} to validate"
     tested = next(iter(test), None)
-    return Splits(train, validation, words, images=True, classes=classes, test=tested, scale=scale)
+    return Splits(
+        train, validation, words, images=True, classes=len(classes), test=tested, scale=scale, names=tuple(classes)
+    )
 
 
-def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], int, str]:
+def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
     """timm's readers of the splits to train, validate and test; one folder twice where a share of it is held out."""
     from timm.data import create_dataset
 
@@ -119,10 +136,10 @@ def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], int, str]:
             raise DataError(f"{place} has classes that {train} has not: {', '.join(unknown[:5])}")
     labels = {name: index for index, name in enumerate(classes)}
     readers = [create_dataset("", root=str(place), search_split=False, class_map=labels).reader for place in places]
-    return readers, len(classes), str(folder)
+    return readers, classes, str(folder)
 
 
-def on_hub(data: DataSection) -> tuple[list[Any], int, str]:
+def on_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
     """timm's readers of a data set of the hub, by its first columns of images and of classes."""
     splits = [data.train, data.train if data.holdout else data.validation]
     splits += [data.test] if data.test is not None else []
@@ -140,7 +157,7 @@ def on_hub(data: DataSection) -> tuple[list[Any], int, str]:
         ).reader
         for split in splits
     ]
-    return readers, features[label].num_classes, f"{data.name} of the hub"
+    return readers, list(features[label].names), f"{data.name} of the hub"
 
 
 def names_of(split: str) -> tuple[str, ...]:
@@ -161,15 +178,14 @@ def split_folder(folder: Path, split: str) -> Path:
 
 def classes_in(folder: Path) -> list[str]:
     """The classes of a split, in the order in which timm numbers them; every one has an image."""
-    from timm.data.readers.img_extensions import get_img_extensions
     from timm.utils.misc import natural_key
 
-    suffixes = get_img_extensions(as_set=True)
+    known = suffixes()
     found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
     if not found:
         raise DataError(f"{folder} has no folder of a class: its images lie in FOLDER/CLASS/")
     for name, place in found.items():
-        if not any(path.suffix.lower() in suffixes for path in place.rglob("*")):
+        if not any(path.suffix.lower() in known for path in place.rglob("*")):
             raise DataError(f"the class {name} in {folder} has no image")
     if len(found) == 1:
         raise DataError(f"{folder} has one class, {next(iter(found))}: there is nothing to tell apart")

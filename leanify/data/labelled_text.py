@@ -134,7 +134,13 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     kinds = f"{len(names)} classes: {', '.join(names[:6])}{', …' * (len(names) > 6)}" if names else "a number"
     words_of = f"{table.file} ({columns}, {kinds}), {len(train):,} samples to train and {len(validation):,} to validate"
     return Splits(
-        train, validation, words_of, classes=len(names) or None, tokenizer=tokenizer, skipped=tuple(faults.names)
+        train,
+        validation,
+        words_of,
+        classes=len(names) or None,
+        tokenizer=tokenizer,
+        names=tuple(names),
+        skipped=tuple(faults.names),
     )
 
 
@@ -160,7 +166,7 @@ def _validation(data: DataSection, faults: Faults) -> Labelled:
 def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple[str, ...], str]:
     """The columns of texts and label, as the recipe names them or guessed by name."""
     known = {name.lower(): name for name in found}
-    texts = data.text or next((guess for guess in TEXTS if all(name in known for name in guess)), ())
+    texts = data.text or guessed(found)
     label = data.label or next((name for name in LABELS if name in known), None)
     missing = [name for name in (*texts, *([label] if label else [])) if name.lower() not in known]
     if not texts or label is None or missing:
@@ -170,6 +176,19 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple
             "--set 'data.text=[\"review\"]' --set data.label=stars"
         )
     return tuple(known[name.lower()] for name in texts), known[label.lower()]
+
+
+def guessed(found: Sequence[str]) -> tuple[str, ...]:
+    """The columns of texts among these, by name, as the file writes them; none where none is known."""
+    known = {name.lower(): name for name in found}
+    return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
+
+
+def texts_of(file: Path, found: Sequence[str]) -> tuple[str, ...]:
+    """The same of a file without labels. Raises DataError."""
+    if columns := guessed(found):
+        return columns
+    raise DataError(f"{file} has no column of texts; found {', '.join(found[:8])}")
 
 
 def _label(value: Any) -> str | None:

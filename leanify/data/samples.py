@@ -57,6 +57,7 @@ class Splits:
     test: Samples | None = None
     constant: int | None = None
     scale: Callable[[Any], Any] | None = None
+    names: tuple[str, ...] = ()  # of the classes, in their order; a run keeps them
     skipped: tuple[str, ...] = ()  # samples that were left out while reading, under data.on_error = "skip"
 
     def scaled(self, inputs: Inputs) -> Inputs:

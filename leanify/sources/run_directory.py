@@ -19,7 +19,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,18 @@ class RunDirectory:
 
     @staticmethod
     def create(
-        path: str | Path, recipe: Recipe, model: nn.Module, tokenizer: Any = None, data: Mapping[str, Any] | None = None
+        path: str | Path,
+        recipe: Recipe,
+        model: nn.Module,
+        tokenizer: Any = None,
+        data: Mapping[str, Any] | None = None,
+        classes: Sequence[str] = (),
     ) -> RunDirectory:
-        """A new folder, complete or not there at all. ``data``: the data's fingerprint. Raises DirectoryError."""
-        card = card_of(recipe, model)
+        """A new folder, complete or not there at all. Raises DirectoryError.
+
+        ``data`` is the data's fingerprint, ``classes`` are the names of its classes.
+        """
+        card = card_of(recipe, model, classes)
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with lean_directory.new_directory(path) as folder:
             (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
@@ -103,17 +111,23 @@ class RunDirectory:
         return found if isinstance(found, dict) else {}
 
     @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of the model's outputs; none where the run does not know them."""
+        found = self.card().get("classes")
+        return list(map(str, found)) if isinstance(found, list) else []
+
+    @property
     def is_older(self) -> bool:
         """Whether the run was begun before runs kept their recipe twice; subsets of its data are the first samples."""
         card = self.card()
         return bool(card) and "recipe" not in card
 
-    def mend_card(self, model: nn.Module) -> str | None:
+    def mend_card(self, model: nn.Module, classes: Sequence[str] = ()) -> str | None:
         """Write leanify.json again where it is lost or damaged, and say so."""
         if self.card():
             return None
         with self._written(lean_directory.CARD):
-            write_small(self.path / lean_directory.CARD, card_of(self.recipe, model))
+            write_small(self.path / lean_directory.CARD, card_of(self.recipe, model, classes))
         return f"{self.path / lean_directory.CARD} was missing or damaged and is written again"
 
     # -- the data -----------------------------------------------------------------------------------------------------
@@ -328,7 +342,7 @@ class RunDirectory:
         return found[-1] if found else None
 
 
-def card_of(recipe: Recipe, model: nn.Module) -> str:
+def card_of(recipe: Recipe, model: nn.Module, classes: Sequence[str] = ()) -> str:
     """leanify.json of a run. Raises SourceError for a model of nobody's."""
     origin = origin_of(model)
     if origin is None:
@@ -340,6 +354,7 @@ def card_of(recipe: Recipe, model: nn.Module) -> str:
         "tied": lean_directory.untied(model)[1],
         "requires": lean_directory.requirements(origin),
         "recipe": recipe.to_dict(),
+        "classes": list(classes),
     }
     return json.dumps(card, indent=2) + "\n"
 

@@ -82,7 +82,8 @@ def _shade(index: int, count: int) -> Any:
     return colormaps["viridis_r"](0.12 + 0.7 * index / max(1, count - 1))
 
 
-def _figure(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
+def figure_of(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with so many panels side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.2 + 5.2 * columns, 4.6), layout="constrained")
@@ -97,7 +98,7 @@ def _figure(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
 
 def layers_figure(probes: Mapping[str, Probe], data: str, theory: bool) -> Figure:
     """κ per layer (mean; bars from quartile to quartile) beside the spectra of every layer, one panel a model."""
-    figure, (left, *panels) = _figure(1 + len(probes), f"Concatenated heads A = [A_1 … A_h] · {data}")
+    figure, (left, *panels) = figure_of(1 + len(probes), f"Concatenated heads A = [A_1 … A_h] · {data}")
     for index, (name, probe) in enumerate(probes.items()):
         _kappa_per_layer(left, index, name, [layer for layer in probe.layers if not layer.is_vector], theory)
         _spectra(panels[index], name, [layer for layer in probe.layers if not layer.is_vector])
@@ -146,7 +147,7 @@ def _spectra(ax: Axes, name: str, layers: Sequence[LayerProbe]) -> None:
 
 def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) -> Figure:
     """Median κ against heads, with quartiles; grow and split, and theory through them."""
-    figure, (ax,) = _figure(1, f"κ of A at initialisation · {source}\n{data}")
+    figure, (ax,) = figure_of(1, f"κ of A at initialisation · {source}\n{data}")
     figure.set_size_inches(7.2, 5.0)
     for mode, marker, stroke, colour in (("grow", "o", "-", COLOURS[0]), ("split", "s", "--", COLOURS[1])):
         found = [point for point in points if point.mode == mode]
@@ -190,7 +191,7 @@ def _square(ax: Axes, points: Sequence[Point]) -> None:
 
 def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) -> Figure:
     """κ over training: every layer, light to dark, and their mean."""
-    figure, (ax,) = _figure(1, f"κ of A over training · {source}\n{data}")
+    figure, (ax,) = figure_of(1, f"κ of A over training · {source}\n{data}")
     figure.set_size_inches(7.2, 5.0)
     xs = [step for step, _ in steps]
     names = [layer.name for layer in steps[0][1].layers if not layer.is_vector]

@@ -137,7 +137,7 @@ class Trainer:
         """The run's folder; the first process makes it."""
         if self.main:
             facts = fingerprint.taken(self.recipe.data, self.splits)
-            RunDirectory.create(folder, self.recipe, self.bare, self.splits.tokenizer, facts)
+            RunDirectory.create(folder, self.recipe, self.bare, self.splits.tokenizer, facts, self.splits.names)
         self.accelerator.wait_for_everyone()
         return RunDirectory.open(folder)
 
@@ -201,7 +201,7 @@ class Trainer:
             device, processes = str(self.accelerator.device), self.accelerator.num_processes
             for words in run.note_environment(device=device, processes=processes, steps=self.steps):
                 self.watcher.warned(words)
-            if mended := run.mend_card(self.bare):
+            if mended := run.mend_card(self.bare, self.splits.names):
                 self.watcher.warned(mended)
         start = found.step if found is not None else 0
         self.watcher.began(self.words(), start, self.steps)

@@ -1,0 +1,211 @@
+"""``leanify show``: one run, study, recipe or model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanify.cli.formats import kind_of
+from leanify.cli.formats import show as show_as
+from leanify.cli.options import Format, Json, complete_source
+from leanify.errors import LeanifyError
+
+if TYPE_CHECKING:
+    from leanify.sources.recipe import Recipe
+    from leanify.training.curves import Curves
+
+Facts = dict[str, Any]
+ROWS_OF_A_PLOT = 13
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is shown: lines for people, JSON, rows for CSV, curves where there are some."""
+
+    lines: Sequence[str]
+    json: Facts
+    rows: list[Facts]
+    curves: Curves | None = None
+    title: str = ""
+    after: Sequence[str] = field(default=())
+
+
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|STUDY|RECIPE|SOURCE",
+            help="a run, a study, a recipe, a lean directory or any model",
+            autocompletion=complete_source,
+        ),
+    ],
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="of a run: its curves as .png, .svg or .html")
+    ] = None,
+    format: Format = None,
+    json: Json = False,
+) -> None:
+    """Show one run (recipe, shape, curves), study, recipe, lean directory or model."""
+    from leanify.terminal import progress
+
+    kind = kind_of(format, json)
+    with progress(f"reading {what}", None):
+        from leanify.spectra.plots import check_plot
+        from leanify.study.folder import is_study
+
+        if plot is not None and is_study(what):
+            raise LeanifyError(f"{what} is a study: its page is written by leanify compare {what} --report")
+        check_plot(plot)
+        if is_study(what):
+            from leanify.cli.compare import compare
+
+            return compare(what, report=True, format=kind)
+        page = _page(what)
+    if plot is not None:
+        _draw(page, plot, what)
+    show_as(kind, page.json, page.rows, lambda: _print(page))
+
+
+def _page(what: str) -> Page:
+    from leanify.sources import recipe as recipes
+    from leanify.sources.run_directory import is_run
+
+    if is_run(what):
+        return _run(what)
+    if recipes.find(what) is not None or Path(what).suffix == ".toml":
+        return _recipe(what, recipes.load(what))
+    return _model(what)
+
+
+def _run(what: str) -> Page:
+    from shlex import quote
+
+    from leanify.sources.run_directory import RunDirectory
+    from leanify.training.curves import curves_of
+    from leanify.training.overview import overview
+
+    run = RunDirectory.open(what)
+    facts, recipe, rows, best = overview(run), run.recipe, run.rows(), run.best()
+    shape, params = _shape(what)
+    done = "–" if facts.step is None else f"{facts.step:,}" + (f" of {facts.steps:,}" if facts.steps else "")
+    found = "no evaluation yet" if facts.best is None else f"best {facts.metric} {facts.best:.4g} at step {_at(best)}"
+    name = quote(what)
+    hints = {
+        "interrupted": f"go on: {run.resume_line}",
+        "done": f"next: leanify profile {name} · leanify predict {name} FILES",
+    }
+    lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
+    return Page(
+        [*lines, *_about(recipe), f"steps  {done} · {found}"],
+        {
+            "kind": "run",
+            **facts.to_json(),
+            "architecture": shape,
+            "best_step": best.step if best else None,
+            "recipe": recipe.to_dict(),
+            "rows": rows,
+        },
+        rows,
+        curves_of(rows, facts.metric),
+        f"{what} · {facts.source}",
+        [hints[facts.state]] if facts.state in hints else [],
+    )
+
+
+def _at(best: Any) -> str:
+    return f"{best.step:,}" if best else "–"
+
+
+def _recipe(what: str, recipe: Recipe) -> Page:
+    from leanify.sources.run_directory import leaves
+
+    shape, params = _shape(what)
+    lines = [f"{what} · recipe", f"model  {recipe.model.source} · {shape} · {params}", *_about(recipe)]
+    rows = [{"key": key, "value": value} for key, value in leaves(recipe.to_dict())]
+    after = [f"the whole of it: leanify recipes {what} · train it: leanify train {what}"]
+    return Page(lines, {"kind": "recipe", "architecture": shape, "recipe": recipe.to_dict()}, rows, after=after)
+
+
+def _about(recipe: Recipe) -> list[str]:
+    """Data and schedule, a line each."""
+    lines = []
+    if (data := recipe.data) is not None:
+        lines.append(f"data   {data.path or data.name} · {data.task}")
+    if (schedule := recipe.schedule) is not None and recipe.optim is not None:
+        length = next(
+            f"{value:,g} {unit}" for unit in ("epochs", "steps", "tokens") if (value := getattr(schedule, unit))
+        )
+        lines.append(
+            f"train  {length} · batch {schedule.batch_size} · {recipe.optim.name}, learning rate {recipe.optim.lr:g}, "
+            f"{schedule.kind}"
+        )
+    return lines
+
+
+def _model(what: str) -> Page:
+    from leanify.lens import surgery
+    from leanify.sources import find
+
+    found = find.find(what)
+    model = find.build_on_meta(found)
+    shape, params = _shape(what)
+    where = found.weights or "none: initialised by upstream"
+    stages = surgery.read(model).stages
+    rows: list[Facts] = [
+        {"stage": stage.name, "layer": number, **{key: getattr(layer, key) for key in LAYER}}
+        for stage in stages
+        for number, block in enumerate(stage.blocks)
+        for layer in block
+    ]
+    facts = {"kind": "model", "source": what, "origin": str(found.origin), "params": _count(model), "layers": rows}
+    lines = [f"{what} · {found.origin}", f"model  {shape} · {params}", f"weights  {where}"]
+    return Page(lines, {**facts, "weights": found.weights and str(found.weights)}, rows)
+
+
+LAYER = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
+
+
+def _shape(what: str) -> tuple[str, str]:
+    """A source's architecture and its parameters, in words."""
+    from leanify.lens import surgery
+    from leanify.sources import find
+    from leanify.units import millions
+
+    model = find.build_on_meta(find.find(what))
+    return str(surgery.read(model)), f"{millions(_count(model))} parameters"
+
+
+def _count(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _draw(page: Page, plot: Path, what: str) -> None:
+    import sys
+
+    from leanify.spectra.plots import write
+    from leanify.training.curves import figure
+
+    curves = page.curves
+    if curves is None or not (curves.train or curves.validation):
+        raise LeanifyError(f"--plot draws the curves of a run, and {what} has none")
+    write(lambda: figure(curves, page.title), plot, page.title, page.rows, page.lines)
+    print(f"leanify: wrote {plot}", file=sys.stderr)
+
+
+def _print(page: Page) -> None:
+    from leanify.terminal import console
+
+    out = console()
+    for line in page.lines:
+        out.print(line, style="bold" if line is page.lines[0] else "", markup=False)
+    if page.curves is not None:
+        from leanify.training.curves import in_text
+
+        if text := in_text(page.curves, min(out.width, 80), ROWS_OF_A_PLOT):
+            print(f"\n{text}\n")
+    for line in page.after:
+        out.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,82 @@
+"""How a run went: its rows as curves, for the terminal and for a figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from leanify.spectra.plots import COLOURS, figure_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Curve = list[tuple[int, float]]  # (step, value)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The losses of both splits, and the validation metric that names the best checkpoint, if it is not the loss."""
+
+    train: Curve
+    validation: Curve
+    metric: str
+    quality: Curve
+
+
+def curves_of(rows: Iterable[Mapping[str, Any]], metric: str) -> Curves:
+    """The curves in the rows of metrics.jsonl."""
+    train: Curve = []
+    validation: Curve = []
+    quality: Curve = []
+    for row in rows:
+        if row["split"] == "train":
+            train.append((row["step"], row["loss"]))
+        elif row["split"] == "validation":
+            validation.append((row["step"], row["loss"]))
+            if metric != "loss" and metric in row:
+                quality.append((row["step"], row[metric]))
+    return Curves(train, validation, metric, quality)
+
+
+def in_text(curves: Curves, width: int, height: int) -> str:
+    """The curves as characters, without colours: the losses, and under them the metric."""
+    plots = (
+        ("loss  ⡠ training  o validation", [curves.train, curves.validation]),
+        (f"validation {curves.metric}", [curves.quality]),
+    )
+    return "\n".join(
+        f"{title}\n{_plot(some, width, height)}" for title, some in plots if any(len(curve) > 1 for curve in some)
+    )
+
+
+def _plot(curves: Sequence[Curve], width: int, height: int) -> str:
+    import plotext
+
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, height)
+    for curve, marker in zip(curves, ("braille", "o"), strict=False):
+        if curve:
+            figure.draw(figure.signal(*map(list, zip(*curve, strict=True)), marker=marker).lines())
+    figure.label("step", 0)
+    text = re.sub("\x1b\\[[0-9;]*m", "", str(figure.build()))
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+
+def figure(curves: Curves, title: str) -> Figure:
+    """The same for a page or a paper: colours that colour-blind readers tell apart, and markers for print."""
+    drawn, axes = figure_of(2 if curves.quality else 1, title)
+    for curve, name, colour, marker in (
+        (curves.train, "training", COLOURS[0], ""),
+        (curves.validation, "validation", COLOURS[1], "o"),
+    ):
+        if curve:
+            axes[0].plot(*zip(*curve, strict=True), label=name, color=colour, marker=marker, markersize=4)
+    axes[0].set(xlabel="step", ylabel="loss", title="loss")
+    axes[0].legend(frameon=False, fontsize=9) if curves.train or curves.validation else None
+    if curves.quality:
+        axes[1].plot(*zip(*curves.quality, strict=True), color=COLOURS[1], marker="o", markersize=4)
+        axes[1].set(xlabel="step", ylabel=curves.metric, title=f"validation {curves.metric}")
+    return drawn

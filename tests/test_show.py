@@ -1,0 +1,169 @@
+"""`leanify show` and `leanify predict`: on runs of one's own images and texts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import leanify
+from leanify import training
+from leanify.cli import app
+from leanify.data.image_folder import decoded, transforms
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
+from leanify.training.curves import curves_of, in_text
+from leanify.training.predicting import predict
+
+IMAGES = """
+[model]
+source = "vit_tiny_patch16_224"
+[model.override]
+img_size = 16
+patch_size = 8
+embed_dim = 16
+depth = 1
+num_heads = 2
+[data]
+name = "data"
+task = "classification"
+workers = 0
+[optim]
+lr = 5e-3
+[schedule]
+epochs = 3
+batch_size = 16
+[run]
+log_every = 1
+"""
+TEXTS = """
+[model]
+source = "bert"
+[model.override]
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 16
+[data]
+name = "data"
+task = "text-classification"
+holdout = 0.25
+length = 16
+[optim]
+lr = 1e-2
+[schedule]
+epochs = 3
+batch_size = 8
+"""
+COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("images")
+    for split, number in (("train", 8), ("validation", 2)):
+        for name, colour in COLOURS.items():
+            (folder / split / name).mkdir(parents=True)
+            for i in range(number):
+                Image.new("RGB", (20, 20), colour).save(folder / split / name / f"{i}.png")
+    recipe = recipes.with_settings(recipes.parse(IMAGES), [f"data.path={folder}"])
+    return training.train(recipe, folder / "run")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [f"{('good', 'bad')[i % 2]} film {i},{('pos', 'neg')[i % 2]}" for i in range(32)]
+    (folder / "train.csv").write_text("\n".join(["review,sentiment", *rows]))
+    recipe = recipes.with_settings(recipes.parse(TEXTS), [f"data.path={folder}"])
+    with pytest.warns(UserWarning, match="without weights"):
+        return training.train(recipe, folder / "run")
+
+
+def called(capsys: Any, command: str, *arguments: Any) -> str:
+    app(command)(args=list(map(str, arguments)), prog_name="leanify", standalone_mode=False)
+    out: str = capsys.readouterr().out
+    return out
+
+
+def test_a_run_keeps_the_names_of_its_classes(images: Path, texts: Path) -> None:
+    assert RunDirectory.open(images).classes == sorted(COLOURS)
+    assert RunDirectory.open(texts).classes == ["neg", "pos"]
+
+
+def test_predictions_of_images_are_those_of_the_loaded_model(images: Path) -> None:
+    files = [images.parent / "validation" / name / "0.png" for name in COLOURS]
+    found = list(predict(images, files))
+    model, data = leanify.load(images), RunDirectory.open(images).recipe.data
+    assert data is not None
+    _, plain, scale, mode = transforms(data, model)
+    with torch.no_grad():
+        batch = scale(torch.stack([torch.as_tensor(plain(decoded(file, mode, file))) for file in files]))
+        shares = model(batch)[:, :3].softmax(-1)
+    assert [list(one.probabilities) for one in found] == [sorted(COLOURS)] * 3
+    assert torch.tensor([list(one.probabilities.values()) for one in found]).equal(shares)
+    assert [one.answer for one in found] == [sorted(COLOURS)[i] for i in shares.argmax(-1)]
+    assert [one.where for one in predict(images, [images.parent / "validation"])] == sorted(
+        str(path) for path in (images.parent / "validation").rglob("*.png")
+    )
+
+
+def test_texts_come_from_tables_files_and_the_command_line(texts: Path) -> None:
+    table, lines = texts.parent / "new.tsv", texts.parent / "new.txt"
+    table.write_text("id\treview\n7\tgood film 1\n8\tbad film 2\n")
+    lines.write_text("good film 1\n\nbad film 2\n")
+    found = list(predict(texts, [table, lines, "good film 1"]))
+    assert [one.sample for one in found] == ["good film 1", "bad film 2"] * 2 + ["good film 1"]
+    assert [one.where.rpartition(", ")[2] for one in found[:4]] == ["line 2", "line 3", "line 1", "line 3"]
+    assert found[0].probabilities == pytest.approx(found[4].probabilities)
+    assert all(one.answer in ("neg", "pos") for one in found)
+
+
+def test_what_cannot_be_predicted_is_said(texts: Path, images: Path, tmp_path: Path) -> None:
+    for run, given, words in ((texts, "nowhere", "no sentence"), (images, "nowhere.png", "does not exist")):
+        with pytest.raises(leanify.DataError, match=words):
+            list(predict(run, [given]))
+    (tmp_path / "odd.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(leanify.DataError, match="no column of texts; found a, b"):
+        list(predict(texts, [tmp_path / "odd.csv"]))
+
+
+def test_the_command_prints_predictions_in_every_format(texts: Path, capsys: Any) -> None:
+    drawn = called(capsys, "predict", texts, "good film 1")
+    assert "answer" in drawn
+    assert "%" in drawn
+    (row,) = csv.DictReader(io.StringIO(called(capsys, "predict", texts, "good film 1", "--format", "csv")))
+    (same,) = json.loads(called(capsys, "predict", texts, "good film 1", "--json"))["predictions"]
+    assert (row["answer"], float(row["probability"])) == (same["answer"], same["probability"])
+
+
+def test_show_a_run_has_its_rows_as_curves_and_as_numbers(images: Path, tmp_path: Path, capsys: Any) -> None:
+    run = RunDirectory.open(images)
+    curves = curves_of(run.rows(), "top1")
+    assert curves.train == [(row["step"], row["loss"]) for row in run.rows() if row["split"] == "train"]
+    assert [step for step, _ in curves.quality] == [2, 4, 6]
+    drawn = called(capsys, "show", images)
+    assert "done" in drawn
+    assert "validation top1" in drawn
+    assert max(map(len, drawn.splitlines())) <= 100
+    assert max(map(len, in_text(curves, 60, 10).splitlines())) <= 60
+    shown = json.loads(called(capsys, "show", images, "--json", "--plot", tmp_path / "curves.svg"))
+    assert shown["rows"] == run.rows()
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_show_recipes_and_models(capsys: Any) -> None:
+    recipe = json.loads(called(capsys, "show", "digits", "--json"))
+    assert recipe["recipe"] == recipes.load("digits").to_dict()
+    model = json.loads(called(capsys, "show", "vit_tiny", "--json"))
+    assert model["params"] == 5_717_416
+    assert [layer["heads"] for layer in model["layers"]] == [3] * 12
+    with pytest.raises(leanify.LeanifyError, match="curves of a run"):
+        called(capsys, "show", "digits", "--plot", "x.png")
