@@ -73,7 +73,8 @@ def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
         file, label = files[index]
     except Exception as error:  # readers of timm's raise whatever they meet
         raise DataError(f"the image {name} cannot be read ({type(error).__name__})") from error
-    return decoded(file, mode, name), label
+    with file:
+        return decoded(file, mode, name), label
 
 
 def decoded(file: Any, mode: str, name: Any) -> Any:
