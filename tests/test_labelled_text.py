@@ -11,7 +11,7 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data import labelled_text
+from leanify.data import columns, labelled_text
 from leanify.data.faults import Faults
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
@@ -50,7 +50,7 @@ def read(file: Path, **settings: Any) -> labelled_text.Labelled:
     return labelled_text.read_table(file, DataSection("data", "text-classification", str(file), **settings), Faults())
 
 
-@pytest.mark.parametrize("suffix", labelled_text.TABLES)
+@pytest.mark.parametrize("suffix", columns.TABLES)
 def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) -> None:
     table = read(write(tmp_path / f"train{suffix}", ROWS))
     assert (table.texts, table.label, table.names) == (("review",), "stars", ["neg", "pos"])

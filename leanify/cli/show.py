@@ -95,8 +95,8 @@ def _run(what: str) -> Page:
     found = "no evaluation yet" if facts.best is None else f"best {facts.metric} {facts.best:.4g} at step {_at(best)}"
     name = quote(what)
     hints = {
-        "interrupted": f"go on: {run.resume_line}",
-        "done": f"next: leanify profile {name} · leanify predict {name} FILES",
+        "interrupted": [f"go on:  {run.resume_line}"],
+        "done": [f"next:   leanify profile {name}", f"        leanify predict {name} FILES"],
     }
     lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
     return Page(
@@ -112,7 +112,7 @@ def _run(what: str) -> Page:
         rows,
         curves_of(rows, facts.metric),
         f"{what} · {facts.source}",
-        [hints[facts.state]] if facts.state in hints else [],
+        hints.get(facts.state, []),
     )
 
 
@@ -126,7 +126,7 @@ def _recipe(what: str, recipe: Recipe) -> Page:
     shape, params = _shape(what)
     lines = [f"{what} · recipe", f"model  {recipe.model.source} · {shape} · {params}", *_about(recipe)]
     rows = [{"key": key, "value": value} for key, value in leaves(recipe.to_dict())]
-    after = [f"the whole of it: leanify recipes {what} · train it: leanify train {what}"]
+    after = [f"all of it:  leanify recipes {what}", f"train it:   leanify train {what}"]
     return Page(lines, {"kind": "recipe", "architecture": shape, "recipe": recipe.to_dict()}, rows, after=after)
 
 

@@ -15,6 +15,8 @@ from leanify.cli.options import Format, Json, complete_recipe
 if TYPE_CHECKING:
     from leanify.sources.recipe import Recipe
 
+MODELS = ("recipe.toml", "leanify.json", "config.json", "adapter_config.json")  # what a folder of a model holds
+
 
 def train(
     recipe: Annotated[
@@ -102,8 +104,31 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
         other = "-o" if output is not None else "--dry-run"
         raise LeanifyError(f"--resume goes on in its own folder: {other} cannot be given beside it")
     check_settings(settings)
-    if chosen is not None and (recipes.find(chosen) is not None or chosen.endswith(".toml")):
+    if chosen is None:
+        return
+    if recipes.find(chosen) is not None or chosen.endswith(".toml"):
         recipes.with_settings(recipes.load(chosen), settings)
+    elif Path(chosen).exists() and not any((Path(chosen) / name).is_file() for name in MODELS):
+        _say_what_was_found(chosen)
+
+
+def _say_what_was_found(path: str) -> None:
+    """Raise, with the lines to type, where a path holds data instead of a model."""
+    from shlex import quote
+
+    from leanify.data import found as data
+    from leanify.errors import SourceError
+
+    found = data.look(path)
+    if found is None:
+        return
+    place = quote(path)
+    rest = "" if found.validated or found.kind == "text" else " (no validation part: a share of it is held out)"
+    raise SourceError(
+        f"{path} is data, not a model: {found.words}{rest}. Train a model on it:\n"
+        f"  leanify train {data.MODELS[found.kind]} --set data.path={place}\n"
+        f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
+    )
 
 
 def _trained(

@@ -8,7 +8,8 @@ is classes, in the order of their names (whole numbers in theirs).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from leanify.data import vocabulary
+from leanify.data.columns import LABELS, SPLITS, TABLES, texts_in
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
@@ -24,13 +26,6 @@ from leanify.data.text import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-TEXTS = (
-    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
-    ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),
-)  # fmt: skip
-LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "sentiment", "stars", "intent", "topic")
-SPLITS = {"validation": ("validation", "valid", "val", "dev", "test")}  # in the order they are looked for
 TASKS = ("text-classification", "text-regression")
 
 
@@ -114,11 +109,11 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     refuse(data, "img_size", "rand_augment")
     length = length_of_text(data, model)
     words, _ = vocabulary_of(model, data.task)
-    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")
-    vocabulary.check_fit(tokenizer, words, by)
     faults = Faults(skip=data.on_error == "skip")
     table = _train(data, faults)
     names = classes_of(data)
+    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: _lines(table), _key(table))
+    vocabulary.check_fit(tokenizer, words, by)
 
     def encoded(labelled: Labelled) -> Sentences:
         rows = [(texts, _target(label, names, labelled)) for texts, label in labelled.rows]
@@ -147,6 +142,18 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
+def _lines(table: Labelled) -> Iterator[str]:
+    """All texts, for a tokenizer that is trained on them."""
+    return (text for texts, _ in table.rows for text in texts)
+
+
+def _key(table: Labelled) -> str:
+    digest = hashlib.sha256()
+    for line in _lines(table):
+        digest.update(line.encode() + b"\0")
+    return digest.hexdigest()
+
+
 def _train(data: DataSection, faults: Faults) -> Labelled:
     folder = folder_of(data)
     file = find_tables(folder, data.train)
@@ -166,7 +173,7 @@ def _validation(data: DataSection, faults: Faults) -> Labelled:
 def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple[str, ...], str]:
     """The columns of texts and label, as the recipe names them or guessed by name."""
     known = {name.lower(): name for name in found}
-    texts = data.text or guessed(found)
+    texts = data.text or texts_in(found)
     label = data.label or next((name for name in LABELS if name in known), None)
     missing = [name for name in (*texts, *([label] if label else [])) if name.lower() not in known]
     if not texts or label is None or missing:
@@ -178,15 +185,9 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple
     return tuple(known[name.lower()] for name in texts), known[label.lower()]
 
 
-def guessed(found: Sequence[str]) -> tuple[str, ...]:
-    """The columns of texts among these, by name, as the file writes them; none where none is known."""
-    known = {name.lower(): name for name in found}
-    return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
-
-
 def texts_of(file: Path, found: Sequence[str]) -> tuple[str, ...]:
     """The same of a file without labels. Raises DataError."""
-    if columns := guessed(found):
+    if columns := texts_in(found):
         return columns
     raise DataError(f"{file} has no column of texts; found {', '.join(found[:8])}")
 

@@ -95,6 +95,14 @@ def find(
     return overridden(found, wanted, cls)
 
 
+def is_model(path: Path) -> bool:
+    """Whether a path that is there holds a model, by the files that say so."""
+    names = (run_directory.RECIPE, lean_directory.CARD, "config.json", "adapter_config.json")
+    return (_is(path, Path.is_file) and path.suffix in (*CHECKPOINTS, ".json")) or any(
+        (path / name).is_file() for name in names
+    )
+
+
 def _is(path: Path, test: Any) -> bool:
     """A test of a path that may be no path at all: a name too long for the file system is none."""
     try:

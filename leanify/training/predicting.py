@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import labelled_text, vocabulary
+from leanify.data.columns import TABLES
 from leanify.data.common import length_of_text
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
@@ -125,7 +126,7 @@ def _texts(
 def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(where, texts) of a table, of the lines of a text file, or of what was given itself."""
     path = Path(given).expanduser()
-    if path.suffix in labelled_text.TABLES:
+    if path.suffix in TABLES:
         if not path.is_file():
             raise DataError(f"{path} does not exist")
         faults, columns = Faults(), data.text

@@ -1,0 +1,107 @@
+"""What lies at a path: images by class, labelled texts, text; and what trains on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leanify
+from leanify import training
+from leanify.cli import app
+from leanify.data.found import look
+from leanify.sources import recipe as recipes
+from leanify.training import defaults
+
+
+def images(folder: Path, *classes: str, number: int = 3) -> Path:
+    """Files with the names of images; what looks for data does not open them."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(number):
+            (folder / name / f"{i}.png").touch()
+    return folder
+
+
+def test_images_by_class(tmp_path: Path) -> None:
+    images(tmp_path / "flat", "cat", "dog")
+    found = look(tmp_path / "flat")
+    assert found is not None
+    assert (found.kind, found.validated, found.classes, found.samples) == ("images", False, 2, 6)
+    images(tmp_path / "split" / "train", "cat", "dog", "fox")
+    images(tmp_path / "split" / "val", "cat", "dog", "fox", number=1)
+    found = look(tmp_path / "split")
+    assert found is not None
+    assert (found.kind, found.validated, found.classes, found.samples) == ("images", True, 3, 9)
+    assert "(cat, dog, fox)" in found.words
+    assert look(images(tmp_path / "one", "cat")) is None
+    assert look(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "classes", "words"),
+    [
+        ("train.csv", "text,label\na b,1\nc d,0\n", "sentences", 2, "(text) with labels (label, 2 classes: 0, 1)"),
+        ("train.tsv", "review\tstars\na\t1.5\nb\t2\n", "sentences", None, "(review) with labels (stars, a number)"),
+        (
+            "train.jsonl",
+            '{"Premise": "a", "hypothesis": "b", "label": "x"}\n',
+            "sentences",
+            1,
+            "Premise and hypothesis",
+        ),
+        ("train.csv", "text,id\na b,1\n", "text", None, "column text"),
+        ("train.txt", "all of it", "text", None, "9 bytes"),
+    ],
+)
+def test_tables_and_texts(tmp_path: Path, name: str, text: str, kind: str, classes: int | None, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    for place in (tmp_path, tmp_path / name):
+        found = look(place)
+        assert found is not None
+        assert (found.kind, found.classes) == (kind, classes)
+        assert words in found.words
+
+
+def test_parquet(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"sentence": "a", "label": 3}, {"sentence": "b", "label": 4}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    found = look(tmp_path)
+    assert found is not None
+    assert (found.kind, found.classes, found.samples) == ("sentences", 2, 2)
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "\0\n"])
+def test_what_is_unknown_is_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.csv").write_text(text)
+    assert look(tmp_path) is None
+
+
+def test_train_with_data_says_what_to_type(tmp_path: Path, monkeypatch: Any) -> None:
+    images(tmp_path / "pics", "cat", "dog")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(leanify.SourceError, match="leanify train vit_tiny --set data.path=pics") as raised:
+        app("train")(args=["pics"], prog_name="leanify", standalone_mode=False)
+    assert "6 images of 2 classes (cat, dog)" in str(raised.value)
+    assert "leanify compare pics" in str(raised.value)
+
+
+def test_data_has_a_recipe_of_its_own(tmp_path: Path) -> None:
+    value = defaults.recipe_of(images(tmp_path / "pics", "cat", "dog", number=500))
+    assert value.model.override["num_classes"] == 2
+    assert value.data is not None
+    assert value.schedule is not None
+    assert (value.data.path, value.data.holdout, value.schedule.epochs) == (str(tmp_path / "pics"), 0.2, 10)
+    usual = training.resolve("vit_tiny", [f"data.path={tmp_path / 'pics'}"])
+    assert usual.data is not None
+    assert (usual.model.override, usual.data.holdout) == ({"num_classes": 2}, 0.1)
+    (tmp_path / "train.csv").write_text("text,score\na,1.5\nb,2\n")
+    value = defaults.recipe_of(tmp_path / "train.csv")
+    assert value.data is not None
+    assert value.data.task == "text-regression"
+    assert json.dumps(recipes.from_dict(value.to_dict()).to_dict()) == json.dumps(value.to_dict())
