@@ -85,7 +85,7 @@ def test_what_is_unknown_is_nothing(tmp_path: Path, text: str) -> None:
 def test_train_with_data_says_what_to_type(tmp_path: Path, monkeypatch: Any) -> None:
     images(tmp_path / "pics", "cat", "dog")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(leanify.SourceError, match="leanify train vit_tiny --set data.path=pics") as raised:
+    with pytest.raises(leanify.SourceError, match=r"leanify train vit_tiny --set data\.path=pics") as raised:
         app("train")(args=["pics"], prog_name="leanify", standalone_mode=False)
     assert "6 images of 2 classes (cat, dog)" in str(raised.value)
     assert "leanify compare pics" in str(raised.value)
