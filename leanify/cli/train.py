@@ -36,6 +36,9 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: optim.lr=1e-3")
     ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="a model with weights whose outputs are learnt, too")
+    ] = None,
     accept_changed_data: Annotated[
         bool, typer.Option("--accept-changed-data", help="with --resume: go on although the data has changed")
     ] = False,
@@ -49,7 +52,7 @@ def train(
     """Train a recipe, on one CPU or on many GPUs under torchrun or accelerate launch.
 
     A run's folder brings its recipe along; any other model is trained by the usual recipe of its kind, on --set
-    data.path=DIR.
+    data.path=DIR. With --teacher the model's head decides: next or masked words, classes, or, without one, embeddings.
 
     Killed at any moment, a run goes on to the same numbers with --resume RUN. Ctrl-C, SIGTERM and SIGHUP end the step
     and write a checkpoint first; the exit code is 130, 143 or 129.
@@ -66,13 +69,13 @@ def train(
     with progress("loading PyTorch", None):
         from leanify import training
 
-        value = None if chosen is None else training.resolve(chosen, settings or [])
+        value = None if chosen is None else training.resolve(chosen, settings or [], teacher)
     if dry_run:
         assert value is not None
         facts: Mapping[str, Any] = training.rehearse(value)
         rows = [(key.replace("_", " "), _shown(key, number)) for key, number in facts.items()]
     else:
-        run = _trained(training, value, output, resume, chosen, settings or [], accept_changed_data)
+        run = _trained(training, value, output, resume, chosen, settings or [], teacher, accept_changed_data)
         if run is None:
             return  # the first process speaks
         facts = run.summary()
@@ -138,6 +141,7 @@ def _trained(
     resume: Path | None,
     chosen: str | None,
     settings: list[str],
+    teacher: str | None,
     accept: bool,
 ) -> Any:
     import os
@@ -146,8 +150,8 @@ def _trained(
 
     main = int(os.environ.get("RANK", "0")) == 0
     folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)
-    if resume is not None and value is None and settings:
-        value = training.resolve(RunDirectory.open(resume).recipe, settings)
+    if resume is not None and value is None and (settings or teacher is not None):
+        value = training.resolve(RunDirectory.open(resume).recipe, settings, teacher)
     with Screen() as screen:
         path = training.train(value, folder, resume=resume, accept_changed_data=accept, watcher=screen)
     return RunDirectory.open(path) if main else None

@@ -19,6 +19,7 @@ from leanify.data import hub, tokens
 from leanify.data.common import chosen, folder_of, length_of_text, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
+from leanify.data.text import TABLES
 from leanify.data.tokens import END as END
 from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError
@@ -128,7 +129,7 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
 
 
 def _in_folder(path: Path, split: str) -> Path:
-    names = [f"{split}{suffix}" for suffix in (".txt", ".jsonl", ".parquet")]
+    names = [f"{split}{suffix}" for suffix in (".txt", *TABLES)]
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
         here = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"

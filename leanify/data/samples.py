@@ -58,6 +58,7 @@ class Splits:
     constant: int | None = None
     scale: Callable[[Any], Any] | None = None
     names: tuple[str, ...] = ()  # of the classes, in their order; a run keeps them
+    pooling: tuple[str, ...] = ()  # of the embeddings that are the targets
     skipped: tuple[str, ...] = ()  # samples that were left out while reading, under data.on_error = "skip"
 
     def scaled(self, inputs: Inputs) -> Inputs:

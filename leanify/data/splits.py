@@ -27,6 +27,7 @@ OF_TASK = {
     "causal-lm": "corpus",
     "masked-lm": "masked",
     "glue": "glue",
+    "sentence-embedding": "sentences",
 }
 DRAWN = ("lra-listops", "lra-pathfinder")  # those that [data.options] means something to
 

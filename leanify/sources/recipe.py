@@ -94,6 +94,7 @@ class DataSection:
             "causal-lm",
             "glue",
             "regression",
+            "sentence-embedding",
         ],
         "the loss and its metrics",
     ]

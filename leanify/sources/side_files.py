@@ -36,7 +36,7 @@ def carry(model: Any, folder: Path) -> None:
 
     Raises SourceError for a tokenizer of another vocabulary.
     """
-    source = _source_of(model)
+    source = source_of(model)
     for file in _files(source) if source is not None else ():
         _copy(file, folder / file.name)
     if (folder / "modules.json").is_file() and source is not None:
@@ -46,7 +46,7 @@ def carry(model: Any, folder: Path) -> None:
         (folder / "tokenizer.json").write_text(json.dumps(NO_TOKENIZER, indent=2) + "\n", encoding="utf-8")
 
 
-def _source_of(model: Any) -> Path | None:
+def source_of(model: Any) -> Path | None:
     """The directory that the model's weights or configuration came from; of a hub id, the snapshot in the cache."""
     name = getattr(model.config, "_name_or_path", "") or ""
     path = Path(name).expanduser()
@@ -57,7 +57,8 @@ def _source_of(model: Any) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(PATTERNS), local_files_only=not hub.answers()))
+        wanted = [*PATTERNS, *(f"{number}_*" for number in range(10))]  # the folders that modules.json names
+        return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=not hub.answers()))
     except Exception:  # the hub client raises from several libraries; what is missing is stopped below
         return None
 

@@ -22,6 +22,7 @@ from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue
 from leanify.tasks.masked_lm import MaskedLm
 from leanify.tasks.regression import Regression
+from leanify.tasks.sentence_embedding import SentenceEmbedding
 from leanify.tasks.text_regression import TextRegression
 from leanify.upstream.origin import is_hf, is_own
 
@@ -79,6 +80,8 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
         return TextRegression()
     if data.task == "regression":
         return Regression()
+    if data.task == "sentence-embedding":
+        return SentenceEmbedding(splits.pooling)
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)
 
 

@@ -30,13 +30,14 @@ def train(
     *,
     resume: str | Path | None = None,
     settings: tuple[str, ...] | list[str] = (),
+    teacher: str | None = None,
     accept_changed_data: bool = False,
     watcher: Watcher | None = None,
 ) -> Path:
     """Train a recipe and return the run's folder: ``output``, else ``runs/NAME``.
 
     ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: then the usual recipe of the model's
-    kind, on the data that ``settings`` name in ``data.path``.
+    kind, on the data that ``settings`` name in ``data.path``. ``teacher`` is a SOURCE with weights that it learns from.
 
     ``resume`` goes on with a run from its newest intact checkpoint. A recipe given with it must be the run's own, and
     the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the step, write a
@@ -46,8 +47,8 @@ def train(
         run = RunDirectory.open(resume)
         run.check_unedited()
         value = run.recipe
-        if recipe is not None or settings:
-            run.check_recipe(resolve(value if recipe is None else recipe, settings))
+        if recipe is not None or settings or teacher is not None:
+            run.check_recipe(resolve(value if recipe is None else recipe, settings, teacher))
         with guards.raised_by_all():
             trainer = Trainer(with_tokenizer_of(run), watcher)
         trainer.fit(run, accept_changed_data)
@@ -56,7 +57,7 @@ def train(
         raise RecipeError(
             "a recipe is needed: a file, a name (leanify train --list) or a leanify.sources.recipe.Recipe"
         )
-    value = resolve(recipe, settings)
+    value = resolve(recipe, settings, teacher)
     folder = Path(output) if output is not None else new_folder(recipe)
     lean_directory.check_new_directory(folder) if folder.parent.is_dir() else None
     with guards.raised_by_all():
@@ -74,10 +75,15 @@ def with_tokenizer_of(run: RunDirectory) -> Recipe:
     return replace(value, data=data)
 
 
-def resolve(recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = ()) -> Recipe:
-    """The recipe that is named, that of a run, or the usual one of a model; with its settings."""
+def resolve(
+    recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = (), teacher: str | None = None
+) -> Recipe:
+    """The recipe that is named, that of a run, or the usual one of a model; with its teacher and its settings."""
     path = next((each.partition("=")[2].strip() for each in settings if each.startswith("data.path=")), None)
-    value = recipe if isinstance(recipe, Recipe) else defaults.recipe_of(recipe, path)
+    if isinstance(recipe, Recipe):
+        value = defaults.with_teacher(recipe, teacher)
+    else:
+        value = defaults.recipe_of(recipe, path, teacher)
     value = recipes.with_settings(value, settings) if settings else value
     if not isinstance(recipe, Recipe):
         defaults.check_data(recipe, value)

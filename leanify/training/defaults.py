@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from leanify.data import found as data_found
 from leanify.data import labelled_text, vocabulary
 from leanify.errors import RecipeError, SourceError
-from leanify.sources import find
+from leanify.sources import find, pooling
 from leanify.sources import recipe as recipes
 from leanify.sources.overrides import class_name
-from leanify.sources.recipe import DataSection, ModelSection, OptimSection, Recipe, ScheduleSection
+from leanify.sources.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
 from leanify.sources.run_directory import RunDirectory, is_run
+from leanify.sources.text_classifier import CLASSIFIER
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers, without_type
 
@@ -21,26 +23,36 @@ LAYOUTS = {
     "classification": "a folder of images, DIR/train/CLASS/… and DIR/validation/CLASS/…",
     "causal-lm": "a text file, or a folder with train.txt and validation.txt",
     "masked-lm": "a text file, or a folder with train.txt and validation.txt",
+    "sentence-embedding": "a table with a column of text, a file with a sentence a line, or a folder with train.csv",
 }
 SEEN = 10_000  # samples of a run on data of one's own: a minute or two on a core
 BATCH = {"classification": 128, "causal-lm": 32, "masked-lm": 32}
 
 
-def recipe_of(source: str | Path, path: str | None = None) -> Recipe:
+TAUGHT = {  # the usual teacher of a task: its weight beside the targets, and the temperature
+    "classification": (0.5, 2.0),
+    "text-classification": (0.5, 2.0),
+    "causal-lm": (1.0, 1.0),  # its distribution alone: Muralidharan et al. 2024 (arXiv 2407.14679), table 9
+    "masked-lm": (1.0, 1.0),
+    "sentence-embedding": (1.0, 1.0),
+}
+
+
+def recipe_of(source: str | Path, path: str | None = None, teacher: str | None = None) -> Recipe:
     """A recipe by file or built-in name, that of a run, or the usual one of the model that SOURCE names.
 
-    ``path`` is the data that the user names: what is found there decides the task.
+    ``path`` is the data that the user names: what is found there decides the task; beside a teacher the model does.
 
     Raises RecipeError, and SourceError for what names nothing.
     """
     text = str(source)
     if is_run(text):
-        return RunDirectory.open(text).recipe
+        return with_teacher(RunDirectory.open(text).recipe, teacher)
     if recipes.find(text) is not None or Path(text).suffix == ".toml":
-        return recipes.load(text)
+        return with_teacher(recipes.load(text), teacher)
     if not find.is_model(Path(text)) and (found := data_found.look(text)) is not None:
-        return of_data(found, text)
-    return usual(text, path)
+        return with_teacher(of_data(found, text), teacher)
+    return with_teacher(usual(text, path, teacher is not None), teacher)
 
 
 def of_data(found: data_found.Found, path: str) -> Recipe:
@@ -56,17 +68,35 @@ def of_data(found: data_found.Found, path: str) -> Recipe:
     return recipes.with_settings(recipes.load(found.recipe), settings)
 
 
-def usual(source: str, path: str | None = None) -> Recipe:
+def with_teacher(recipe: Recipe, teacher: str | None) -> Recipe:
+    """The recipe with a SOURCE as its teacher, by the usual ``[distill]`` of its task where it has none."""
+    if teacher is None:
+        return recipe
+    if recipe.distill is not None:
+        return replace(recipe, distill=replace(recipe.distill, teacher=teacher))
+    weight, temperature = TAUGHT.get(recipe.data.task if recipe.data else "", (0.5, 1.0))
+    return replace(recipe, distill=DistillSection(teacher, temperature, weight))
+
+
+def usual(source: str, path: str | None = None, taught: bool = False) -> Recipe:
     """The usual task of a model: classification for images, masked words for an encoder of text, else the next word.
 
-    A text model with a table of labelled texts at ``path`` becomes a classifier, or a regressor.
+    A text model with a table of labelled texts at ``path`` becomes a classifier, or a regressor. One that is ``taught``
+    keeps the head that it shares with its teacher; an encoder without a head learns the teacher's embeddings.
 
     AdamW and a cosine with a short warm-up; the learning rate suits a freshly initialised model; a tenth of it one
     that comes with weights.
     """
     found = find.find(source)
     images = next(iter(example_inputs(find.build_on_meta(found), 1, device="meta"))) != "input_ids"
-    if not images and path is not None and (labelled := labelled_text.task_of(Path(path).expanduser())) is not None:
+    if taught and not images and _embeds(found):
+        return _of_sentences(source, found)
+    if (
+        not images
+        and path is not None
+        and (not taught or _classifies(found))
+        and (labelled := labelled_text.task_of(Path(path).expanduser())) is not None
+    ):
         return _of_labelled(source, found, *labelled)
     cls = None
     if images:
@@ -99,6 +129,29 @@ def usual(source: str, path: str | None = None) -> Recipe:
     )
 
 
+def _embeds(found: Any) -> bool:
+    """Whether a model of transformers is one without a head, or one that sentence-transformers knows."""
+    place = Path(str(found.origin.options.get("_name_or_path") or ""))
+    bare = _named(found, "AutoModel") == found.origin.cls
+    return found.origin.library == "hf" and (bare or pooling.has_modules(place))
+
+
+def _classifies(found: Any) -> bool:
+    return bool(found.origin.library == "leanify" or _named(found, CLASSIFIER) == found.origin.cls)
+
+
+def _of_sentences(source: str, found: Any) -> Recipe:
+    """Every sentence's embedding, by the cosine to the teacher's; as long as sentence-transformers makes a sentence."""
+    place = Path(source)
+    tokenizer = str(place) if place.is_dir() and vocabulary.lies_in(place) else None
+    return Recipe(
+        model=ModelSection(source, cls="AutoModel"),
+        data=DataSection("data", "sentence-embedding", tokenizer=tokenizer, length=pooling.longest_of(place)),
+        optim=OptimSection(1e-3 if found.weights is None else 5e-4, weight_decay=0.01, clip=1.0),
+        schedule=ScheduleSection(64, epochs=3, warmup=0.1),
+    )
+
+
 def _of_labelled(source: str, found: Any, task: str, validated: bool) -> Recipe:
     """Fine-tuning with a new head, as Devlin et al. 2019 do (appendix A.3): few epochs, a low rate, a short warm-up.
 
@@ -115,14 +168,18 @@ def _of_labelled(source: str, found: Any, task: str, validated: bool) -> Recipe:
 
 def _class(found: Any, auto: str) -> str | None:
     """An auto class of transformers if it has one for the model; None for models of other libraries."""
+    return None if _named(found, auto) is None else auto
+
+
+def _named(found: Any, auto: str) -> str | None:
+    """The class that an auto class leads to."""
     if found.origin.library != "hf":
         return None
     config = import_transformers().AutoConfig.for_model(found.origin.name, **without_type(found.origin.options))
     try:
-        class_name(auto, config)
+        return class_name(auto, config)
     except SourceError:
         return None
-    return auto
 
 
 def check_data(source: str | Path, recipe: Recipe) -> None:

@@ -23,10 +23,9 @@ from leanify.data.sampling import MODEL, seed_everything
 from leanify.errors import RecipeError, ShapeError
 from leanify.lens.located import outputs_of
 from leanify.lens.sites import locate
-from leanify.sources import find
 from leanify.sources.recipe import DistillSection
 from leanify.tasks import Task
-from leanify.tasks.outputs import answer, logits_of
+from leanify.tasks.outputs import logits_of
 
 Pair = tuple[int, int]  # a layer of the student and one of the teacher, both counted from 0
 
@@ -73,7 +72,7 @@ class Distilled:
         with torch.no_grad(), self.place.autocast(), outputs_of(self.blocks) as wanted:
             said = self.teacher(*args, **kwargs)
         total = (1 - told.weight) * own
-        kept = targets != IGNORED
+        kept = (targets[..., 0] if targets.ndim > 1 and targets.is_floating_point() else targets) != IGNORED
         if told.weight:
             apart = divergence(logits_of(output).float(), logits_of(said).float(), told.temperature)
             total = total + told.weight * told.temperature**2 * (apart * kept).sum()
@@ -102,9 +101,10 @@ def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
 # -- beginning --------------------------------------------------------------------------------------------------------
 
 
-def begin(told: DistillSection, task: Task, student: nn.Module, inputs: Inputs, seed: int, place: Any) -> Distilled:
-    """The task with its teacher. ``inputs`` is a sample, ``place`` the accelerator. Raises RecipeError, SourceError."""
-    teacher = teacher_of(told)
+def begin(
+    told: DistillSection, task: Task, student: nn.Module, teacher: nn.Module, inputs: Inputs, seed: int, place: Any
+) -> Distilled:
+    """The task with its teacher. ``inputs`` is a sample, ``place`` the accelerator. Raises RecipeError."""
     own, others = (locate(model).blocks if told.hidden_weight else [] for model in (student, teacher))
     pairs = pairs_of(told, len(own), len(others)) if told.hidden_weight else []
     mine, theirs = [own[i] for i, _ in pairs], [others[i] for _, i in pairs]
@@ -113,7 +113,9 @@ def begin(told: DistillSection, task: Task, student: nn.Module, inputs: Inputs, 
     for model, blocks in ((student, mine), (teacher, theirs)):
         training = model.training
         with torch.no_grad(), outputs_of(blocks) as outputs:
-            logits.append(answer(model.eval(), inputs))
+            given = model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(inputs)
+        if told.weight:
+            logits.append(logits_of(given).float())
         model.train(training)
         hidden.append(outputs)
     if told.weight and (logits[0].shape != logits[1].shape or logits[0].shape[-1] == 1):
@@ -125,20 +127,6 @@ def begin(told: DistillSection, task: Task, student: nn.Module, inputs: Inputs, 
     seed_everything(MODEL, seed, 1)
     maps = [_map(pair, x, y) for pair, x, y in zip(pairs, *hidden, strict=True)]
     return Distilled(task, told, Learner(student, mine, maps), teacher, theirs, place)
-
-
-def teacher_of(told: DistillSection) -> nn.Module:
-    """The teacher with its weights; one that would be drawn anew teaches nothing."""
-    if not 0 <= told.weight <= 1 or told.temperature <= 0 or told.hidden_weight < 0:
-        raise RecipeError("[distill] weight is a share, 0 … 1, temperature above 0, hidden_weight not below 0")
-    if not told.weight and not told.hidden_weight:
-        raise RecipeError("[distill] neither weight nor hidden_weight is above 0: the teacher would teach nothing")
-    if find.find(told.teacher).weights is None:
-        raise RecipeError(
-            f"distill.teacher {told.teacher!r} names a model without weights; a run, a lean directory, a directory of "
-            "transformers', a checkpoint or a hub id has some"
-        )
-    return find.load(told.teacher)
 
 
 def pairs_of(told: DistillSection, mine: int, theirs: int) -> list[Pair]:

@@ -35,13 +35,14 @@ from leanify.sources.checkpoints import WEIGHTS, Checkpoint
 from leanify.sources.recipe import Recipe
 from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import Tally, check_fit, merged, task_of
-from leanify.training import distillation, engine, guards, heap, sharding
+from leanify.training import distillation, engine, guards, heap, sharding, teachers
 from leanify.training.engine import accelerator_of, memory_of, tracked
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.preparation import build, data_of, trainable
 from leanify.training.saver import Saver
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 from leanify.training.state import State, put_file
+from leanify.training.taught import taught
 from leanify.training.watcher import Silent as Silent
 from leanify.training.watcher import Watcher as Watcher
 from leanify.training.window import Window
@@ -67,6 +68,13 @@ class Trainer:
         self.splits = splits_of(data_of(recipe), self.bare)
         self.skipped: set[str] = set(self.splits.skipped)
         check_fit(self.bare, self.splits)
+        told, teacher = recipe.distill, None
+        if told is not None:
+            teacher = teachers.teacher_of(told)
+            teachers.check_alike(self.bare, teacher, told.teacher, data_of(recipe).tokenizer)
+            if data.task == "sentence-embedding":
+                self.splits = taught(self.splits, teacher, teachers.pooling_of(teacher), self.accelerator)
+                told, teacher = teachers.of_layers(told, teacher)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         guards.check_processes(world, len(self.splits.train), schedule.batch_size)
@@ -78,11 +86,10 @@ class Trainer:
         self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
 
         self.learner: distillation.Learner | None = None
-        teacher: nn.Module | None = None
-        if recipe.distill is not None:
+        if told is not None and teacher is not None:
             sample = self.one()[0]
-            taught = distillation.begin(recipe.distill, self.task, self.bare, sample, self.seed, self.accelerator)
-            self.task, self.learner, teacher = taught, taught.learner, taught.teacher
+            begun = distillation.begin(told, self.task, self.bare, teacher, sample, self.seed, self.accelerator)
+            self.task, self.learner = begun, begun.learner
         self.validation: Reader | None = None  # from the first evaluation on
         self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
         guards.check_memory(self.need, self.bare, self.accelerator, order.batch_size, recipe.run.accumulate)

@@ -20,6 +20,8 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
     """The recipe with all its sections. Raises RecipeError for settings that contradict each other."""
     checked = recipe.to_train()
     data, schedule, run = checked.data, checked.schedule, checked.run
+    if data.task == "sentence-embedding" and recipe.distill is None:
+        raise RecipeError("sentence-embedding learns a teacher's embeddings: name one, --teacher SOURCE")
     if data.mask and data.task != "masked-lm":
         raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}; leave it out")
     if run.compile and recipe.distill is not None:
@@ -85,7 +87,7 @@ def _checkpoint_gradients(model: Any) -> None:
 def data_of(recipe: TrainingRecipe) -> DataSection:
     """[data] of a recipe; labelled texts take the tokenizer beside the model where the recipe names none."""
     data, source = recipe.data, Path(recipe.model.source).expanduser()
-    if data.task not in ("glue", *labelled_text.TASKS) or data.tokenizer is not None:
+    if data.task not in ("glue", "sentence-embedding", *labelled_text.TASKS) or data.tokenizer is not None:
         return data
     if source.is_dir():
         return replace(data, tokenizer=str(source) if vocabulary.lies_in(source) else None)

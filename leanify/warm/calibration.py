@@ -53,9 +53,9 @@ def moments(model: nn.Module, modules: Mapping[str, nn.Module], batches: Sequenc
             x = args[0]
             if not isinstance(x, Tensor) or x.shape[-1] != features_of(module).inputs or _is_convolution(module):
                 return
-            rows = counted(x, mask[0]).double()
+            rows = rows_of(x, mask[0])
             rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-            totals[name] = totals.get(name, 0) + rows.T @ rows
+            totals[name] = totals.get(name, 0) + (rows.T @ rows).double()
 
         return add
 
@@ -74,6 +74,12 @@ def moments(model: nn.Module, modules: Mapping[str, nn.Module], batches: Sequenc
 
 def _is_convolution(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.conv._ConvNd)
+
+
+def rows_of(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, N, width) → (tokens, width) without padding, in float32 at least."""
+    rows = counted(x, mask)
+    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 def counted(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -22,9 +22,10 @@ from leanify.lens.sites import locate
 from leanify.warm.blocks import list_of, modules_of, stage_of, with_blocks
 from leanify.warm.calibration import Answers, Batch, answers, damage, moments, run
 from leanify.warm.drop import influence
+from leanify.warm.fit import fitted_pair
 from leanify.warm.narrow import narrow, projections, shape_layer
 from leanify.warm.pair import joined_block
-from leanify.warm.residual import residuals
+from leanify.warm.residual import Residual, residuals
 
 Slot = tuple[int, ...]  # the original blocks that one new block is made of, counted from 0
 TRIED = 12  # blocks of a deep stage that are tried for dropping: those with the least influence
@@ -102,6 +103,7 @@ class _Carrier:
         self.teacher: Answers = answers(model, held_out)
         self.count = 0
         self.refused: dict[str, str] = {}
+        self.fitted = False
         self.base = locate(narrow(model, _at_old_depth(self.old, architecture), batches))
         self.slots: dict[str, list[Slot]] = {}
         self.blocks: dict[tuple[str, Slot], nn.Module] = {}
@@ -151,7 +153,7 @@ class _Carrier:
         for first in range(len(states) - 1):
             slot = (first, first + 1)
             try:
-                block = joined_block(self.original, states[first], states[first + 1])
+                block = self._joined(states[first], states[first + 1])
                 self.blocks[stage, slot] = self._narrowed(stage, slot, block, new.blocks[0])
                 self._with({stage: [slot, *self.slots[stage][2:]]})
             except UnsupportedModel as error:
@@ -159,6 +161,14 @@ class _Carrier:
                 continue
             found.add(slot)
         return found
+
+    def _joined(self, first: Residual | UnsupportedModel, second: Residual | UnsupportedModel) -> nn.Module:
+        """Two blocks as one: exactly side by side where norms stand before, by least squares where they follow."""
+        ready = isinstance(first, Residual) and isinstance(second, Residual)
+        if ready and first.post_norm and second.post_norm:  # type: ignore[union-attr]
+            self.fitted = True
+            return fitted_pair(self.original, first, second, self.batches)  # type: ignore[arg-type]
+        return joined_block(self.original, first, second)
 
     def _narrowed(self, stage: str, slot: Slot, block: nn.Module, shape: Sequence[Layer]) -> nn.Module:
         """The joined block at the new shape, by what it does in the original model."""

@@ -136,7 +136,7 @@ def _narrowed(model: nn.Module, site: Site, picks: Picks, found: Mapping[str, Mo
     for symbol, solved in weights.items():
         _, module = output_of(site, symbol)
         if module is not None and solved is not None:
-            _set(module, *solved)
+            set_matrix(module, *solved)
     return sizes
 
 
@@ -228,7 +228,8 @@ def matrix_of(module: nn.Module) -> Tensor:
     return matrix
 
 
-def _set(module: nn.Module, matrix: Tensor, bias: Tensor | None) -> None:
+def set_matrix(module: nn.Module, matrix: Tensor, bias: Tensor | None) -> None:
+    """The inverse of `matrix_of`, in place; None leaves the bias."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     weight.copy_(matrix.movedim(0, features_of(module).output_axis).reshape(weight.shape))

@@ -59,9 +59,14 @@ def joined_block(
         raise first
     if isinstance(second, UnsupportedModel):
         raise second
-    _check_alike(located, first, second)
+    if first.post_norm or second.post_norm:
+        raise UnsupportedModel(
+            f"{first.path} ({type(first.block).__name__}) is post-norm: its norms stand behind the sum, so that no "
+            "layer equals two side by side; on data a pair is fitted by least squares"
+        )
+    check_alike(located, first, second)
     blocks = copied(first.block), copied(second.block)
-    mine, theirs = ([_moved(s, r, b) for s in r.sublayers] for r, b in zip((first, second), blocks, strict=True))
+    mine, theirs = ([moved(s, r, b) for s in r.sublayers] for r, b in zip((first, second), blocks, strict=True))
     for norm in dict.fromkeys(sublayer.norm for sublayer in mine):
         readers = [[s for s in side if s.norm == norm] for side in (mine, theirs)]
         _fold_norms([block.get_submodule(norm) for block in blocks], norm, readers)
@@ -69,7 +74,7 @@ def joined_block(
         for sublayer in side:
             _fold_scale(block, sublayer)
     for a, b in zip(mine, theirs, strict=True):
-        _join(located.model, a.site, b.site)
+        join(located.model, a.site, b.site)
     for layer in locate(blocks[0]).layers:
         if features_of(layer.output).inputs != features_of(layer.output).outputs:
             free(layer.attention.module)
@@ -77,7 +82,7 @@ def joined_block(
     return blocks[0]
 
 
-def _moved(sublayer: Sublayer, residual: Residual, block: nn.Module) -> Sublayer:
+def moved(sublayer: Sublayer, residual: Residual, block: nn.Module) -> Sublayer:
     """The same sublayer in a copy of its block."""
     inner = sublayer.site.path.removeprefix(residual.path).lstrip(".")
     return replace(sublayer, site=replace(sublayer.site, module=block.get_submodule(inner)))
@@ -86,7 +91,7 @@ def _moved(sublayer: Sublayer, residual: Residual, block: nn.Module) -> Sublayer
 # -- what cannot be paired ----------------------------------------------------------------------------------------
 
 
-def _check_alike(located: LocatedModel, first: Residual, second: Residual) -> None:
+def check_alike(located: LocatedModel, first: Residual, second: Residual) -> None:
     def shape(residual: Residual) -> list[tuple[str, str, str, tuple[str, ...]]]:
         return [(type(s.site.module).__name__, s.norm, s.scale, s.readers) for group in residual.groups for s in group]
 
@@ -162,7 +167,7 @@ def outputs_of_site(site: Site) -> list[nn.Module]:
 # -- joining ------------------------------------------------------------------------------------------------------
 
 
-def _join(model: nn.Module, mine: Site, theirs: Site) -> None:
+def join(model: nn.Module, mine: Site, theirs: Site) -> None:
     """Put the heads and units of ``theirs`` behind those of ``mine``, in place."""
     fixed = [name for name in mine.sizes if name not in GROWING and mine.sizes[name] != theirs.sizes.get(name)]
     if fixed or _group(mine.sizes) != _group(theirs.sizes):

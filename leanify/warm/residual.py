@@ -1,4 +1,4 @@
-"""The residual sublayers of a block, x + s · F(norm(x)), found by running the model and looking.
+"""The residual sublayers of a block, x + s · F(norm(x)) or norm(x + F(x)), found by running the model and looking.
 
 Where a block keeps its norms and its LayerScale is written down nowhere. A block is run once; what each norm and each
 site took and gave tells which norm feeds which site, and whether what the next one takes is their sum.
@@ -38,6 +38,8 @@ class Call:
 class Sublayer:
     """x + scale · site(norm(x)). ``norm`` and ``scale`` are paths in the block; ``scale`` is "" where there is none.
 
+    In a post-norm block it is norm(x + site(x)), and ``normed`` is x, which the site takes.
+
     ``readers`` are the parts of the site that take the norm's output: a cross-attention's keys do not.
     """
 
@@ -51,12 +53,16 @@ class Sublayer:
 
 @dataclass(frozen=True)
 class Residual:
-    """A block as groups of sublayers; those of a group take the same x and are added to it together."""
+    """A block as groups of sublayers; those of a group take the same x and are added to it together.
+
+    ``post_norm``: the norm follows the sum (Vaswani et al. 2017) instead of standing before the sublayer.
+    """
 
     block: nn.Module
     path: str
     call: Call
     groups: list[list[Sublayer]]
+    post_norm: bool = False
 
     @property
     def sublayers(self) -> Iterator[Sublayer]:
@@ -67,23 +73,23 @@ class Residual:
 def residuals(located: LocatedModel, stage: str, call: Callable[[nn.Module], Any]) -> list[Residual | UnsupportedModel]:
     """The blocks of a stage as residual sublayers; ``call`` runs a model on example inputs.
 
-    In the place of a block that is anything else, such as post-norm or windowed, stands the error that says why.
+    In the place of a block that is anything else, such as a windowed one, stands the error that says why.
     """
     located.model.eval()
     blocks = list_of(located, stage)
-    with uncached(located.model), _calls_in(blocks) as calls:
+    with uncached(located.model), calls_in(blocks) as calls:
         call(located.model)
     found: list[Residual | UnsupportedModel] = []
     for index, block in enumerate(blocks):
         try:
             found.append(_residual(located, stage, index, block, calls))
         except UnsupportedModel as error:
-            found.append(error)
+            found.append(_post_norm(located, stage, index, block, calls) or error)
     return found
 
 
 @contextmanager
-def _calls_in(blocks: Sequence[nn.Module]) -> Iterator[dict[int, Call]]:
+def calls_in(blocks: Sequence[nn.Module]) -> Iterator[dict[int, Call]]:
     """The last call of every module in some blocks, by the module's id."""
     calls: dict[int, Call] = {}
 
@@ -116,21 +122,20 @@ class _Reader:
         return UnsupportedModel(f"{self.path} ({type(self.block).__name__}) is not pre-norm and residual: {why}")
 
 
-def _residual(located: LocatedModel, stage: str, index: int, block: nn.Module, calls: Mapping[int, Call]) -> Residual:
+def _path_of(located: LocatedModel, stage: str, index: int) -> str:
     names = [name for name, _ in located.model.get_submodule(stage).named_children()]
-    path = f"{stage}.{names[index]}".lstrip(".")
+    return f"{stage}.{names[index]}".lstrip(".")
+
+
+def _residual(located: LocatedModel, stage: str, index: int, block: nn.Module, calls: Mapping[int, Call]) -> Residual:
+    path = _path_of(located, stage, index)
     reader = _Reader(path, block, calls)
     if id(block) not in calls or not calls[id(block)].tensors:
         raise reader.refuse("it did not run on the example input, or took no tensor")
     found = list(sites_in(located, stage, index))
     if not found:
         raise reader.refuse("it has no attention")
-    norms = {
-        name: module
-        for name, module in block.named_modules()
-        if "Norm" in type(module).__name__ and getattr(getattr(module, "weight", None), "ndim", 0) == 1
-        if id(module) in calls
-    }
+    norms = _norms_in(block, calls)
     states: list[tuple[Tensor, list[tuple[Site, str, Call]]]] = []
     for site in found:
         norm, call = _norm_before(reader, site, norms)
@@ -140,6 +145,16 @@ def _residual(located: LocatedModel, stage: str, index: int, block: nn.Module, c
         states[-1][1].append((site, norm, call))
         _check_readers(reader, norm, found)
     return Residual(block, path, calls[id(block)], _groups(reader, states))
+
+
+def _norms_in(block: nn.Module, calls: Mapping[int, Call]) -> dict[str, nn.Module]:
+    """The norms with a gain a channel that ran, by path."""
+    return {
+        name: module
+        for name, module in block.named_modules()
+        if "Norm" in type(module).__name__ and getattr(getattr(module, "weight", None), "ndim", 0) == 1
+        if id(module) in calls
+    }
 
 
 def _norm_before(reader: _Reader, site: Site, norms: Mapping[str, nn.Module]) -> tuple[str, Call]:
@@ -233,3 +248,39 @@ def _takes(reader: _Reader, module: nn.Module, normed: Tensor) -> bool:
 def _same(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors are one, or views of the same values."""
     return tensor.data_ptr() == other.data_ptr() and tensor.numel() == other.numel()
+
+
+# -- post-norm ----------------------------------------------------------------------------------------------------
+
+
+def _post_norm(
+    located: LocatedModel, stage: str, index: int, block: nn.Module, calls: Mapping[int, Call]
+) -> Residual | None:
+    """A block as h = norm₁(x + A(x)), then norm₂(h + M(h)); None where it computes anything else."""
+    if id(block) not in calls or not calls[id(block)].tensors:
+        return None
+    norms, state, groups = _norms_in(block, calls), calls[id(block)].tensors[0], []
+    for site in sites_in(located, stage, index):
+        parts = {part: module for part in site.reading.rows if (module := part_of(site.module, part)) is not None}
+        readers = [part for part, m in parts.items() if id(m) in calls and _same(calls[id(m)].tensors[0], state)]
+        ends = [m for part in site.reading.columns if (m := part_of(site.module, part)) is not None]
+        if len(readers) < len(parts) or len(ends) != 1 or id(ends[0]) not in calls:
+            return None
+        output = calls[id(ends[0])].output
+        norm = next((name for name, m in norms.items() if _is_sum(calls[id(m)].tensors[0], state, output)), None)
+        if norm is None:
+            return None
+        groups.append([Sublayer(site, norm, "", tuple(readers), calls[id(ends[0])], state)])
+        state = calls[_of(block, norm)].output
+    whole = Residual(block, _path_of(located, stage, index), calls[id(block)], groups, post_norm=True)
+    return whole if groups and _same(state, whole.call.output) else None
+
+
+def _of(block: nn.Module, path: str) -> int:
+    return id(block.get_submodule(path))
+
+
+def _is_sum(total: Tensor, state: Tensor, output: Tensor) -> bool:
+    if total.shape != state.shape or output.shape != state.shape:
+        return False
+    return float((state + output - total).norm()) <= 16 * torch.finfo(state.dtype).eps * float(total.norm())

@@ -1,0 +1,143 @@
+"""Samples whose targets are a teacher's embeddings, computed once and kept in the cache.
+
+The file's name is a digest of the teacher's weights, the pooling and every token of the samples: what is found there is
+what would be computed. It is written beside its place and renamed when complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leanify.data import cache
+from leanify.data.samples import Splits
+from leanify.errors import DataError
+from leanify.tasks.sentence_embedding import embed
+from leanify.terminal import progress
+
+BATCH = 64
+BYTES = 2  # of a number: embeddings have length 1, so that float16 keeps three digits of each
+
+
+class Taught:
+    """The samples, and the row of a teacher's answers that belongs to each as its target."""
+
+    workers = 0
+    targets = None
+
+    def __init__(self, samples: Any, answers: Any) -> None:
+        self.samples, self.answers, self.lengths = samples, answers, samples.lengths
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ inputs as they were; the teacher's answers (B, width)"""
+        inputs, _ = self.samples.batch(indices)
+        return inputs, torch.from_numpy(self.answers[indices].astype(np.float32))
+
+
+def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Any) -> Splits:
+    """The splits with the teacher's embeddings as targets. ``place`` is the accelerator.
+
+    One process of each machine computes what is not in the cache. Raises DataError where it cannot be kept.
+    """
+    teacher = teacher.to(place.device).requires_grad_(False).eval()
+    known = weights_digest(teacher)
+    parts: dict[str, Any] = {}
+    for name in ("train", "validation"):
+        samples = getattr(splits, name)
+        file = cache.home() / "teachers" / f"{_digest(known, pooling, samples)}.npy"
+        if place.is_local_main_process and _read(file, len(samples)) is None:
+            _keep(file, teacher, samples, pooling, place)
+        place.wait_for_everyone()
+        parts[name] = Taught(samples, _read(file, len(samples)))
+    return replace(splits, pooling=tuple(pooling), **parts)
+
+
+def _read(file: Path, count: int) -> Any:
+    """The answers of a file; None where there is none or it is damaged."""
+    try:
+        answers = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+    return answers if len(answers) == count else None
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Of every tensor's name, shape and bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digest(teacher: str, pooling: Sequence[str], samples: Any) -> str:
+    digest = hashlib.blake2b(f"{teacher} {','.join(pooling)}".encode(), digest_size=16)
+    for _, inputs in _batches(samples):
+        digest.update(inputs["input_ids"].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+    """Every sample once, those of like length together."""
+    order = np.asarray(samples.lengths).argsort(kind="stable")
+    for start in range(0, len(order), BATCH):
+        indices = order[start : start + BATCH]
+        yield indices, samples.batch(indices)[0]
+
+
+def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Any) -> None:
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        answers: Any = None
+        with progress("embeddings of the teacher", len(samples)) as advance:
+            for done, (indices, rows) in enumerate(_answers(teacher, samples, pooling, place), 1):
+                if answers is None:
+                    shape = len(samples), rows.shape[1]
+                    _check_room(file, shape[0] * shape[1] * BYTES)
+                    answers = np.lib.format.open_memmap(beside, "w+", np.float16, shape)
+                answers[indices] = rows
+                advance(done * BATCH)
+        answers.flush()
+        beside.replace(file)
+    except OSError as error:
+        raise DataError(f"the teacher's embeddings could not be kept in {file.parent}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+
+
+@torch.no_grad()
+def _answers(
+    teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Any
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    from accelerate.utils import send_to_device
+
+    for indices, inputs in _batches(samples):
+        with place.autocast():
+            said = embed(teacher, send_to_device(inputs, place.device), pooling)
+        yield indices, F.normalize(said, dim=-1).to(torch.float16).cpu().numpy()
+
+
+def _check_room(file: Path, size: int) -> None:
+    parent = next(folder for folder in file.parents if folder.exists())
+    free = shutil.disk_usage(parent).free
+    if size > free:
+        raise DataError(
+            f"the teacher's embeddings take {size / 1e9:.2g} GB and {parent} has {free / 1e9:.2g} GB free: name "
+            "another folder, XDG_CACHE_HOME=FOLDER, or take fewer sentences, --set data.samples=100000"
+        )

@@ -1,0 +1,173 @@
+"""Pair two post-norm layers by least squares on calibration data.
+
+In a post-norm block, h = norm₁(x + A(x)) and y = norm₂(h + M(h)), the norms stand in the residual stream: no layer
+equals two of them side by side. So one layer with the heads and hidden units of both is fitted, part by part, each on
+what the parts before it really give (as SparseGPT and FLAP fit a projection after what stands before it has changed):
+
+1. the second layer's heads read x through the linear map that best predicts its input y₁ from x;
+2. the output projection makes of all heads what the second layer's first norm takes, less x;
+3. the hidden units read h through the linear maps that best predict what each layer's MLP took;
+4. their output projection makes what the second layer's last norm takes, less h.
+
+Norms are the second layer's. Every fit is a ridge regression towards where it starts from; how strong the ridge is,
+half of the data decides for the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leanify.errors import UnsupportedModel
+from leanify.lens.forwards import free
+from leanify.lens.located import LocatedModel, Site
+from leanify.lens.resize import features_of, part_of
+from leanify.lens.sites import locate
+from leanify.warm.blocks import copied, uncached
+from leanify.warm.calibration import Batch, rows_of, run
+from leanify.warm.narrow import matrix_of, set_matrix
+from leanify.warm.pair import check_alike, join, moved, outputs_of_site
+from leanify.warm.residual import Call, Residual, Sublayer, calls_in
+
+RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # strengths that are tried, in units of the mean power of an input
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What two layers did with a batch: the first one's call, and the inputs of their projections and norms."""
+
+    call: Call
+    mask: Tensor | None
+    values: dict[str, Tensor]
+
+
+@torch.no_grad()
+def fitted_pair(located: LocatedModel, first: Residual, second: Residual, batches: Sequence[Batch]) -> nn.Module:
+    """A block with the heads and units of two post-norm blocks. Raises UnsupportedModel where they are unlike."""
+    check_alike(located, first, second)
+    if len(first.groups) != 2 or not all(s.norm for s in first.sublayers):
+        raise UnsupportedModel(f"{first.path} cannot be paired: it is not an attention and an MLP, each before a norm")
+    seen = [_seen(located.model, first, second, batch) for batch in batches]
+    block, other = copied(first.block), copied(second.block)
+    mine, theirs = ([moved(s, r, b) for s in r.sublayers] for r, b in ((first, block), (second, other)))
+
+    _read_through(theirs[0], [s.values["x"] for s in seen], [s.values["y"] for s in seen])
+    join(located.model, mine[0].site, theirs[0].site)
+    for layer in locate(block).layers:
+        if features_of(layer.output).inputs != features_of(layer.output).outputs:
+            free(layer.attention.module)
+    _fit_output(block, mine[0].site, seen, "x", "before 0")
+    _copy_norm(block, mine[0].norm, second.block)
+
+    states = [_ran(block, s, mine[0].norm)[1] for s in seen]
+    for sublayer, name in ((mine[1], "h of first"), (theirs[1], "h of second")):
+        _read_through(sublayer, states, [s.values[name] for s in seen])
+    join(located.model, mine[1].site, theirs[1].site)
+    seen = [replace(s, values={**s.values, "h": state}) for s, state in zip(seen, states, strict=True)]
+    _fit_output(block, mine[1].site, seen, "h", "before 1")
+    _copy_norm(block, mine[1].norm, second.block)
+    return block
+
+
+def _seen(model: nn.Module, first: Residual, second: Residual, batch: Batch) -> Seen:
+    with uncached(model), calls_in([first.block, second.block]) as calls:
+        run(model, batch)
+    mask = batch.get("attention_mask")
+    attention, mlp = (group[0].norm for group in second.groups)
+    into = {f"before {i}": _call(calls, second.block, path).tensors[0] for i, path in enumerate((attention, mlp))}
+    values = {
+        "x": calls[id(first.block)].tensors[0],
+        "y": calls[id(first.block)].output,
+        "h of first": _call(calls, first.block, first.groups[0][0].norm).output,
+        "h of second": _call(calls, second.block, attention).output,
+        **into,
+    }
+    return Seen(calls[id(first.block)], mask, {name: rows_of(value, mask) for name, value in values.items()})
+
+
+def _call(calls: dict[int, Call], block: nn.Module, path: str) -> Call:
+    return calls[id(block.get_submodule(path))]
+
+
+def _ran(block: nn.Module, seen: Seen, path: str) -> tuple[Tensor, Tensor]:
+    """The input and the output of a module of a block on what the first layer was called with, as (tokens, width)."""
+    with calls_in([block]) as calls:
+        block(*seen.call.args, **seen.call.kwargs)
+    call = _call(calls, block, path)
+    return rows_of(call.tensors[0], seen.mask), rows_of(call.output, seen.mask)
+
+
+def _read_through(sublayer: Sublayer, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    """Let the maps that read ``wanted`` read ``given`` instead, through the best linear map between them, in place."""
+    parts = [part_of(sublayer.site.module, part) for part in sublayer.readers]
+    bias = all(part is not None and isinstance(part.bias, Tensor) for part in parts)
+    width = given[0].shape[1]
+    start = torch.eye(width, width + bias, dtype=torch.float64, device=given[0].device)
+    through = regression(given, wanted, start)
+    for part in parts:
+        assert part is not None
+        matrix = matrix_of(part).double()
+        added = None if not bias else part.bias + matrix @ through[:, -1]  # type: ignore[operator]
+        set_matrix(part, matrix @ through[:, :width], added)
+
+
+def _fit_output(block: nn.Module, site: Site, seen: Sequence[Seen], state: str, target: str) -> None:
+    """Fit the output projection of a site: its output and the state make what the second layer's norm took."""
+    output = outputs_of_site(site)[0]
+    path = next(name for name, module in block.named_modules() if module is output)
+    inputs = [_ran(block, s, path)[0] for s in seen]
+    wanted = [s.values[target] - s.values[state] for s in seen]
+    start = matrix_of(output).double()
+    bias = isinstance(output.bias, Tensor)
+    if bias:
+        start = torch.cat([start, output.bias.detach().double()[:, None]], 1)  # type: ignore[operator]
+    solved = regression(inputs, wanted, start)
+    set_matrix(output, solved[:, : inputs[0].shape[1]], solved[:, -1] if bias else None)
+
+
+def _copy_norm(block: nn.Module, path: str, source: nn.Module) -> None:
+    block.get_submodule(path).load_state_dict(source.get_submodule(path).state_dict())
+
+
+# -- ridge regression -------------------------------------------------------------------------------------------------
+
+
+def regression(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor) -> Tensor:
+    """The map W that minimises Σ|W x − t|² + λ|W − W₀|² over rows x and t; W₀ = ``start``, outputs × inputs.
+
+    Where ``start`` has a column more than x, it is the bias. λ is the one of `RIDGES` whose map from every other batch
+    has the least error on the rest; with one batch, the largest.
+    """
+    halves = [_sums(given[i::2], wanted[i::2], start) for i in range(min(2, len(given)))]
+    inner, cross = (sum(part[i] for part in halves) for i in range(2))
+    ridge = max(RIDGES)
+    if len(halves) == 2:
+        maps = {each: _solved(*halves[0], each) for each in RIDGES}
+        ridge = min(RIDGES, key=lambda each: _error(maps[each], *halves[1]))
+    return start + _solved(inner, cross, ridge)  # type: ignore[arg-type]
+
+
+def _sums(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ x xᵀ, and Σ (t − W₀ x) xᵀ."""
+    inner = start.new_zeros(start.shape[1], start.shape[1])
+    cross = torch.zeros_like(start)
+    for x, t in zip(given, wanted, strict=True):
+        rows = torch.cat([x, x.new_ones(len(x), start.shape[1] - x.shape[1])], 1)
+        inner += rows.T @ rows
+        cross += (t - rows @ start.to(x.dtype).T).T @ rows
+    return inner, cross
+
+
+def _solved(inner: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    strength = ridge * float(inner.diagonal().mean().clamp(min=1e-30))
+    added = torch.diag(torch.full_like(inner.diagonal(), strength))
+    solved: Tensor = torch.cholesky_solve(cross.T, torch.linalg.cholesky(inner + added)).T
+    return solved
+
+
+def _error(change: Tensor, inner: Tensor, cross: Tensor) -> float:
+    """Σ|t − (W₀ + change) x|², less what no change alters."""
+    return float(((change @ inner) * change).sum() - 2 * (change * cross).sum())

@@ -1,0 +1,266 @@
+"""`train SOURCE --teacher`: the task that a model's head decides, a teacher's embeddings, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import outcome
+
+import leanify
+from leanify import training
+from leanify.cli import main
+from leanify.data import cache
+from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
+from leanify.sources import pooling
+from leanify.sources.run_directory import RunDirectory
+from leanify.tasks.sentence_embedding import embed, pooled
+from leanify.training import defaults, taught
+from leanify.upstream.libraries import import_transformers
+
+WORDS = ["a", "the", "good", "bad", "film", "was", "is", "great", "poor", "very", "story", "end", "long", "short"]
+SHAPE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+QUICK = ["schedule.batch_size=16", "schedule.epochs=2", "run.log_every=1"]
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    drawn = np.random.default_rng(seed)
+    return [" ".join(drawn.choice(WORDS, drawn.integers(3, 12))) for _ in range(count)]
+
+
+def encoder(folder: Path, seed: int = 0, words: int = 0, **shape: Any) -> Path:
+    """A small BERT without a head, in sentence-transformers' layout; ``words`` more in its vocabulary."""
+    library = import_transformers()
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"new{i}" for i in range(words))]
+    config = library.BertConfig(**{**SHAPE, "vocab_size": len(known), "max_position_embeddings": 32, **shape})
+    torch.manual_seed(seed)
+    library.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(known))
+    library.BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    modules = [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("teach")
+    encoder(folder / "teacher")
+    encoder(folder / "student", seed=1, num_hidden_layers=1)
+    (folder / "data").mkdir()
+    for name, count in (("train", 64), ("validation", 16)):
+        rows = "".join(f"{text},{i % 2}\n" for i, text in enumerate(sentences(count, count)))
+        (folder / "data" / f"{name}.csv").write_text("text,label\n" + rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield folder
+
+
+def train(home: Path, out: Path, *settings: str, source: str = "student", teacher: str = "teacher") -> RunDirectory:
+    words = [f"data.path={home / 'data'}", *QUICK, *settings]
+    return RunDirectory.open(training.train(home / source, out, settings=words, teacher=str(home / teacher)))
+
+
+# -- embeddings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long  # importing sentence-transformers takes seconds
+@pytest.mark.parametrize("mode", pooling.MODES.values())
+def test_pooling_is_that_of_sentence_transformers(mode: str) -> None:
+    import_transformers()
+    modules = pytest.importorskip("sentence_transformers.models")
+    hidden, mask = torch.randn(3, 5, 8), torch.tensor([[1] * 5, [1] * 3 + [0] * 2, [1] + [0] * 4])
+    layer = modules.Pooling(8, pooling_mode=mode)
+    wanted = layer({"token_embeddings": hidden.clone(), "attention_mask": mask})["sentence_embedding"]
+    torch.testing.assert_close(pooled(hidden, mask, mode), wanted)
+
+
+def test_an_encoder_without_a_head_learns_embeddings_by_the_files_beside_it(home: Path, tmp_path: Path) -> None:
+    run = train(home, tmp_path / "run")
+    assert run.recipe.data is not None
+    assert (run.recipe.data.task, run.recipe.data.length) == ("sentence-embedding", 16)
+    cosines = [row["cosine"] for row in run.rows() if row["split"] == "validation"]
+    assert cosines[-1] > cosines[0]
+    teacher, student = (leanify.load(place) for place in (home / "teacher", run.path))
+    tokenizer = import_transformers().AutoTokenizer.from_pretrained(run.path)
+    texts = [line.split(",")[0] for line in (home / "data" / "validation.csv").read_text().splitlines()[1:]]
+    inputs = dict(tokenizer(texts, truncation=True, max_length=16, padding=True, return_tensors="pt"))
+    with torch.no_grad():
+        mine, theirs = (embed(model, inputs, ("mean",)) for model in (student, teacher))
+    assert torch.cosine_similarity(mine, theirs).mean().item() == pytest.approx(max(cosines), abs=2e-3)
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path, tmp_path: Path) -> None:
+    run = train(home, tmp_path / "run", "optim.lr=1e-9", source="teacher")
+    assert all(row["cosine"] > 1 - 1e-5 for row in run.rows() if row["split"] == "validation")
+
+
+def test_the_teacher_is_asked_once_and_a_resume_ends_with_the_same_bits(home: Path, tmp_path: Path) -> None:
+    run = train(home, tmp_path / "run", "run.keep=0")
+    kept = {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()}
+    whole = outcome(run.path)
+    for found in run.checkpoints()[1:]:
+        shutil.rmtree(found.path)
+    training.train(resume=run.path)
+    assert outcome(run.path) == whole
+    assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
+    assert len(train(home, tmp_path / "other", "optim.lr=1e-3").rows()) == len(run.rows())
+    assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
+
+
+def test_layers_are_learnt_beside_embeddings(home: Path, tmp_path: Path) -> None:
+    run = train(home, tmp_path / "run", "distill.hidden_weight=1")
+    first = next(row["loss"] for row in run.rows() if row["split"] == "train")
+    alone = next(row["loss"] for row in train(home, tmp_path / "alone").rows() if row["split"] == "train")
+    assert first > alone
+
+
+def test_sentences_come_from_lines_and_from_pairs_of_columns(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n\n".join(sentences(20, 1)) + "\n")
+    (tmp_path / "pairs.csv").write_text("sentence1,sentence2\n" + "".join(f"{t},{t}\n" for t in sentences(10, 2)))
+    for name in ("lines.txt", "pairs.csv"):
+        run = train(home, tmp_path / name[:5], f"data.path={tmp_path / name}")
+        assert run.data()["samples"] == {"train": 18, "validation": 2}
+
+
+# -- which task -------------------------------------------------------------------------------------------------------
+
+
+def headed(folder: Path, cls: str) -> Path:
+    library = import_transformers()
+    config = library.BertConfig(**SHAPE, vocab_size=256) if cls.startswith("Bert") else library.GPT2Config(
+        n_embd=24, n_layer=2, n_head=3, vocab_size=256, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    getattr(library, cls)(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("cls", "task"),
+    [
+        ("BertModel", "sentence-embedding"),
+        ("BertForMaskedLM", "masked-lm"),
+        ("BertForSequenceClassification", "text-classification"),
+        ("GPT2LMHeadModel", "causal-lm"),
+    ],
+)
+def test_the_head_decides_the_task_whatever_the_data(home: Path, tmp_path: Path, cls: str, task: str) -> None:
+    source = headed(tmp_path / "model", cls)
+    value = training.resolve(source, [f"data.path={home / 'data'}"], "teacher")
+    assert value.data is not None
+    assert value.distill is not None
+    assert (value.data.task, value.distill.teacher) == (task, "teacher")
+    assert (value.distill.temperature, value.distill.weight)[::-1] == defaults.TAUGHT[task]
+
+
+def test_a_language_model_learns_the_next_word_of_a_table(home: Path, tmp_path: Path) -> None:
+    source = headed(tmp_path / "model", "GPT2LMHeadModel")
+    words = [f"data.path={home / 'data'}", "data.length=16", *QUICK]
+    run = RunDirectory.open(training.train(source, tmp_path / "run", settings=words, teacher=str(source)))
+    assert run.rows()[0]["loss"] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_recipe_keeps_its_own_distillation_beside_another_teacher(tmp_path: Path) -> None:
+    value = training.resolve("digits", ["distill.teacher=a", "distill.weight=0.25"])
+    assert defaults.with_teacher(value, None) == value
+    told = defaults.with_teacher(value, "b").distill
+    assert told is not None
+    assert (told.teacher, told.weight) == ("b", 0.25)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(home: Path, tmp_path: Path, error: type[LeanifyError], words: str, *settings: str, **names: str) -> None:
+    before = sorted(cache.home().rglob("*"))
+    with pytest.raises(error, match=words) as found:
+        train(home, tmp_path / "run", *settings, **names)
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+    assert sorted(cache.home().rglob("*")) == before
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(home: Path, tmp_path: Path) -> None:
+    encoder(tmp_path / "more", words=3)
+    refused(home, tmp_path, RecipeError, "vocabulary of 19 and the teacher .* of 22", teacher=str(tmp_path / "more"))
+    other = encoder(tmp_path / "other")
+    for file in ("tokenizer.json", "vocab.txt"):
+        text = (other / file).read_text()
+        (other / file).write_text(text.replace("good", "swap").replace("bad", "good").replace("swap", "bad"))
+    refused(home, tmp_path, RecipeError, "number 2 words differently, '(good|bad)'", teacher=str(other))
+
+
+def test_a_teacher_of_another_kind_or_size_is_refused(home: Path, tmp_path: Path) -> None:
+    library = import_transformers()
+    vit = {**SHAPE, "image_size": 32, "patch_size": 8}
+    for size in (32, 48):
+        library.ViTModel(library.ViTConfig(**{**vit, "image_size": size})).save_pretrained(tmp_path / f"vit{size}")
+    refused(home, tmp_path, RecipeError, "takes input_ids and the teacher", teacher=str(tmp_path / "vit32"))
+    from leanify.training.teachers import check_alike
+
+    small, large = (leanify.load(tmp_path / f"vit{size}") for size in (32, 48))
+    with pytest.raises(RecipeError, match="3 × 32 × 32 and the teacher large of 3 × 48 × 48"):
+        check_alike(small, large, "large", None)
+
+
+def test_too_little_disk_for_the_teachers_answers_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = os.statvfs_result((512, 512, 100, 1, 1, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    refused(home, tmp_path, DataError, "embeddings take .* free: name another", "data.samples=33")
+
+
+def test_a_teacher_without_weights_or_a_pooling_is_refused(home: Path, tmp_path: Path) -> None:
+    refused(home, tmp_path, RecipeError, "a model without weights", teacher="teacher/config.json")
+    odd = encoder(tmp_path / "odd")
+    (odd / "1_Pooling" / "config.json").write_text('{"pooling_mode": "median"}')
+    refused(home, tmp_path, SourceError, "names the pooling .'median'.; known are cls", teacher=str(odd))
+    (odd / "modules.json").write_text('[{"type": "x.Pooling", "path": "../teacher"}]')
+    refused(home, tmp_path, SourceError, "lies outside of it", teacher=str(odd))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("number,label\n1,2\n", "no column of texts; found number, label"), ("text\n", "holds no sentence")],
+)
+def test_a_table_without_sentences_is_refused(home: Path, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    refused(home, tmp_path, DataError, words, f"data.path={tmp_path / 'table.csv'}")
+
+
+def test_a_damaged_cache_is_made_again(home: Path, tmp_path: Path) -> None:
+    train(home, tmp_path / "first")
+    for file in (cache.home() / "teachers").iterdir():
+        os.truncate(file, 100)
+    train(home, tmp_path / "second")
+    assert outcome(tmp_path / "first") == outcome(tmp_path / "second")
+
+
+def test_the_command_takes_a_teacher(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", home / "student", "--teacher", home / "teacher", "--set", f"data.path={home / 'data'}"]
+    words += [word for setting in QUICK for word in ("--set", setting)]
+    monkeypatch.setattr("sys.argv", ["leanify", *map(str, words), "-o", str(tmp_path / "run"), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["cosine"] > 0
+
+
+def test_the_file_is_named_by_weights_pooling_and_tokens(home: Path) -> None:
+    first, second = (leanify.load(home / name) for name in ("teacher", "student"))
+    assert taught.weights_digest(first) != taught.weights_digest(second)
+    assert taught.weights_digest(first) == taught.weights_digest(leanify.load(home / "teacher"))
