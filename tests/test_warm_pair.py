@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 import leanify
 from leanify.errors import UnsupportedModel
+from leanify.lens.sites import locate
+from leanify.warm.blocks import with_blocks
+from leanify.warm.fit import fitted_pair, regression
 from leanify.warm.pair import pair
+from leanify.warm.residual import Residual, residuals
 from leanify.zoo import laws, tiny
 from leanify.zoo.running import difference, outputs, randomised
 
@@ -175,6 +179,51 @@ def test_the_model_that_was_paired_stays_as_it_was() -> None:
     for parameter in paired.parameters():
         parameter.data.zero_()
     assert difference(outputs(model, call), before) == 0
+
+
+# -- post-norm ----------------------------------------------------------------------------------------------------
+
+
+def test_a_post_norm_layer_that_does_nothing_is_paired_for_nothing() -> None:
+    """Its norms give back what is normalised already; every fit then stays where it starts."""
+    model, call = built("hf/bert")
+    blocks: Any = model.get_submodule("encoder.layer")
+    for norm in (m for m in (*blocks[0].modules(), *blocks[1].modules()) if isinstance(m, nn.LayerNorm)):
+        nn.init.ones_(norm.weight)
+        nn.init.zeros_(norm.bias)
+    for norm in (m for m in model.modules() if isinstance(m, nn.LayerNorm)):
+        norm.eps = 0.0
+    for output in (blocks[1].attention.output.dense, blocks[1].output.dense):
+        nn.init.zeros_(output.weight)
+        nn.init.zeros_(output.bias)
+    batches = [{"input_ids": torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(i))} for i in (1, 2)]
+    located = locate(model)
+    found = residuals(located, "encoder.layer", lambda m: m(**batches[0]))
+    first, second = found[1:3]
+    assert isinstance(first, Residual)
+    assert isinstance(second, Residual)
+    block = fitted_pair(located, first, second, batches)
+    blocks[1] = block
+    expected = outputs(model, call)  # the second layer is behind its pair still
+    blocks[1] = first.block
+    assert leanify.read(model).depth == 3
+    with_pair = with_blocks(located, {"encoder.layer": [blocks[0], block]}).model
+    assert difference(outputs(with_pair, call), outputs(model, call)) < TOLERANCE
+    assert difference(expected, outputs(model, call)) > 1e-3
+
+
+def test_a_fit_is_never_worse_than_where_it_starts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(40):
+        rows = [torch.randn(3 + trial % 9, 6, generator=generator).double() for _ in range(1 + trial % 3)]
+        wanted = [x @ torch.randn(6, 4, generator=generator).double() + 0.1 * trial for x in rows]
+        start = torch.randn(4, 6 + trial % 2, generator=generator).double()
+        solved = regression(rows, wanted, start)
+        error = [
+            sum(float((torch.cat([x, torch.ones(len(x), trial % 2)], 1) @ w.T - t).square().sum())
+                for x, t in zip(rows, wanted, strict=True)) for w in (start, solved)
+        ]  # fmt: skip
+        assert error[1] <= error[0] * (1 + 1e-12)
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@
     blocks       a model with other blocks in its lists
     residual     the residual sublayers of a block, found by running it
     pair         two consecutive layers as one with twice the heads
+    fit          two post-norm layers as one, by least squares on what they did
     drop         fewer blocks, scored by how little they change their input
     narrow       fewer heads and hidden units, scored by what they contribute, and the least-squares correction
     clone        more heads by splitting each into equal copies, and their merge

@@ -3,7 +3,8 @@
 Every block is first brought to the new heads and hidden units (`narrow`). Then, until the depth is right, the block is
 dropped or the two neighbours are paired whose loss moves the outputs least on held-out data: every possibility is
 tried. A pair is joined from the original layers and narrowed afterwards, so that its heads and units are the best of
-both. Damage is measured against the trained model, after every step (`calibration.damage`).
+both; of post-norm layers, which no layer equals side by side, it is fitted by least squares (`fit`). Damage is measured
+against the trained model, after every step (`calibration.damage`).
 """
 
 from __future__ import annotations
@@ -33,18 +34,23 @@ TRIED = 12  # blocks of a deep stage that are tried for dropping: those with the
 
 @dataclass(frozen=True)
 class Step:
-    """One step and the damage after it. ``move`` is narrow, drop, pair or deepen; ``blocks`` are the original ones."""
+    """One step and the damage after it. ``move`` is narrow, drop, pair or deepen; ``blocks`` are the original ones.
+
+    ``fitted``: the pair is of post-norm blocks, and fitted by least squares (`fit`).
+    """
 
     move: str
     stage: str
     blocks: Slot
     damage: float
+    fitted: bool = False
 
     @property
     def words(self) -> str:
         if self.move in ("narrow", "deepen"):
             return self.move
-        return f"{self.move} {self.stage} {' + '.join(map(str, self.blocks))}"
+        how = ", by least squares" if self.fitted else ""
+        return f"{self.move} {self.stage} {' + '.join(map(str, self.blocks))}{how}"
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class _Carrier:
         self.teacher: Answers = answers(model, held_out)
         self.count = 0
         self.refused: dict[str, str] = {}
-        self.fitted = False
+        self.fitted: set[str] = set()  # stages
         self.base = locate(narrow(model, _at_old_depth(self.old, architecture), batches))
         self.slots: dict[str, list[Slot]] = {}
         self.blocks: dict[tuple[str, Slot], nn.Module] = {}
@@ -166,7 +172,7 @@ class _Carrier:
         """Two blocks as one: exactly side by side where norms stand before, by least squares where they follow."""
         ready = isinstance(first, Residual) and isinstance(second, Residual)
         if ready and first.post_norm and second.post_norm:  # type: ignore[union-attr]
-            self.fitted = True
+            self.fitted.add(first.path.rpartition(".")[0])  # type: ignore[union-attr]
             return fitted_pair(self.original, first, second, self.batches)  # type: ignore[arg-type]
         return joined_block(self.original, first, second)
 
@@ -201,7 +207,7 @@ class _Carrier:
             reasons = "; ".join(dict.fromkeys(self.refused.values())) or "no further pair can be made"
             raise ShapeError(f"stage {stage!r} cannot lose a block: {reasons}")
         cost, move, blocks, self.slots[stage] = min(options, key=lambda option: option[0])
-        self.steps.append(Step(move, stage, blocks, cost))
+        self.steps.append(Step(move, stage, blocks, cost, move == "pair" and stage in self.fitted))
 
     def done(self) -> Carried:
         model = copy.deepcopy(self._with(self.slots).model if self.slots else self.base.model)

@@ -270,6 +270,7 @@ def _post_norm(
         norm = next((name for name, m in norms.items() if _is_sum(calls[id(m)].tensors[0], state, output)), None)
         if norm is None:
             return None
+        del norms[norm]
         groups.append([Sublayer(site, norm, "", tuple(readers), calls[id(ends[0])], state)])
         state = calls[_of(block, norm)].output
     whole = Residual(block, _path_of(located, stage, index), calls[id(block)], groups, post_norm=True)
