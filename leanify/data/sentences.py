@@ -14,10 +14,11 @@ from typing import Any
 from torch import nn
 
 from leanify.data import vocabulary
+from leanify.data.columns import TABLES, TEXTS
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
-from leanify.data.labelled_text import TABLES, TEXTS, find_tables
+from leanify.data.labelled_text import find_tables
 from leanify.data.samples import Part, Splits
 from leanify.data.text import rows_of_table
 from leanify.errors import DataError
