@@ -17,7 +17,7 @@ from leanify import study as studies
 from leanify.design.plan import redesign
 from leanify.errors import LeanifyError, RecipeError
 from leanify.sources import recipe as recipes
-from leanify.study import Request, engines, tournament
+from leanify.study import Request, engines, tournament, warm_start
 from leanify.study.designs import Designer
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.measure import on_meta
@@ -175,6 +175,54 @@ def test_every_engine_gives_the_same_results(engine: str, tmp_path: Path) -> Non
                 studies.train_all(folder, runs)
     assert len(outcomes(tmp_path / "there")) == 4
     assert outcomes(tmp_path / "there") == outcomes(tmp_path / "here")
+
+
+# -- warm starts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the tiny recipe."""
+    folder = tmp_path_factory.mktemp("trained")
+    return leanify.train(recipe_file(folder), folder / "run", settings=["schedule.epochs=1"])
+
+
+def test_all_designs_start_from_the_same_weights_and_learn_from_the_same_teacher(trained: Path, tmp_path: Path) -> None:
+    """The baseline takes them as they are, others carried over; every seed of a design has the same start."""
+    import torch
+
+    file = str(recipe_file(tmp_path))
+    request = Request(recipe=file, designs=("baseline", NARROW), seeds=2, weights=trained, teacher=trained)
+    folder = studies.folder_of(request, tmp_path / "s")
+    warm_start.prepare(folder)
+    old, kept, carried = (leanify.load(path) for path in (trained, folder.start("baseline"), folder.start("narrow")))
+    assert all(torch.equal(a, b) for a, b in zip(old.state_dict().values(), kept.state_dict().values(), strict=True))
+    assert leanify.read(carried).stages[0].depth == 2
+    for key in folder.plan.runs():
+        recipe = folder.recipe_of(key)
+        assert (recipe.model.source, recipe.run.seed) == (str(folder.start(key.design)), key.seed)
+        assert recipe.distill is not None
+        assert recipe.distill.teacher == str(trained)
+    cold = studies.planned(replace(request, weights=None))
+    assert not {cold.fingerprint(key) for key in cold.runs()} & {folder.plan.fingerprint(key) for key in cold.runs()}
+    with pytest.raises(RecipeError, match=r"weights: .*run → drawn"):
+        studies.folder_of(replace(request, weights=None), tmp_path / "s")
+    with pytest.raises(LeanifyError, match="without weights"):
+        studies.folder_of(replace(request, weights="vit_tiny_patch16_224"), tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.long
+def test_runs_begin_with_the_weights_of_their_start(trained: Path, tmp_path: Path) -> None:
+    """One step at no learning rate leaves them as they were."""
+    file, settings = recipe_file(tmp_path), ["schedule.epochs=1", "optim.lr=1e-30"]
+    asked = {"designs": ["baseline", NARROW], "seeds": 2, "settings": settings, "measure": False}
+    found = leanify.compare(file, tmp_path / "s", weights=trained, **asked)
+    folder = StudyFolder(tmp_path / "s")
+    for key in folder.plan.runs():
+        start, end = (leanify.load(path).state_dict() for path in (folder.start(key.design), folder.run(key)))
+        assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(start.values(), end.values(), strict=True))
+    assert [result.quality.seeds for result in found.results] == [2, 2]
 
 
 # -- a study that teaches ---------------------------------------------------------------------------------------------

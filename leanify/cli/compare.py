@@ -53,6 +53,12 @@ def compare(
     more: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="add the N designs to a study that would teach most")
     ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="all designs start from these weights, carried over to each")
+    ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="all designs learn from this trained model, too")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time on this machine")] = None,
     engine: Annotated[str, typer.Option(metavar="local|slurm|ray", help="who starts the runs")] = "local",
     dry_run: Annotated[
@@ -89,6 +95,8 @@ def compare(
         jobs=at_once,
         tournament=tournament,
         more=more,
+        weights=weights,
+        teacher=teacher,
     )
     if report and (recipe is None or not studies.is_study(recipe)):
         raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")

@@ -1,8 +1,8 @@
 """Studies: does trading depth for heads pay, on the user's own data?
 
-`designs` finds and prices what is compared, `plan` is the study as a value, `folder` the same on disk, `worker` one
-run, `runner` many, `engines` who starts them; `statistics` and `results` are what can be said of them, `measure` and
-`forecast` what they cost, `report` a page.
+`designs` finds and prices what is compared, `plan` is the study as a value, `folder` the same on disk; `warm_start` is
+what runs begin with, `worker` one run, `runner` many, `engines` who starts them; `values` and `results` are what was
+found, by `statistics`; `efficiency`, `measure` and `forecast` what it costs, `report` a page.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leanify import training
-from leanify.errors import RecipeError
+from leanify.errors import RecipeError, SourceError
 from leanify.sources.recipe import Recipe
-from leanify.study import engines, runner
+from leanify.study import engines, runner, warm_start
 from leanify.study import tournament as tournaments
 from leanify.study.designs import Designer
 from leanify.study.folder import REPORT, StudyFolder, is_study
@@ -44,6 +44,8 @@ class Request:
     jobs: int = 1
     tournament: int | None = None
     more: int | None = None
+    weights: str | Path | None = None
+    teacher: str | Path | None = None
 
     @property
     def usual_seeds(self) -> int:
@@ -68,6 +70,8 @@ def compare(
     margin: float | None = None,
     tournament: int | None = None,
     more: int | None = None,
+    weights: str | Path | None = None,
+    teacher: str | Path | None = None,
     jobs: int = 1,
     engine: str | Engine = "local",
     retry: bool = False,
@@ -79,11 +83,13 @@ def compare(
     digits. ``output`` is the study's folder. Runs that have ended in it are never run again, so the same call goes on
     where it was interrupted, and one with more seeds or designs adds them. ``seeds`` is their number, or their list.
     ``tournament`` designs of the budget are tried and three of them trained to the end; ``more`` adds so many designs
-    to a study, those that would teach most.
+    to a study, those that would teach most. ``weights`` names a trained model of the recipe's shape that all designs
+    start from, ``teacher`` one that all of them learn from, too.
     ``jobs`` runs at a time share this machine; ``engine`` is ``"slurm"``, ``"ray"``, or anything with a ``submit``
     like that of `concurrent.futures`. Raises LeanifyError.
     """
     request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament, more)
+    request = replace(request, weights=weights, teacher=teacher)
     if isinstance(engine, str):
         engines.check_engine(engine)
     folder = folder_of(request, output)
@@ -101,7 +107,10 @@ def planned(request: Request) -> StudyPlan:
     """A study as a value: everything resolved and priced, nothing written. Raises LeanifyError."""
     old = request.study.plan if request.study is not None else None
     chosen = ALONE if request.recipe is None else request.recipe
-    value = training.resolve(chosen if old is None else old.recipe, list(request.settings))
+    settings = list(request.settings)
+    if request.teacher is not None:
+        settings.append(f"distill.teacher={located(request.teacher)}")
+    value = training.resolve(chosen if old is None else old.recipe, settings)
     trainable(value)
     if request.margin is not None and not request.margin > 0:
         raise RecipeError(f"--margin {request.margin:g} is not a margin: it is the loss that is acceptable, above 0")
@@ -117,7 +126,10 @@ def planned(request: Request) -> StudyPlan:
         threads=runner.threads_for(request.jobs),
         margin=request.margin,
         tournament=request.tournament is not None,
+        weights=None if request.weights is None else located(request.weights),
     )
+    if plan.weights is None and old is not None:
+        plan = replace(plan, weights=old.weights)
     designer = Designer(value, str(budget))
     made = _designs(request, designer, names)
     plan = replace(plan, designs=made, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
@@ -168,6 +180,19 @@ def folder_of(request: Request, output: str | Path | None = None) -> StudyFolder
     return folder
 
 
+def located(source: str | Path) -> str:
+    """A SOURCE with weights, as the runs of a study find it from anywhere. Raises SourceError where it has none."""
+    from leanify.sources import find
+    from leanify.sources.tensors import CHECKPOINTS
+
+    path = Path(source).expanduser()
+    if not (path.suffix in CHECKPOINTS and path.is_file()) and find.find(source).weights is None:
+        raise SourceError(
+            f"{source} names a model without weights: give a run, a directory or a checkpoint that has some"
+        )
+    return str(path.absolute()) if path.exists() else str(source)
+
+
 def title_of(recipe: str | Path | Recipe) -> str:
     return "study" if isinstance(recipe, Recipe) else Path(recipe).stem
 
@@ -179,6 +204,7 @@ def new_folder(request: Request) -> Path:
 
 def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
     """Bring every run that has not ended to its end; of a tournament those of its finalists."""
+    warm_start.prepare(folder)
     if folder.plan.tournament:
         tournaments.play(folder, engine, on_end)
     for key in runner.run_all(folder, folder.missing(), engine):

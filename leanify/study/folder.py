@@ -5,8 +5,8 @@
     runs/DESIGN-SEED.json  what came of it; it stands there once the run has ended, well or badly
     runs/worker.log        what the processes said
     tournament.json        the cuts of a tournament
+    starts/DESIGN          with --weights: what every run of a design begins with
     results.json           the study as one object, costs included
-    report.html            the same as a page
     report.html            the same as a page
 
 Small files are written beside their place and renamed, so that a kill at any moment leaves whole ones.
@@ -18,19 +18,21 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from leanify.errors import DirectoryError
 from leanify.sources import lean_directory, run_directory
 from leanify.sources.checkpoints import write_small
+from leanify.sources.recipe import ModelSection, Recipe
 from leanify.sources.run_directory import METRICS
 from leanify.study import plan as plans
 from leanify.study.plan import Key, StudyPlan
 
 RUNS, RESULTS, REPORT = "runs", "results.json", "report.html"
 TOURNAMENT = "tournament.json"
+STARTS = "starts"
 PROBES = "kappa.json"  # κ by step, in a run's folder
 
 
@@ -108,6 +110,18 @@ class StudyFolder:
 
     def run(self, key: Key) -> Path:
         return self.path / RUNS / str(key)
+
+    def start(self, design: str) -> Path:
+        """Where the weights lie that a design begins with, in a study that starts warm."""
+        return self.path / STARTS / design
+
+    def recipe_of(self, key: Key) -> Recipe:
+        """What a run trains by."""
+        plan = self.plan
+        recipe = plan.recipe_of(key)
+        if plan.weights is None:
+            return recipe
+        return replace(recipe, model=ModelSection(str(self.start(key.design).absolute()), cls=recipe.model.cls))
 
     def outcome(self, key: Key) -> Outcome | None:
         """What came of a run; None where it has not ended. Raises DirectoryError where another plan made it."""

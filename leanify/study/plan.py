@@ -73,6 +73,7 @@ class StudyPlan:
     ``margin`` is the non-inferiority margin in the metric's unit, None for the one that the metric declares.
     ``threads`` is what each run computes with on a CPU: other numbers of threads give other last bits. ``tokens`` are
     the rows of A, where a price list was made. ``tournament``: the designs are a field that is cut down on the way.
+    ``weights`` names what all designs start from, None where each run draws its own.
     """
 
     title: str
@@ -85,6 +86,7 @@ class StudyPlan:
     tokens: int | None = None
     tournament: bool = False
     baseline_macs: int | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.seeds) < 2:
@@ -117,7 +119,8 @@ class StudyPlan:
 
     def fingerprint(self, key: Key) -> str:
         """A hash of everything that determines a run."""
-        text = json.dumps(self.recipe_of(key).to_dict(), sort_keys=True)
+        warm = {"weights": self.weights} if self.weights is not None else {}
+        text = json.dumps(self.recipe_of(key).to_dict() | warm, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # -- as a file ----------------------------------------------------------------------------------------------------
@@ -131,6 +134,7 @@ class StudyPlan:
             **({"budget": self.budget} if self.budget is not None else {}),
             **({"margin": self.margin} if self.margin is not None else {}),
             **({"tournament": True} if self.tournament else {}),
+            **({"weights": self.weights} if self.weights is not None else {}),
             **({"baseline_macs": self.baseline_macs} if self.baseline_macs is not None else {}),
             **({"tokens": self.tokens} if self.tokens is not None else {}),
             "recipe": self.recipe.to_dict(),
@@ -158,6 +162,8 @@ class StudyPlan:
         for design in other.designs:
             if self.has(design.name) and self.design(design.name).model != design.model:
                 words.append(f"the shape of {design.name!r}")
+        if other.weights != self.weights:
+            words.append(f"weights: {self.weights or 'drawn'} → {other.weights or 'drawn'}")
         if other.tournament != self.tournament:
             words.append("a tournament" if self.tournament else "no tournament")
         if words:
@@ -193,5 +199,6 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
         margin=table.get("margin"),
         tokens=table.get("tokens"),
         tournament=table.get("tournament", False),
+        weights=table.get("weights"),
         baseline_macs=table.get("baseline_macs"),
     )

@@ -133,7 +133,7 @@ def _train(folder: StudyFolder, key: Key, share: float | None) -> Trainer | None
         if leftover.is_dir():  # a run that was killed while its folder was made
             shutil.rmtree(leftover)
     watcher = Onlooker()
-    recipe = with_tokenizer_of(RunDirectory.open(path)) if is_run(path) else folder.plan.recipe_of(key)
+    recipe = with_tokenizer_of(RunDirectory.open(path)) if is_run(path) else folder.recipe_of(key)
     trainer = Trainer(recipe, watcher)
     run = RunDirectory.open(path) if is_run(path) else trainer.new_run(path)
     watcher.attend(trainer, path)

@@ -1,0 +1,59 @@
+"""Warm starts: all designs of a study begin with a trained model's weights, carried into each design's shape alike.
+
+What each design keeps is chosen on batches of the recipe's own training split (`leanify.warm.carry`); the baseline
+takes the weights as they are. A start is a lean directory in the study's folder, made once; every seed begins from it,
+and differs in the order of samples and in augmentation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from leanify.data.samples import Reader
+from leanify.data.splits import splits_of
+from leanify.lens import surgery
+from leanify.sources import find, lean_directory
+from leanify.study.folder import StudyFolder
+from leanify.study.plan import StudyPlan
+from leanify.terminal import progress
+from leanify.training.preparation import data_of, trainable
+from leanify.upstream.inputs import example_inputs
+from leanify.warm.carry import carry
+
+BATCHES, SIZE = 8, 8  # samples that choose and, every other batch, measure: 64
+
+
+def prepare(folder: StudyFolder) -> None:
+    """Write the start of every design that has none. Raises LeanifyError where weights cannot be carried."""
+    plan = folder.plan
+    todo = [design for design in plan.designs if plan.weights and not folder.start(design.name).exists()]
+    if not todo:
+        return
+    model = plan.recipe.model
+    donor = find.with_weights(find.find(model.source, overrides=model.override, cls=model.cls), plan.weights)
+    batches = batches_for(plan, donor)
+    shape = surgery.read(donor)
+    for design in todo:
+        wanted = design.model.shape(shape)
+        made = donor
+        if wanted != shape:
+            torch.manual_seed(plan.seeds[0])
+            with progress(f"carrying weights over to {design.name}", None) as advance:
+                made = carry(donor, wanted, batches[::2], batches[1::2], advance).model
+        lean_directory.save(made, folder.start(design.name))
+
+
+def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:
+    """Samples of the training split, drawn by the study's first seed, as the model takes them."""
+    recipe = trainable(plan.recipe)
+    splits = splits_of(data_of(recipe), model)
+    seed, most = plan.seeds[0], min(BATCHES * SIZE, len(splits.train))
+    drawn = np.random.default_rng(seed).choice(len(splits.train), most, replace=False)
+    keys = [[(0, int(index)) for index in part] for part in np.array_split(drawn, max(2, most // SIZE))]
+    main = next(iter(example_inputs(model, 1, device="meta")))
+    inputs = [splits.scaled(inputs) for inputs, _ in Reader(splits.train, keys, seed, 0)]
+    return [dict(found) if isinstance(found, dict) else {main: found} for found in inputs]
