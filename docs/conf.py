@@ -1,0 +1,18 @@
+"""The documentation site: ``sphinx-build -W docs site`` (``pip install -e '.[docs]'``)."""
+
+project = "leanify"
+author = "The leanify developers"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton"]
+html_theme = "furo"
+html_title = "leanify"
+templates_path: list[str] = []
+exclude_patterns = ["examples"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+default_role = "code"  # `x` in a docstring is code, as it is in Markdown
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+copybutton_prompt_text = "$ "
+nitpicky = False
+suppress_warnings = ["misc.highlighting_failure"]
+html_theme_options = {"source_edit_link": "", "footer_icons": []}

@@ -1,0 +1,198 @@
+"""The commands of README.md and docs/: run as they stand, and their output written back.
+
+    python tests/documents.py            runs every block; exit 1 where one fails or its output differs
+    python tests/documents.py --write    runs them and writes the output of ``console`` blocks into the pages
+
+A page's blocks run in order in one new folder. ``console`` blocks hold commands behind ``$`` and their standard output,
+which must be equal but for durations and rates; ``sh`` and ``python`` blocks must succeed. A comment before a block
+changes that:
+
+    <!-- not run: WHY -->      it is left out
+    <!-- output varies -->     what it prints is kept, and not compared
+    <!-- exit N -->            the exit code that its last command has
+    <!-- run before … -->      commands that a reader does not need: they make sample data
+
+``<!-- written: NAME -->`` … ``<!-- end -->`` holds Markdown that a function here writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = Path(__file__).parent / "fixtures" / "documents"  # scripts that make sample data
+BLOCK = re.compile(
+    r"(?P<notes>(?:<!--(?:(?!-->)[\s\S])*-->\n)*)^```(?P<kind>console|sh|python)\n(?P<body>[\s\S]*?)^```$", re.MULTILINE
+)
+NOTE = re.compile(r"<!--\s*([\s\S]*?)\s*-->")
+WRITTEN = re.compile(r"(<!-- written: (\w+) -->\n)[\s\S]*?(<!-- end -->)")
+TIMES = re.compile(r"\d[\d,.]*(?:–\d[\d,.]*)?\s*(?:µs|ms|seconds|s|min|h|/s|hours)(?![\w/])")
+COLUMNS = "88"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; ``start`` and ``end`` are where its body lies."""
+
+    kind: str
+    body: str
+    start: int
+    end: int
+    before: str = ""
+    not_run: str | None = None
+    varies: bool = False
+    exit_code: int = 0
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a console block, in order; a line that ends in a backslash goes on."""
+        return re.findall(r"^\$ ((?:.*\\\n)*.*)$", self.body, re.MULTILINE)
+
+
+class Failed(Exception):
+    """A block did not do what its page says."""
+
+
+def pages() -> list[Path]:
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if page.name != "CHANGELOG.md"]
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    for match in BLOCK.finditer(text):
+        block = Block(match["kind"], match["body"], match.start("body"), match.end("body"))
+        for note in NOTE.findall(match["notes"]):
+            if note.startswith("run before"):
+                block = replace(block, before=note.removeprefix("run before"))
+            elif note.startswith("not run:"):
+                block = replace(block, not_run=note.removeprefix("not run:").strip())
+            elif note.startswith("exit "):
+                block = replace(block, exit_code=int(note.removeprefix("exit ")))
+            elif note == "output varies":
+                block = replace(block, varies=True)
+        yield block
+
+
+def plain(output: str) -> str:
+    """Output without what differs from machine to machine: durations, rates, and the width of columns."""
+    return "\n".join(" ".join(TIMES.sub("TIME", line).split()) for line in output.strip().splitlines())
+
+
+def shell(command: str, folder: Path, exit_code: int = 0) -> str:
+    """What a command prints. Raises Failed where it ends otherwise than the page says."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": COLUMNS,
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        ["bash", "-e", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+    )
+    if done.returncode != exit_code:
+        raise Failed(
+            f"$ {command}\nexit {done.returncode}, expected {exit_code}\n{done.stdout[-800:]}{done.stderr[-1500:]}"
+        )
+    return done.stdout
+
+
+def run(block: Block, folder: Path) -> str:
+    """Run a block and return its body as it is now. Raises Failed."""
+    if block.before:
+        shell(block.before, folder)
+    if block.kind == "sh":
+        shell(block.body, folder, block.exit_code)
+        return block.body
+    if block.kind == "python":
+        (folder / "block.py").write_text(block.body, encoding="utf-8")
+        shell(f"{sys.executable} block.py", folder, block.exit_code)
+        return block.body
+    *others, last = block.commands
+    printed = [(command, shell(command, folder)) for command in others]
+    printed.append((last, shell(last, folder, block.exit_code)))
+    lines = [f"$ {command}\n{trimmed(output)}" for command, output in printed]
+    return "\n".join(lines)
+
+
+def trimmed(output: str) -> str:
+    return "\n".join(line.rstrip() for line in output.rstrip().splitlines()) + "\n"
+
+
+def checked(page: Path, write: bool) -> list[str]:
+    """Run a page's blocks; what is wrong with them. With ``write`` the page is brought up to date."""
+    text, wrong, moved = page.read_text(encoding="utf-8"), [], 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for script in SAMPLES.glob("*.py"):
+            (folder / script.name).write_bytes(script.read_bytes())
+        for block in blocks_of(text):
+            if block.not_run is not None:
+                continue
+            try:
+                body = run(block, folder)
+            except Failed as failure:
+                wrong.append(str(failure))
+                continue
+            if write:
+                text = text[: block.start + moved] + body + text[block.end + moved :]
+                moved += len(body) - len(block.body)
+            elif block.kind == "console" and not block.varies and plain(body) != plain(block.body):
+                wrong.append(f"the output differs; python tests/documents.py --write\n{body}")
+    now = WRITTEN.sub(lambda match: match[1] + WRITERS[match[2]]() + match[3], text)
+    if write:
+        page.write_text(now, encoding="utf-8")
+    elif now != text:
+        wrong.append("a written part is out of date; python tests/documents.py --write")
+    return wrong
+
+
+def keys() -> str:
+    """Tables of all recipe keys, a section each."""
+    from leanify.sources.recipe import SECTIONS
+    from leanify.sources.strict_toml import keys_of
+
+    parts = []
+    for section, kind in SECTIONS.items():
+        rows = [f"| `{key.name}` | {key.type} | {_default(key)} | {key.about} |" for key in keys_of(kind)]
+        about = " ".join((kind.__doc__ or "").split())
+        parts.append(
+            f"## [{section}]\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
+        )
+    return "\n\n".join(parts) + "\n\n"
+
+
+def _default(key: Any) -> str:
+    return "required" if key.required else f"`{key.default}`" if key.default else "–"
+
+
+WRITERS = {"keys": keys}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=Path)
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    count = 0
+    for page in asked.pages or pages():
+        for words in checked(page, asked.write):
+            count += 1
+            print(f"{page}: {words}\n", flush=True)
+        print(f"{page}", flush=True)
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

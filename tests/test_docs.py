@@ -1,0 +1,75 @@
+"""The documentation: every command block runs, every picture and link is there, the site builds, the examples work."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import documents
+import pytest
+
+EXAMPLES = documents.ROOT / "docs" / "examples"
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", documents.pages(), ids=lambda page: str(page.relative_to(documents.ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [
+        target for target in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()
+    ]
+    assert not missing
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    blocks = [block for page in documents.pages() for block in documents.blocks_of(page.read_text(encoding="utf-8"))]
+    assert sum(block.not_run is None for block in blocks) > 20
+    assert all(block.not_run != "" for block in blocks)
+
+
+def test_what_is_not_said_in_a_page_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```console\n$ echo one 0.2 s\none 0.1 s\n```\n\n```console\n$ echo two\nthree\n```\n\n```sh\nfalse\n```\n"
+    )
+    differs, fails = documents.checked(page, write=False)
+    assert "the output differs" in differs
+    assert "exit 1, expected 0" in fails
+    documents.checked(page, write=True)
+    assert documents.checked(page, write=False) == [fails]
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", documents.pages(), ids=lambda page: str(page.relative_to(documents.ROOT)))
+def test_pages_do_what_they_say(page: Path) -> None:
+    assert not documents.checked(page, write=False)
+
+
+@pytest.mark.docs
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", str(tmp_path)]
+    done = subprocess.run(command, cwd=documents.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "start.html").exists()
+
+
+@pytest.mark.docs
+def test_scripts_and_gate(tmp_path: Path) -> None:
+    table = tmp_path / "designs.csv"
+    documents.shell(f"{sys.executable} {EXAMPLES}/sweep_to_csv.py vit_tiny {table}", tmp_path)
+    assert table.read_text(encoding="utf-8").count("lean") >= 2
+    printed = documents.shell(f"{sys.executable} {EXAMPLES}/train_and_profile.py runs 10", tmp_path)
+    assert [line.partition(":")[0] for line in printed.splitlines()] == ["baseline", "lean"]
+    documents.shell(f"{EXAMPLES}/gate.sh vit_tiny 6M 2G", tmp_path)
+    documents.shell(f"{EXAMPLES}/gate.sh vit_tiny 5M 2G", tmp_path, exit_code=1)
+
+
+@pytest.mark.docs
+@pytest.mark.filterwarnings("ignore")  # the kernel's own
+def test_notebook_runs() -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(EXAMPLES / "first_steps.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300).execute()
