@@ -12,12 +12,14 @@ changes that:
     <!-- exit N -->            the exit code that its last command has
     <!-- run before … -->      commands that a reader does not need: they make sample data
 
+``<!-- json: COMMAND -->`` stands above a section that must name every key that COMMAND prints.
 ``<!-- written: NAME -->`` … ``<!-- end -->`` holds Markdown that a function here writes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -36,6 +38,14 @@ BLOCK = re.compile(
 NOTE = re.compile(r"<!--\s*([\s\S]*?)\s*-->")
 WRITTEN = re.compile(r"(<!-- written: (\w+) -->\n)[\s\S]*?(<!-- end -->)")
 TIMES = re.compile(r"\d[\d,.]*(?:–\d[\d,.]*)?\s*(?:µs|ms|seconds|s|min|h|/s|hours)(?![\w/])")
+JSON = re.compile(r"<!-- json: (.*?) -->")
+VALUES = (
+    "architecture",
+    "weights",
+    "fronts",
+    "spectrum",
+    "given",
+)  # keys whose contents are values, or named by the user
 COLUMNS = "88"
 
 
@@ -150,12 +160,31 @@ def checked(page: Path, write: bool) -> list[str]:
                 moved += len(body) - len(block.body)
             elif block.kind == "console" and not block.varies and plain(body) != plain(block.body):
                 wrong.append(f"the output differs; python tests/documents.py --write\n{body}")
+        wrong += undocumented(text, folder)
     now = WRITTEN.sub(lambda match: match[1] + WRITERS[match[2]]() + match[3], text)
     if write:
         page.write_text(now, encoding="utf-8")
     elif now != text:
         wrong.append("a written part is out of date; python tests/documents.py --write")
     return wrong
+
+
+def undocumented(text: str, folder: Path) -> Iterator[str]:
+    """Keys of a command's JSON that the section below its comment does not name."""
+    for match in JSON.finditer(text):
+        section = text[match.end() :].partition("<!-- json:")[0]
+        for key in sorted(names_in(json.loads(shell(match[1], folder)))):
+            if f"`{key}`" not in section:
+                yield f"{match[1]}: the key {key!r} is not documented"
+
+
+def names_in(value: Any) -> set[str]:
+    """The keys of nested JSON, but those below an architecture and below a map by design."""
+    if isinstance(value, list):
+        return set().union(*map(names_in, value))
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*(names_in(part) for key, part in value.items() if key not in VALUES))
 
 
 def keys() -> str:

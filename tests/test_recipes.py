@@ -420,3 +420,10 @@ def test_keys_are_listed_with_what_they_do(capsys: pytest.CaptureFixture[str]) -
     assert listed["schedule.batch_size"]["default"] is None
     assert listed["schedule.batch_size"]["required"]
     assert listed["optim.betas"]["default"] == "[0.9, 0.999]"
+
+
+def test_a_shorter_schedule_keeps_the_shares_of_what_does_not_fit() -> None:
+    digits = recipe.load("digits")  # 40 epochs, 3 of them warm-up
+    assert with_settings(digits, ["schedule.epochs=1"]).schedule.warmup == 3 / 40
+    assert with_settings(digits, ["schedule.epochs=10"]).schedule.warmup == 3
+    assert with_settings(digits, ["schedule.epochs=1", "schedule.warmup=0.5"]).schedule.warmup == 0.5

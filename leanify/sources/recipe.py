@@ -340,7 +340,8 @@ def split_setting(setting: str) -> tuple[str, str]:
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """The recipe with ``section.key=value`` set: values are TOML, else strings; an empty value removes a key.
 
-    A length of the schedule replaces the recipe's in another unit; warm-up and cool-down then keep their shares of it.
+    A length of the schedule replaces the recipe's in another unit; warm-up and cool-down then keep their shares of it,
+    as they do in a length that they would not fit into.
     """
     values = recipe.to_dict()
     given = {setting.partition("=")[0].strip() for setting in settings}
@@ -364,9 +365,11 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collection[str]) -> None:
-    """Bring warm-up and cool-down to a new unit of length, unless they are given in it."""
+    """Scale warm-up and cool-down to a new length in another unit, or a shorter one; but those that are given."""
     old, new = (next(((unit, x[unit]) for unit in LENGTHS if unit in x), None) for x in (before, now))
-    if old is None or new is None or old[0] == new[0] or not isinstance(new[1], int | float):
+    if old is None or new is None or not isinstance(new[1], int | float):
+        return
+    if old[0] == new[0] and sum(before.get(key, 0) for key in ("warmup", "cooldown")) <= new[1]:
         return
     for key in ("warmup", "cooldown"):
         if key in before and f"schedule.{key}" not in given:
