@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import LeanifyError
@@ -103,6 +104,22 @@ def main() -> None:
         where = "standard output could not be written" if error.filename is None else error.filename
         print(f"leanify: {where}: {error.strerror or error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except Exception as error:
+        _say_unexpected(error)
+        raise SystemExit(1) from None
+
+
+def _say_unexpected(error: Exception) -> None:
+    """One line for an exception that nothing expected: a bug of leanify's own, or a library's behind no wall."""
+    if os.environ.get("LEANIFY_DEBUG"):
+        traceback.print_exc()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "leanify" in frame.filename]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    print(
+        f"leanify: this should not have happened: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; "
+        "LEANIFY_DEBUG=1 shows where, please report it",
+        file=sys.stderr,
+    )
 
 
 def called() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data import hub, tokens
+from leanify.data import hub, tokens, vocabulary
 from leanify.data.common import chosen, folder_of, length_of_text, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
@@ -24,7 +24,6 @@ from leanify.data.tokens import END as END
 from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
-from leanify.upstream.libraries import first_line, import_transformers
 
 PYTHON_BYTES = 4_000_000  # of Python's own sources
 
@@ -87,20 +86,13 @@ def corpora(
     return train, validation, share, words, next(iter(test), None)
 
 
-def encoder(tokenizer: str | None, vocabulary: int) -> tuple[Encode, str]:
+def encoder(tokenizer: str | None, words: int) -> tuple[Encode, str]:
     """How text becomes token ids: as bytes, or by the tokenizer of a directory or of the hub."""
     if tokenizer is None:
-        if vocabulary < 256:
-            raise DataError(f"text as bytes needs a vocabulary of 256, and the model has {vocabulary}")
+        if words < 256:
+            raise DataError(f"text as bytes needs a vocabulary of 256, and the model has {words}")
         return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
-    library = import_transformers()
-    try:
-        found = library.AutoTokenizer.from_pretrained(tokenizer)
-    except Exception as error:  # tokenizers raise bare exceptions for a damaged file
-        raise DataError(
-            f"the tokenizer {tokenizer!r} is not a directory here, and the hub did not provide it: name a directory, "
-            f"--set data.tokenizer=DIR, or train on bytes, --set data.tokenizer= ({first_line(error)})"
-        ) from error
+    found = vocabulary.load(tokenizer, "or train on bytes, --set data.tokenizer=")
     return (
         lambda text: np.array(found(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
     ), f"by the tokenizer {tokenizer}"

@@ -45,7 +45,7 @@ def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What differs, in words; None where nothing does, or where nothing is known of before."""
-    if not before:
+    if not before or not _is_whole(before):
         return None
     found = [*_of_folders(before.get("folders", {}), now.get("folders", {}))]
     contents, others = (facts.get("contents", {}) for facts in (before, now))
@@ -56,6 +56,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
         found = [f"samples: {before.get('samples')} → {now.get('samples')}"]
     return (
         "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "") if found else None
+    )
+
+
+def _is_whole(facts: Mapping[str, Any]) -> bool:
+    """Whether a fingerprint that was read from a file is as `taken` made it."""
+    folders, contents = (facts.get(name, {}) for name in ("folders", "contents"))
+    tables = isinstance(folders, Mapping) and isinstance(contents, Mapping)
+    return tables and all(
+        isinstance(entry, list) and [*map(type, entry)] == [int, int, str] for entry in folders.values()
     )
 
 

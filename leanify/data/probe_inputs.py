@@ -15,6 +15,7 @@ from leanify.data.image_batches import ImageFolder
 from leanify.errors import DataError
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
+from leanify.upstream.wall import wall, walled
 
 InputBatch = dict[str, Tensor]
 
@@ -51,8 +52,11 @@ def feed(
     """
     if samples < 1:
         raise DataError(f"{samples} samples were asked for; at least one is needed")
-    found = _found(model, data, samples, batch_size, tokens, seed, directory)
-    moved = ({name: value.to(device) for name, value in batch.items()} for batch in found.batches)
+    where = f"{data} cannot be read" if data is not None else "the model's own kind of input cannot be made"
+    with wall(where, DataError):
+        found = _found(model, data, samples, batch_size, tokens, seed, directory)
+    read = walled(found.batches, where, DataError)
+    moved = ({name: value.to(device) for name, value in batch.items()} for batch in read)
     return replace(found, batches=moved)
 
 

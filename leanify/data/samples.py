@@ -18,6 +18,7 @@ from leanify import machine
 from leanify.data.faults import Faults
 from leanify.data.sampling import SAMPLE, Key, seed_everything
 from leanify.errors import DataError
+from leanify.upstream.wall import wall, walled
 
 Inputs = Tensor | dict[str, Tensor]  # images as they are, token ids and their like by the names that models take
 Batch = tuple[Inputs, Tensor]  # inputs and targets
@@ -94,6 +95,10 @@ class Keyed(Dataset[Any]):
         self.samples, self.seed = samples, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
+        with wall("a batch cannot be read", DataError):  # here, in a worker: else its traceback would be the message
+            return self._read(keys)
+
+    def _read(self, keys: Sequence[Key]) -> Any:
         if hasattr(self.samples, "draw"):
             return self.samples.draw(self.seed, keys)
         if hasattr(self.samples, "batch"):
@@ -146,7 +151,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Batch]:
         try:
-            for inputs, targets, *names in self.loader:
+            for inputs, targets, *names in walled(self.loader, "a batch cannot be read", DataError):
                 self.skipped.update(*names)
                 yield inputs, targets
         except DataError as error:  # a worker's comes with its traceback in the message

@@ -7,8 +7,9 @@ import importlib
 from torch import nn
 
 from leanify.data.samples import Splits
-from leanify.errors import RecipeError
+from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
+from leanify.upstream.wall import wall
 
 # A file of this folder by the name of the data set, else by the task: each has splits(data, model) → Splits.
 NAMED = {
@@ -41,7 +42,8 @@ def splits_of(data: DataSection, model: nn.Module) -> Splits:
     file = NAMED.get(data.name) or OF_TASK.get(data.task)
     if file is None:
         raise RecipeError(f"{data.name} is not a data set for {data.task}; known by name: {', '.join(NAMED)}")
-    found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
+    with wall(f"the data {data.name!r} cannot be read", DataError):
+        found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
     if data.test is not None and found.test is None:
         raise RecipeError(f"data.test is {data.test}, and {found.words} have no such split: leave it out")
     return found

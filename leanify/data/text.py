@@ -12,27 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanify.data import delimited, hub
+from leanify.data import delimited, hub, vocabulary
 from leanify.data.faults import Faults
 from leanify.errors import DataError
-from leanify.upstream.libraries import first_line, import_transformers
 
 Encode = Callable[[str, bool], list[int]]  # a text, and whether to add what the tokenizer puts around a sample
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
     """How text becomes token ids, with that in words: a directory's own tokenizer, else bytes modulo the vocabulary."""
-    if directory is None or not any((directory / name).is_file() for name in TOKENIZERS):
+    if directory is None or not vocabulary.lies_in(directory):
         return (
             lambda text, _: [byte % vocab for byte in text.encode()]
         ), f"bytes modulo {vocab}, for want of a tokenizer"
-    try:
-        tokenizer = import_transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # tokenizers raise bare exceptions for a damaged file
-        raise DataError(f"the tokenizer in {directory} cannot be read: {first_line(error)}") from error
+    tokenizer = vocabulary.load(directory)
 
     def encode(text: str, around: bool) -> list[int]:
         return list(tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])

@@ -19,7 +19,9 @@ from typing import Any
 
 from leanify.data import cache
 from leanify.errors import DataError
-from leanify.upstream.libraries import first_line, import_transformers
+from leanify.sources.files import check_regular
+from leanify.upstream.libraries import import_transformers
+from leanify.upstream.wall import wall
 
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -41,15 +43,23 @@ def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
     return load(name), f"by the tokenizer {name}"
 
 
-def load(name: str) -> Any:
-    """The tokenizer of a directory or of the hub. Raises DataError."""
-    try:
-        return import_transformers().AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # tokenizers raise bare exceptions for a damaged file
-        raise DataError(
-            f"the tokenizer {name!r} is not a directory here, and the hub did not provide it: name a directory, "
-            f"--set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one ({first_line(error)})"
-        ) from error
+def load(name: str | Path, instead: str = "or bytes, or wordpiece-32768 to train one") -> Any:
+    """The tokenizer of a directory or of the hub; no code that comes with it is run, nor is anybody asked whether to.
+
+    ``instead`` says what else would do. Raises DataError.
+    """
+    asked = (
+        f"the tokenizer in {name} cannot be read"
+        if Path(name).is_dir()
+        else (
+            f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: name a directory, "
+            f"--set data.tokenizer=DIR, {instead}"
+        )
+    )
+    if Path(name).is_dir():
+        check_regular(Path(name), DataError)
+    with wall(asked, DataError):
+        return import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
 
 
 def lies_in(folder: Path) -> bool:

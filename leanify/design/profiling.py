@@ -27,6 +27,8 @@ from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
 from leanify.upstream.inputs import check_tokens, example_inputs
+from leanify.upstream.libraries import first_line
+from leanify.upstream.wall import wall
 
 FUSED = (
     "aten::scaled_dot_product_attention",
@@ -115,10 +117,12 @@ def profile(
     memory = Memory(predicted)
     if measure:
         before = machine.settled_resident_set()
-        real = fresh(model, place)
-        latency = seconds(real, example_inputs(real, 1, tokens, place), repeats)
-        throughput = batch_size / seconds(real, example_inputs(real, batch_size, tokens, place), max(3, repeats // 3))
-        memory = measured_memory(real, example_inputs(real, batch_size, tokens, place), predicted, before)
+        with wall(f"{source} does not run here in {dtype}, {batch_size} samples at a time", LeanifyError):
+            real = fresh(model, place)
+            one, many = (example_inputs(real, size, tokens, place) for size in (1, batch_size))
+            latency = seconds(real, one, repeats)
+            throughput = batch_size / seconds(real, many, max(3, repeats // 3))
+            memory = measured_memory(real, many, predicted, before)
     return Profile(
         source=name,
         architecture=str(surgery.read(model)),
@@ -195,8 +199,8 @@ def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None
                 by_operator = analysis.by_operator()
                 left = sorted(name.removeprefix("aten::") for name in analysis.unsupported_ops())
             return int(sum(n for op, n in by_operator.items() if op not in NOT_PRODUCTS)), left, None
-        except (RuntimeError, TypeError, AssertionError, ValueError, NotImplementedError, IndexError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        except Exception as error:  # upstream's code under a tracer that it was not written for
+            reason = first_line(error)
     return None, [], f"fvcore could not trace the model: {reason}"
 
 

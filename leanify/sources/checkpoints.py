@@ -55,9 +55,19 @@ class Checkpoint:
     def read(folder: Path) -> Checkpoint | None:
         """The checkpoint of a folder, by its card alone; None where the card is missing or damaged."""
         try:
-            return Checkpoint(folder, **json.loads((folder / CARD).read_text()))
-        except (OSError, ValueError, TypeError):
+            found = Checkpoint(folder, **json.loads((folder / CARD).read_text()))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
+        return found if found._is_typed() else None
+
+    def _is_typed(self) -> bool:
+        """Whether every value is of its type: the card was read from a file."""
+        numbers = [*self.metrics.values()] if isinstance(self.metrics, dict) else [None]
+        numbers += [] if self.score is None else [self.score]
+        sums = [*self.sums.values()] if isinstance(self.sums, dict) else [None]
+        whole = all(type(number) is int and number >= 0 for number in (self.step, self.rows))
+        plain = all(isinstance(number, int | float) for number in numbers) and all(isinstance(s, str) for s in sums)
+        return whole and plain and all(Path(name).name == name for name in self.sums)
 
     @property
     def is_sharded(self) -> bool:

@@ -26,6 +26,16 @@ def read_text(path: Path, error: type[LeanifyError] = SourceError) -> str:
         raise error(f"{path} cannot be read: {caught.strerror or caught}") from caught
 
 
+def check_regular(folder: Path, error: type[LeanifyError] = SourceError, below: bool = False) -> None:
+    """Raise ``error`` for a pipe, a socket or a device in a folder, ``below`` also further down.
+
+    Whoever opens a pipe waits for ever, and /dev/zero has no end; upstream's loaders open what they find.
+    """
+    for path in folder.rglob("*") if below else folder.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise error(f"{path} is a pipe or a device, where a file is expected; remove it")
+
+
 def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
     """The JSON in a small file. Raises ``error`` as `read_text` does, and for what is not JSON."""
     try:

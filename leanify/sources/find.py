@@ -26,8 +26,8 @@ from leanify.architecture import Architecture
 from leanify.errors import LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.models import MODELS
-from leanify.sources import checkpoints, hub, lean_directory, recipe, run_directory, weights
-from leanify.sources.files import read_json
+from leanify.sources import adapters, checkpoints, hub, lean_directory, recipe, run_directory, weights
+from leanify.sources.files import check_regular, read_json
 from leanify.sources.overrides import hf_origin, overridden, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
@@ -35,6 +35,7 @@ from leanify.sources.tensors import CHECKPOINTS, few, read_tensors
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
+from leanify.upstream.wall import wall
 
 STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # the suffixes of a timm family's standard member
 CARDS = (lean_directory.CARD, "config.json")
@@ -71,6 +72,7 @@ def with_weights(found: ModelSource, source: str | Path | None, pretrained: bool
     return weights.carried(found, donor or find(asked, pretrained=pretrained), asked)
 
 
+@wall("no model is found there")
 def find(
     source: str | Path,
     *,
@@ -117,13 +119,14 @@ def _is(path: Path, test: Any) -> bool:
 def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
     if run_directory.is_run(path):
         return _in_run(path)
+    check_regular(path)
     card = lean_directory.read_card(path) if (path / lean_directory.CARD).is_file() else None
     if (path / "config.json").exists():
         found = _in_config(path / "config.json", overrides, cls)
         return replace(found, weights=path if weights.lie_in(path) else None)
     if card is not None:
         return _carrying(ModelSource(card.origin, card.architecture, weights.file_in(path), card.tied), path)
-    if (path / "adapter_config.json").is_file():
+    if (path / adapters.CONFIG).is_file():
         return _adapted(path, overrides, cls)
     inside = sorted(p.name for p in path.iterdir())
     if models := [name for name in inside if any((path / name / card).is_file() for card in CARDS)]:
@@ -154,9 +157,9 @@ def _carrying(found: ModelSource, path: Path) -> ModelSource:
 
 def _adapted(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
     """A PEFT adapter: its base model, under the adapter's weights."""
-    base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
-    if not base:
-        raise SourceError(f"{path / 'adapter_config.json'} names no base_model_name_or_path")
+    base = adapters.read(path)["base_model_name_or_path"]
+    if (Path(base).expanduser() / adapters.CONFIG).is_file():
+        raise SourceError(f"{path / adapters.CONFIG}: its base model {base} is an adapter too; merge that one first")
     return replace(find(base, overrides=overrides, cls=cls), weights=path)
 
 

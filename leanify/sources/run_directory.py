@@ -32,6 +32,7 @@ from leanify.lens import surgery
 from leanify.sources import checkpoints, lean_directory
 from leanify.sources import recipe as recipes
 from leanify.sources.checkpoints import Checkpoint, write_small
+from leanify.sources.files import check_regular
 from leanify.sources.recipe import Recipe
 from leanify.upstream.origin import origin_of
 
@@ -80,6 +81,7 @@ class RunDirectory:
         """A run that is there. Raises DirectoryError."""
         if not is_run(path):
             raise DirectoryError(f"{path} is no run: it has no {RECIPE} with {CHECKPOINTS}/ beside it")
+        check_regular(Path(path), DirectoryError, below=True)
         return RunDirectory(Path(path))
 
     @property

@@ -103,10 +103,10 @@ def check_sum(path: Path) -> None:
     for card in (path.parent / name for name in CARDS):
         try:
             sums = json.loads(card.read_text(encoding="utf-8")).get("sums", {}) if card.is_file() else {}
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             continue
-        wanted = sums.get(path.name)
-        if wanted is not None and digest(path, DIGESTS.get(len(wanted), "sha256")) != wanted:
+        wanted = sums.get(path.name) if isinstance(sums, dict) else None
+        if isinstance(wanted, str) and digest(path, DIGESTS.get(len(wanted), "sha256")) != wanted:
             raise SourceError(
                 f"{path} is not what was written: its checksum differs from the one in {card.name}. It is damaged, or "
                 f"another program saved over it; in that case remove {card.name}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from leanify.errors import SourceError
 from leanify.lens import surgery
-from leanify.sources import hub
+from leanify.sources import adapters, hub
 from leanify.sources.describe import expressed
 from leanify.sources.files import read_json
 from leanify.sources.overrides import full_config, quantised_by
@@ -28,16 +28,16 @@ UPSTREAM = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-ADAPTER = "adapter_config.json"
 # What trainers leave beside the weights: pickles of their own state, never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
 
 
+@wall("the model does not load")
 def load(found: ModelSource) -> nn.Module:
     """The found model in eval mode: with its weights, else initialised by upstream. Raises SourceError."""
     if found.weights is None:
         return fresh(found)
-    if isinstance(found.weights, Path) and (found.weights / ADAPTER).is_file():
+    if isinstance(found.weights, Path) and (found.weights / adapters.CONFIG).is_file():
         return _adapted(found)
     if found.origin.library == "hf" and found.architecture is None:
         return _by_transformers(found.origin, found.weights)
@@ -212,22 +212,23 @@ def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
 
 
 def _is_adapter(weights: Path | str) -> bool:
-    return isinstance(weights, Path) and (weights / ADAPTER).is_file()
+    return isinstance(weights, Path) and (weights / adapters.CONFIG).is_file()
 
 
 def _adapted(found: ModelSource) -> nn.Module:
-    """A PEFT adapter merged into its base model."""
+    """A PEFT adapter merged into its base model, whose own weights are looked at as any others."""
     assert isinstance(found.weights, Path)
-    base = read_json(found.weights / ADAPTER)["base_model_name_or_path"]
-    config = full_config(found.origin.name, found.origin.options)
-    cls: Any = getattr(import_transformers(), found.origin.cls)
+    words = adapters.read(found.weights)
+    base = words["base_model_name_or_path"]
+    where = Path(base).expanduser()
+    model = _by_transformers(found.origin, where if where.is_dir() else base)
     with wall(f"the adapter {found.weights} could not be merged into {base}"):
-        from peft import PeftModel
+        from peft import PeftConfig, PeftModel
 
-        model = cls.from_pretrained(base, config=config)
-        merged: nn.Module = PeftModel.from_pretrained(model, found.weights).merge_and_unload()
+        config = PeftConfig.from_peft_type(**words)
+        merged: nn.Module = PeftModel.from_pretrained(model, found.weights, config=config).merge_and_unload()
     set_origin(merged, found.origin)
-    return merged.eval()
+    return merged.requires_grad_(True).eval()  # PEFT freezes the base model
 
 
 def _timm_pretrained(origin: Origin) -> nn.Module:

@@ -24,6 +24,7 @@ from leanify.lens.sites import locate
 from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra
+from leanify.upstream.wall import wall
 
 ModelInputs = Tensor | Mapping[str, Tensor]
 
@@ -63,7 +64,8 @@ def condition(
         for batch in _cut(inputs, batch_size):
             for recorder in recorders:
                 recorder.begin(batch)
-            model(**batch) if isinstance(batch, Mapping) else model(batch)
+            with wall(f"{type(model).__name__} does not run on this input"):
+                model(**batch) if isinstance(batch, Mapping) else model(batch)
             done += _length(batch)
             if on_batch is not None:
                 on_batch(done)

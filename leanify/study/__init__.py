@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leanify import training
-from leanify.errors import RecipeError, SourceError
+from leanify.errors import DirectoryError, RecipeError, SourceError
 from leanify.sources.recipe import Recipe
 from leanify.study import engines, runner, warm_start
 from leanify.study import tournament as tournaments
@@ -25,6 +25,7 @@ from leanify.study.results import Study, study_of
 from leanify.study.runner import Engine
 from leanify.study.tournament import field_of
 from leanify.training.preparation import trainable
+from leanify.upstream.wall import wall
 
 ALONE = "digits-study"  # the built-in recipe of a study that is not told what of
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL), 3, "0.5"
@@ -229,7 +230,9 @@ def measure_costs(folder: StudyFolder) -> None:
 def finished(folder: StudyFolder) -> Study:
     """The study as it stands, with ``results.json`` brought up to date."""
     study = study_of(folder)
-    folder.write_results(study.to_json())
+    with wall(f"a file of {folder.path} is damaged", DirectoryError):
+        found = study.to_json()
+    folder.write_results(found)
     return study
 
 

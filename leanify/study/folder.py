@@ -25,10 +25,12 @@ from typing import Any, Literal
 from leanify.errors import DirectoryError
 from leanify.sources import lean_directory, run_directory
 from leanify.sources.checkpoints import write_small
+from leanify.sources.files import check_regular
 from leanify.sources.recipe import ModelSection, Recipe
 from leanify.sources.run_directory import METRICS
 from leanify.study import plan as plans
 from leanify.study.plan import Key, StudyPlan
+from leanify.upstream.libraries import first_line
 
 RUNS, RESULTS, REPORT = "runs", "results.json", "report.html"
 TOURNAMENT = "tournament.json"
@@ -84,6 +86,10 @@ class StudyFolder:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        if self.path.is_dir():
+            check_regular(self.path, DirectoryError, below=True)
+
     @staticmethod
     def create(path: Path, plan: StudyPlan) -> StudyFolder:
         """A new folder with its plan; it stands whole or not at all. Raises DirectoryError."""
@@ -130,8 +136,10 @@ class StudyFolder:
             return None
         try:
             found = Outcome.from_json(json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DirectoryError(f"{file} is damaged: {error}; remove it, and the run is looked at again") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise DirectoryError(
+                f"{file} is damaged: {first_line(error)}; remove it, and the run is looked at again"
+            ) from error
         if found.fingerprint != self.plan.fingerprint(key):
             raise DirectoryError(
                 f"{self.run(key)} was trained by another plan than {plans.FILE} now says; undo the edit"
@@ -178,8 +186,10 @@ class StudyFolder:
         try:
             entries = json.loads(file.read_text(encoding="utf-8"))
             return tuple(Rung(entry["share"], entry["losses"], tuple(entry["kept"])) for entry in entries)
-        except (ValueError, KeyError, TypeError) as error:
-            raise DirectoryError(f"{file} is damaged: {error}; remove it, and the field is judged again") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise DirectoryError(
+                f"{file} is damaged: {first_line(error)}; remove it, and the field is judged again"
+            ) from error
 
     def write_rungs(self, rungs: Sequence[Rung]) -> None:
         write_small(self.path / TOURNAMENT, json.dumps([asdict(rung) for rung in rungs], indent=2) + "\n")
@@ -195,9 +205,9 @@ class StudyFolder:
             found = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(found, dict):
                 raise ValueError("it holds no object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DirectoryError(
-                f"{file} is damaged: {error}; remove it: the runs are whole, and it is made again from them"
+                f"{file} is damaged: {first_line(error)}; remove it: the runs are whole, and it is made again from them"
             ) from error
         return found
 

@@ -16,9 +16,11 @@ from typing import Any
 
 from leanify.errors import DirectoryError, RecipeError
 from leanify.sources import recipe as recipes
+from leanify.sources.files import read_text
 from leanify.sources.recipe import ModelSection, Recipe
 from leanify.sources.run_directory import leaves
 from leanify.sources.strict_toml import read_table, to_table, toml_lines
+from leanify.upstream.libraries import first_line
 
 FILE = "study.toml"
 FORMAT = 1
@@ -145,10 +147,11 @@ class StudyPlan:
     @staticmethod
     def read(path: Path) -> StudyPlan:
         """The inverse of `to_toml`. Raises DirectoryError for what is no plan."""
+        text = read_text(path, DirectoryError)
         try:
-            return _plan(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, RecipeError) as error:
-            raise DirectoryError(f"{path} is not a study's plan: {error}") from error
+            return _plan(tomllib.loads(text))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError) as error:
+            raise DirectoryError(f"{path} is not a study's plan: {first_line(error)}") from error
 
     # -- growing ------------------------------------------------------------------------------------------------------
 

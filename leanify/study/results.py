@@ -12,10 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leanify.errors import DirectoryError
 from leanify.study import efficiency, report, statistics
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
+from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
     import pandas
@@ -66,6 +68,11 @@ class Study(Findings):
 
 def study_of(folder: StudyFolder) -> Study:
     """What a study's folder holds by now. Raises DirectoryError where a file of it is damaged."""
+    with wall(f"a file of {folder.path} is damaged", DirectoryError):
+        return _study(folder)
+
+
+def _study(folder: StudyFolder) -> Study:
     plan, outcomes, known = folder.plan, folder.outcomes(), folder.results()
     costs = {entry["name"]: entry for entry in known.get("designs", [])}
     results = tuple(

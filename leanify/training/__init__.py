@@ -22,6 +22,7 @@ from leanify.sources.recipe import Recipe
 from leanify.sources.run_directory import RunDirectory
 from leanify.training import defaults, guards, heap
 from leanify.training.loop import Trainer, Watcher
+from leanify.upstream.wall import wall
 
 
 def train(
@@ -75,6 +76,7 @@ def with_tokenizer_of(run: RunDirectory) -> Recipe:
     return replace(value, data=data)
 
 
+@wall("the recipe cannot be found", RecipeError)
 def resolve(
     recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = (), teacher: str | None = None
 ) -> Recipe:

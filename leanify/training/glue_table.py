@@ -167,7 +167,7 @@ def _results(folder: Path) -> dict[str, dict[str, float]]:
         return {}
     try:
         found: dict[str, dict[str, float]] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DirectoryError(
             f"{path} is damaged ({error}); remove it, and the runs are looked at one by one"
         ) from error

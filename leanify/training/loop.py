@@ -29,7 +29,7 @@ from leanify.data.common import chosen
 from leanify.data.samples import Batch, Inputs, Reader, Samples
 from leanify.data.sampling import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
-from leanify.errors import DataError, TrainingError
+from leanify.errors import DataError, RecipeError, TrainingError
 from leanify.sources import lean_directory
 from leanify.sources.checkpoints import WEIGHTS, Checkpoint
 from leanify.sources.recipe import Recipe
@@ -46,6 +46,7 @@ from leanify.training.taught import taught
 from leanify.training.watcher import Silent as Silent
 from leanify.training.watcher import Watcher as Watcher
 from leanify.training.window import Window
+from leanify.upstream.wall import wall
 
 Metrics = dict[str, float]
 
@@ -53,6 +54,7 @@ Metrics = dict[str, float]
 class Trainer:
     """Everything that a recipe leads to, built and checked before anything is written."""
 
+    @wall("this recipe cannot be trained", RecipeError)
     def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
         recipe = self.recipe = trainable(recipe)
         data, optim, schedule = recipe.data, recipe.optim, recipe.schedule
@@ -126,7 +128,8 @@ class Trainer:
     @torch.no_grad()
     def try_one(self) -> None:
         """One validation sample through the model: what does not fit is found before anything is written."""
-        self.task.found(self.bare.eval(), *self.moved(self.one()))
+        with wall(f"{self.recipe.model.source} does not run on a sample of the data", DataError):
+            self.task.found(self.bare.eval(), *self.moved(self.one()))
         sharding.drop(self.bare.train())
 
     def one(self) -> Batch:
@@ -173,7 +176,8 @@ class Trainer:
         with Interrupts() as interrupts:
             for step in range(start, self.steps):
                 try:
-                    self.step(step, batches)
+                    with wall(f"step {step + 1} failed; what is saved goes on with: {run.resume_line}", TrainingError):
+                        self.step(step, batches)
                 except DataError:
                     if self.accelerator.num_processes == 1:  # several would wait for each other for ever
                         self.save(run, step)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.errors import LeanifyError
 from leanify.sources.run_directory import ENVIRONMENT, RunDirectory, is_run
 
 State = Literal["running", "done", "interrupted", "broken"]
@@ -63,7 +62,7 @@ def overview(run: RunDirectory) -> RunOverview:
         state: State = "running" if run.is_held() else "done" if step is not None and step == steps else "interrupted"
         data = recipe.data.name if recipe.data else ""
         return RunOverview(run.path, recipe.model.source, data, step, steps, metric, best, state)
-    except (LeanifyError, OSError, ValueError, KeyError):
+    except Exception:  # whatever is wrong with one folder, the others are listed
         return RunOverview(run.path, "", "", None, None, "", None, "broken")
 
 

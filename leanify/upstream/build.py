@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from leanify import models
-from leanify.errors import SourceError
+from leanify.errors import ShapeError, SourceError
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
@@ -25,15 +26,34 @@ DEPTHS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
     "depth", "depths",
 )  # fmt: skip
+MOST_PARTS = 60_000  # modules; mixtures of 128 experts in 60 layers that keep each expert apart have fewer
 
 
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     """The model that upstream's constructor gives, initialised; on ``meta`` in no memory. Stamped with its origin."""
-    with torch.device(device), _NothingToDraw():
+    with torch.device(device), _NothingToDraw(), _bounded(origin):
         model = {"timm": _build_timm, "hf": _build_hf, "leanify": _build_own}[origin.library](origin)
     model.eval()
     set_origin(model, origin)
     return model
+
+
+@contextmanager
+def _bounded(origin: Origin) -> Iterator[None]:
+    """Refuse a model of more parts than any that exists, which would keep the constructor busy for minutes."""
+    left = MOST_PARTS
+
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ShapeError(f"{origin} so configured has over {MOST_PARTS:,} parts: look at its numbers of layers")
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class _NothingToDraw(TorchFunctionMode):
