@@ -82,28 +82,30 @@ class Stage:
         return len(self.blocks)
 
     @cached_property
-    def main(self) -> Layer | None:
-        """What a redesign changes first: the widest layer of the first block with attention, with an MLP if any."""
+    def primary(self) -> Layer | None:
+        """The layer that a redesign sets: the widest of the first block with attention, with an MLP if any."""
         return next(
             (max(block, key=lambda layer: (layer.width, layer.mlp > 0)) for block in self.blocks if block), None
         )
 
     @cached_property
-    def mains(self) -> Block:
-        """The primary layers of all blocks; they change in proportion to :attr:`main`."""
+    def primaries(self) -> Block:
+        """The primary layers of all blocks; they change in proportion to :attr:`primary`."""
         return tuple(layer for block in self.blocks for layer in widest(block))
 
     @cached_property
     def group(self) -> int:
         """How many heads can be added at a time: whole key/value groups in every primary layer."""
-        heads = self.main.heads if self.main else 1
-        return math.lcm(*(layer.group * heads // math.gcd(layer.heads, layer.group * heads) for layer in self.mains))
+        heads = self.primary.heads if self.primary else 1
+        return math.lcm(
+            *(layer.group * heads // math.gcd(layer.heads, layer.group * heads) for layer in self.primaries)
+        )
 
     @cached_property
     def units(self) -> int:
         """How many hidden units can be added at a time: whole ones in every primary layer."""
-        mlp = self.main.mlp if self.main else 0
-        return math.lcm(*(mlp // math.gcd(layer.mlp, mlp) for layer in self.mains if layer.mlp and mlp))
+        mlp = self.primary.mlp if self.primary else 0
+        return math.lcm(*(mlp // math.gcd(layer.mlp, mlp) for layer in self.primaries if layer.mlp and mlp))
 
     @cached_property
     def shortest(self) -> int:
@@ -131,23 +133,23 @@ class Stage:
         if depth < 1 or (self.fixed and depth != self.depth):
             allowed = "exactly 1" if self.fixed else "at least 1"
             raise ShapeError(f"stage {self.name!r} was asked for {depth} blocks; it takes {allowed}")
-        if mlp is not None and mlp < 1 and self.main and self.main.mlp:
+        if mlp is not None and mlp < 1 and self.primary and self.primary.mlp:
             raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; they take at least 1")
-        if mlp and self.main and not self.main.mlp:
+        if mlp and self.primary and not self.primary.mlp:
             raise ShapeError(f"stage {self.name!r} was asked for MLPs of {mlp} units; no MLP of it is known")
         blocks = self.blocks[:depth] + self.blocks[-1:] * (depth - self.depth)
         asked = {"heads": heads, "head_dim": head_dim, "mlp": mlp}
         return replace(self, blocks=tuple(self._changed(block, asked) for block in blocks))
 
     def _changed(self, block: Block, asked: Mapping[str, int | None]) -> Block:
-        main = widest(block)
-        return tuple(self._in_proportion(layer, asked) if layer in main else layer for layer in block)
+        primaries = widest(block)
+        return tuple(self._in_proportion(layer, asked) if layer in primaries else layer for layer in block)
 
     def _in_proportion(self, layer: Layer, asked: Mapping[str, int | None]) -> Layer:
         """A layer changed in proportion to the primary layer, which becomes as asked."""
         new = {name: getattr(layer, name) for name in asked}
         for name, value in asked.items():
-            old = getattr(self.main, name)
+            old = getattr(self.primary, name)
             if value is not None and old:
                 new[name], rest = divmod(new[name] * value, old)
                 if rest:
@@ -156,6 +158,13 @@ class Stage:
                         f"in proportion: {value} in the first leaves no integer in the others"
                     )
         return replace(layer.with_heads(new["heads"], new["head_dim"]), mlp=new["mlp"])
+
+
+def primary_of(stage: Stage) -> Layer:
+    """The primary layer of a stage. Raises ShapeError where the stage has none."""
+    if stage.primary is None:
+        raise ShapeError(f"stage {stage.name!r} holds no attention")
+    return stage.primary
 
 
 def widest(block: Block) -> Block:
@@ -183,7 +192,7 @@ class Architecture:
         trade; the published redesigns leave them alone too. If all are short, every list is varied, and without any
         list every attention.
         """
-        stages = [i for i, stage in enumerate(self.stages) if stage.main]
+        stages = [i for i, stage in enumerate(self.stages) if stage.primary]
         lists = [i for i in stages if not self.stages[i].fixed]
         return tuple(i for i in lists if self.stages[i].depth >= 3) or tuple(lists or stages)
 

@@ -66,8 +66,8 @@ def test_designs_cost_what_their_models_have() -> None:
     for design in designs:
         model = on_meta(design.model)
         [stage] = surgery.read(model).stages
-        assert stage.main is not None
-        assert (stage.depth, stage.main.heads, stage.main.head_dim, stage.main.mlp) == (
+        assert stage.primary is not None
+        assert (stage.depth, stage.primary.heads, stage.primary.head_dim, stage.primary.mlp) == (
             design.depth, design.heads, design.head_dim, design.mlp,
         )  # fmt: skip
         assert sum(p.numel() for p in model.parameters()) == design.params

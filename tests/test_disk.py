@@ -27,7 +27,7 @@ def lean_of(case: Case) -> Any:
     wanted = replace(
         shape,
         stages=tuple(
-            s.reshape(depth=2, heads=2 * s.main.heads) if i in shape.varied and s.main else s for i, s in stages
+            s.reshape(depth=2, heads=2 * s.primary.heads) if i in shape.varied and s.primary else s for i, s in stages
         ),
     )
     return leanify.write(model, wanted).eval()

@@ -102,7 +102,7 @@ def test_a_shape_that_transformers_cannot_express_loads_with_its_code(name: str,
 def unequal(shape: Any) -> Any:
     """Blocks of different shapes, which no configuration of transformers can say."""
     stage = shape.stages[0]
-    first = stage.reshape(mlp=stage.main.mlp // 2).blocks[:1]
+    first = stage.reshape(mlp=stage.primary.mlp // 2).blocks[:1]
     return replace(shape, stages=(replace(stage, blocks=(*first, *stage.blocks[1:])),))
 
 

@@ -331,7 +331,7 @@ def test_a_lean_bert_that_upstream_cannot_say_keeps_its_shape_under_a_head(bert:
     leanify.save(grown, tmp_path / "lean")
     with pytest.warns(UserWarning, match="carried over"):
         new = text_classifier.with_head(ModelSection(str(tmp_path / "lean"), override={"hidden_dropout_prob": 0.0}), 2)
-    layer = leanify.read(new).stages[0].main
+    layer = leanify.read(new).stages[0].primary
     assert layer is not None
     assert (layer.heads, layer.head_dim, layer.width) == (3, 16, 32)
     ids = torch.randint(5, 60, (2, 9))
@@ -411,7 +411,7 @@ def test_from_masked_language_modelling_to_the_table(
     [score] = report.scores
     assert score.median == sorted(score.values["accuracy"])[1]
     tuned = leanify.load(tmp_path / "glue/sst2-0")
-    shape = leanify.read(tuned).stages[0].main
+    shape = leanify.read(tuned).stages[0].primary
     assert shape is not None
     assert (leanify.read(tuned).depth, shape.heads, shape.head_dim) == (2, 4, 8)
     tokenizer = vocabulary.load(str(tmp_path / "glue/sst2-0"))

@@ -32,7 +32,7 @@ LLAMA = {
 def mains(plan: Plan, design: Design) -> list[Any]:
     """(depth, main layer) of every stage that the plan changes."""
     stages = design.architecture.stages
-    return [(stages[i].depth, stages[i].main) for i in plan.baseline.architecture.varied]
+    return [(stages[i].depth, stages[i].primary) for i in plan.baseline.architecture.varied]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_every_plan_keeps_to_the_rules(source: str, share: float, overrides: dic
 def test_rules_follow_what_the_user_says() -> None:
     plan = leanify.redesign("llama", target_params=0.7, overrides=LLAMA, tensor_parallel=4, multiple=128, min_depth=10)
     assert plan.chosen.heads % 4 == plan.chosen.mlp % 128 == plan.chosen.inner % 128 == 0
-    assert plan.chosen.architecture.stages[0].main.kv_heads % 4 == 0  # type: ignore[union-attr]
+    assert plan.chosen.architecture.stages[0].primary.kv_heads % 4 == 0  # type: ignore[union-attr]
     assert plan.chosen.depth >= 10
     with pytest.raises(leanify.ShapeError, match="--min-mlp -1"):
         leanify.redesign("vit_base", target_params=0.5, min_mlp=-1)
@@ -157,7 +157,7 @@ def test_caches_are_what_upstream_caches(source: str, overrides: dict[str, Any],
     numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     newest = sum(2 * layer.keys[:, :, :1].numel() for layer in cache.layers if layer.keys.shape[-2] < context)
     plan = leanify.redesign(
-        f"hf/{source}", heads=locate(model).architecture.stages[0].main.heads, overrides=overrides, context=context
+        f"hf/{source}", heads=locate(model).architecture.stages[0].primary.heads, overrides=overrides, context=context
     )  # type: ignore[union-attr]
     assert plan.baseline.serving is not None
     assert plan.baseline.serving.kv_bytes_per_token * context == 2 * (numbers + newest)

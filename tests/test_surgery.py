@@ -12,9 +12,8 @@ from cases import CASES, Case, batch, equal, outputs
 from torch import nn
 
 import leanify
-from leanify.architecture import Architecture
+from leanify.architecture import Architecture, primary_of
 from leanify.design.appraisal import appraise
-from leanify.design.constraints import main_of
 from leanify.design.counting import call, count
 from leanify.design.prices import StageDesign
 from leanify.design.search import Candidate
@@ -39,12 +38,12 @@ def lean_shapes(architecture: Architecture) -> dict[str, Architecture]:
             architecture, stages=tuple(s.reshape(**shape) if i in architecture.varied else s for i, s in stages)
         )
 
-    main = main_of(architecture.stages[architecture.varied[0]])
+    primary = primary_of(architecture.stages[architecture.varied[0]])
     return {
-        "grown": turned(heads=main.heads + 2 * main.group),
-        "split": turned(heads=2 * main.heads, head_dim=main.head_dim // 2),
-        "lean": turned(depth=2, heads=2 * main.heads, mlp=32),
-        "narrow": turned(depth=3, heads=main.group, mlp=16),
+        "grown": turned(heads=primary.heads + 2 * primary.group),
+        "split": turned(heads=2 * primary.heads, head_dim=primary.head_dim // 2),
+        "lean": turned(depth=2, heads=2 * primary.heads, mlp=32),
+        "narrow": turned(depth=3, heads=primary.group, mlp=16),
         "deeper": turned(depth=6),
     }
 
@@ -115,7 +114,9 @@ def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None
     prices = appraise(meta)
     for name, shape in lean_shapes(prices.architecture).items():
         designs = tuple(
-            StageDesign(s.depth, main_of(s).heads, main_of(s).head_dim, main_of(s).mlp) if i in prices.turned else None
+            StageDesign(s.depth, primary_of(s).heads, primary_of(s).head_dim, primary_of(s).mlp)
+            if i in prices.turned
+            else None
             for i, s in enumerate(shape.stages)
         )
         predicted = prices.total(designs)

@@ -95,7 +95,7 @@ def test_a_hybrid_keeps_attention_in_two_of_its_blocks(attending: str, shortest:
 def test_the_main_layer_has_an_mlp_where_one_has() -> None:
     """Whisper's decoder: attention to itself, then to the sound and an MLP."""
     decoder = Stage("decoder", (((own := Layer(48, 6, 6, 8, 0)), (cross := Layer(48, 6, 6, 8, 96))),))
-    assert decoder.main == cross
+    assert decoder.primary == cross
     assert decoder.reshape(mlp=64).blocks == ((own, Layer(48, 6, 6, 8, 64)),)
     with pytest.raises(ShapeError, match="no MLP of it is known"):
         Stage("s", ((own,),)).reshape(mlp=64)

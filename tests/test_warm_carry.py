@@ -37,7 +37,7 @@ def built(name: str) -> tuple[nn.Module, list[dict[str, Tensor]]]:
 def shorter(model: nn.Module) -> Any:
     shape = leanify.read(model)
     longest = max(shape.stages, key=lambda stage: stage.depth)
-    main_layer: Any = longest.main
+    main_layer: Any = longest.primary
     new = longest.reshape(longest.depth - 1, main_layer.heads + longest.group, mlp=main_layer.mlp * 3 // 4)
     return replace(shape, stages=tuple(new if s is longest else s for s in shape.stages))
 
@@ -64,7 +64,7 @@ def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not
     """A dead block goes for nothing; with room for twice the heads a pair costs less than any drop."""
     model, data = built("timm/vit_base_patch16_224")
     shape = leanify.read(model)
-    doubled = shape.stages[0].main
+    doubled = shape.stages[0].primary
     assert doubled is not None
     blocks: Any = model.blocks
     for parameter in (blocks[1].attn.proj, blocks[1].mlp.fc2):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from leanify.design.constraints import main_of
+from leanify.architecture import primary_of
 from leanify.design.control import control
 from leanify.design.grid import Candidate, Request, baseline_designs, priced
 from leanify.design.limits import share_out, within
@@ -65,7 +65,7 @@ def _mlp_only(prices: PriceList, request: Request, lean: Candidate) -> Candidate
 def _values(prices: PriceList, what: str) -> list[int]:
     """What the baseline has, stage by stage, as pins."""
     stages = prices.architecture.stages
-    return [stage.depth if what == "depth" else getattr(main_of(stage), what) for stage in stages]
+    return [stage.depth if what == "depth" else getattr(primary_of(stage), what) for stage in stages]
 
 
 def _cut(prices: PriceList, request: Request, name: str) -> Candidate:
@@ -87,7 +87,7 @@ def _wide_heads(prices: PriceList, request: Request, lean: Candidate) -> Candida
     designs = list(lean.designs)
     for i, (stage, design) in enumerate(zip(prices.architecture.stages, designs, strict=True)):
         if design is not None:
-            heads = main_of(stage).heads
+            heads = primary_of(stage).heads
             designs[i] = design._replace(heads=heads, head_dim=2 * round(design.heads * design.head_dim / heads / 2))
     return priced(prices, tuple(designs))
 

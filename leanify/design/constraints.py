@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from leanify.architecture import Layer, Stage, widest
+from leanify.architecture import Stage, primary_of, widest
 from leanify.errors import ShapeError
 
 MULTIPLE = 64
@@ -67,24 +67,26 @@ class Constraints:
 
     def mlp_floor(self, stage: Stage) -> int:
         """The fewest hidden units of a stage's MLP (of one expert)."""
-        main = main_of(stage)
-        wanted = math.ceil(self.least_mlp * main.width / max(1, main.active))
+        primary = primary_of(stage)
+        wanted = math.ceil(self.least_mlp * primary.width / max(1, primary.active))
         step = self.mlp_step(stage)
-        return min(main.mlp, step * max(1, math.ceil(wanted / step)))
+        return min(primary.mlp, step * max(1, math.ceil(wanted / step)))
 
     def head_step(self, stage: Stage) -> int:
         """How many heads a stage gains at a time."""
-        main = main_of(stage)
-        rows = self.granule(main.width, main.inner)
-        devices = self.tensor_parallel or (math.gcd(SMALL_MULTIPLE, main.heads) if main.heads >= MANY_HEADS else 1)
-        return math.lcm(stage.group, rows // math.gcd(rows, main.head_dim), devices)
+        primary = primary_of(stage)
+        rows = self.granule(primary.width, primary.inner)
+        devices = self.tensor_parallel or (
+            math.gcd(SMALL_MULTIPLE, primary.heads) if primary.heads >= MANY_HEADS else 1
+        )
+        return math.lcm(stage.group, rows // math.gcd(rows, primary.head_dim), devices)
 
     def head_counts(self, stage: Stage) -> list[int]:
         """The head counts of a stage above the baseline's."""
-        main, step = main_of(stage), self.head_step(stage)
-        most = int(self.max_heads * main.heads)
-        counts = range(step * (main.heads // step + 1), most + 1, step)
-        return [count for count in counts if self._shares_out(main.with_heads(count).kv_heads)]
+        primary, step = primary_of(stage), self.head_step(stage)
+        most = int(self.max_heads * primary.heads)
+        counts = range(step * (primary.heads // step + 1), most + 1, step)
+        return [count for count in counts if self._shares_out(primary.with_heads(count).kv_heads)]
 
     def _shares_out(self, kv_heads: int) -> bool:
         """Whether devices can hold whole key/value heads each, or share whole ones."""
@@ -99,8 +101,8 @@ class Constraints:
 
     def granule_of(self, stage: Stage) -> int:
         """The multiple that the hidden units of a stage's MLP keep."""
-        main = main_of(stage)
-        return self.granule(main.width, main.mlp, EXPERT_MULTIPLE if main.experts else MULTIPLE)
+        primary = primary_of(stage)
+        return self.granule(primary.width, primary.mlp, EXPERT_MULTIPLE if primary.experts else MULTIPLE)
 
     def depth_floor(self, stage: Stage, share: float = 1.0, cross: bool = False) -> int:
         """The fewest blocks of a stage that holds ``share`` of the blocks on the input's way; a block counts as many
@@ -108,9 +110,9 @@ class Constraints:
         """
         if self.min_depth is not None:
             return min(stage.depth, max(stage.shortest, self.min_depth))
-        main = main_of(stage)
+        primary = primary_of(stage)
         layers = len(widest(next(block for block in stage.blocks if block))) if not cross else 1
-        theory = math.ceil(depth_floor(main.width) * share / layers)
+        theory = math.ceil(depth_floor(primary.width) * share / layers)
         return min(stage.depth, max(stage.shortest, theory, self.least(stage)))
 
     def least(self, stage: Stage) -> int:
@@ -122,11 +124,3 @@ class Constraints:
 def depth_floor(width: int) -> int:
     """log₃(width) layers (Levine et al. 2020)."""
     return max(1, round(math.log(width, 3)))
-
-
-def main_of(stage: Stage) -> Layer:
-    """The layer that a redesign changes. Raises ShapeError where the stage has none."""
-    main = stage.main
-    if main is None:
-        raise ShapeError(f"stage {stage.name!r} holds no attention")
-    return main

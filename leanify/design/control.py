@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from leanify.architecture import Stage
-from leanify.design.constraints import SMALL_MULTIPLE, Constraints, main_of
+from leanify.architecture import Stage, primary_of
+from leanify.design.constraints import SMALL_MULTIPLE, Constraints
 from leanify.design.grid import Candidate, Designs, priced
 from leanify.design.prices import PriceList
 from leanify.design.towers import Tower, towers
@@ -45,7 +45,7 @@ def has_close_control(prices: PriceList, tower: Tower, lean: Candidate, constrai
 def old_heads(stages: Sequence[Stage], designs: Designs) -> Designs:
     """The designs with the baseline's heads."""
     return tuple(
-        d and d._replace(heads=main_of(s).heads, head_dim=main_of(s).head_dim)
+        d and d._replace(heads=primary_of(s).heads, head_dim=primary_of(s).head_dim)
         for s, d in zip(stages, designs, strict=True)
     )
 

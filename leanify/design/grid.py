@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from leanify.architecture import Architecture, Layer, Stage
-from leanify.design.constraints import Constraints, main_of
+from leanify.architecture import Architecture, Layer, Stage, primary_of
+from leanify.design.constraints import Constraints
 from leanify.design.cost import Cost
 from leanify.design.prices import PriceList, StageDesign
 from leanify.design.towers import PINS, Pin, Tower, pins_of
@@ -142,8 +142,8 @@ def priced(prices: PriceList, designs: Designs) -> Candidate:
 def baseline_designs(prices: PriceList) -> Designs:
     """What each changed stage is in the source."""
     return tuple(
-        StageDesign(stage.depth, main.heads, main.head_dim, main.mlp)
-        if i in prices.turned and (main := stage.main)
+        StageDesign(stage.depth, primary.heads, primary.head_dim, primary.mlp)
+        if i in prices.turned and (primary := stage.primary)
         else None
         for i, stage in enumerate(prices.architecture.stages)
     )
@@ -153,7 +153,7 @@ def turned_stages(architecture: Architecture, request: Request) -> list[int]:
     """The stages that a request changes: the varied ones, and those that pins name beside them."""
     changed = set(architecture.varied)
     for values in pins_of(architecture, request.pins).values():
-        changed.update(i for i, pin in enumerate(values) if pin is not None and architecture.stages[i].main)
+        changed.update(i for i, pin in enumerate(values) if pin is not None and architecture.stages[i].primary)
     return sorted(changed)
 
 
@@ -190,7 +190,7 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
         np.concatenate(c) for c in zip(*parts, strict=True)
     )
     stage, causal = prices.architecture.stages[tower.lead], prices.facts.causal[tower.lead]
-    old = main_of(stage)
+    old = primary_of(stage)
     cost = Cost(*costs)
     return Grid(
         tower,
@@ -256,15 +256,15 @@ def _depths(stage: Stage, pin: int | None, request: Request, tower: Tower) -> li
 
 
 def _mlps(stage: Stage, pin: int | None, request: Request) -> NDArray[np.int64]:
-    main, step = main_of(stage), request.constraints.mlp_step(stage)
+    primary, step = primary_of(stage), request.constraints.mlp_step(stage)
     if pin is not None:
-        _check_whole(stage, "mlp", pin, main.mlp, stage.units)
+        _check_whole(stage, "mlp", pin, primary.mlp, stage.units)
         return np.array([pin], np.int64)
-    if not request.limited or main.mlp == 0:
-        return np.array([main.mlp], np.int64)
+    if not request.limited or primary.mlp == 0:
+        return np.array([primary.mlp], np.int64)
     floor = request.constraints.mlp_floor(stage)
     first = step * -(-floor // step)
-    return np.array(sorted({*thin(range(first, main.mlp, step), MOST_MLPS), main.mlp}), np.int64)
+    return np.array(sorted({*thin(range(first, primary.mlp, step), MOST_MLPS), primary.mlp}), np.int64)
 
 
 def _check_whole(stage: Stage, what: str, asked: int, old: int, step: int) -> None:
@@ -278,33 +278,36 @@ def _check_whole(stage: Stage, what: str, asked: int, old: int, step: int) -> No
 
 def _heads(stage: Stage, heads: int | None, head_dim: int | None, request: Request) -> list[tuple[int, int]]:
     """(heads, head_dim) of the leading stage. Growing keeps head_dim, splitting keeps inner."""
-    main = main_of(stage)
+    primary = primary_of(stage)
     if heads is not None:
-        main.with_heads(heads)  # refuses broken key/value groups
-        _check_whole(stage, "heads", heads, main.heads, stage.group)
+        primary.with_heads(heads)  # refuses broken key/value groups
+        _check_whole(stage, "heads", heads, primary.heads, stage.group)
         counts = [heads]
     elif request.limited or head_dim is not None:
-        counts = [main.heads, *thin(request.constraints.head_counts(stage), MOST_HEAD_COUNTS)]
+        counts = [primary.heads, *thin(request.constraints.head_counts(stage), MOST_HEAD_COUNTS)]
     else:
-        counts = [main.heads]
+        counts = [primary.heads]
     if request.heads_mode == "split" and heads is None and (request.limited or head_dim is not None):
-        most = int(request.constraints.max_heads * main.heads)
-        counts = thin(range(main.heads, most + 1, stage.group), 8 * MOST_HEAD_COUNTS)
-    grown = [(count, head_dim or main.head_dim) for count in counts]
-    split = [(count, main.inner // count) for count in counts if main.inner % count == 0 and count != main.heads]
+        most = int(request.constraints.max_heads * primary.heads)
+        counts = thin(range(primary.heads, most + 1, stage.group), 8 * MOST_HEAD_COUNTS)
+    grown = [(count, head_dim or primary.head_dim) for count in counts]
+    split = [
+        (count, primary.inner // count) for count in counts if primary.inner % count == 0 and count != primary.heads
+    ]
     split = [(count, d) for count, d in split if head_dim in (None, d)]
     if request.heads_mode == "grow":
         return grown
     if request.heads_mode == "split" and not split:
         if heads is None and not request.limited:
-            return [(main.heads, main.head_dim)]
+            return [(primary.heads, primary.head_dim)]
         asked = f"{heads} heads" if heads is not None else f"up to {counts[-1]} heads"
         possible = [
-            n for n in range(main.heads + 1, 4 * main.heads + 1) if main.inner % n == 0 and n % stage.group == 0
+            n
+            for n in range(primary.heads + 1, 4 * primary.heads + 1)
+            if primary.inner % n == 0 and n % stage.group == 0
         ]
-        raise ShapeError(
-            f"inner {main.inner} does not split into {asked}; it splits into {', '.join(map(str, possible)) or 'none'}"
-        )
+        others = ", ".join(map(str, possible)) or "none"
+        raise ShapeError(f"inner {primary.inner} does not split into {asked}; it splits into {others}")
     return split if request.heads_mode == "split" else [*grown, *split]
 
 
@@ -314,25 +317,25 @@ def _follow(
     """What ``stage`` becomes when the lead stage becomes ``design``: the same change in proportion; pins win."""
     if stage is lead:
         return design
-    main, first = main_of(stage), main_of(lead)
-    wanted = main.heads * design.heads / first.heads
-    step = constraints.head_step(stage) if wanted > main.heads else stage.group
-    heads = pins["heads"] or (main.heads if wanted == main.heads else step * max(1, round(wanted / step)))
-    main.with_heads(heads)
-    _check_whole(stage, "heads", heads, main.heads, stage.group)
+    primary, first = primary_of(stage), primary_of(lead)
+    wanted = primary.heads * design.heads / first.heads
+    step = constraints.head_step(stage) if wanted > primary.heads else stage.group
+    heads = pins["heads"] or (primary.heads if wanted == primary.heads else step * max(1, round(wanted / step)))
+    primary.with_heads(heads)
+    _check_whole(stage, "heads", heads, primary.heads, stage.group)
     head_dim = pins["head_dim"]
     if not head_dim:
-        if design.head_dim != first.head_dim and main.inner % heads:
+        if design.head_dim != first.head_dim and primary.inner % heads:
             return None
-        head_dim = main.head_dim if design.head_dim == first.head_dim else main.inner // heads
+        head_dim = primary.head_dim if design.head_dim == first.head_dim else primary.inner // heads
     mlp: Any = pins["mlp"]
     if mlp is None:
         step, floor = constraints.mlp_step(stage), constraints.mlp_floor(stage)
-        share = np.rint(main.mlp * design.mlp / max(first.mlp, 1) / step).astype(np.int64) * step
-        mlp = np.where(design.mlp < first.mlp, np.clip(share, floor, main.mlp), np.maximum(share, main.mlp))
-        mlp = np.where(design.mlp == first.mlp, main.mlp, mlp)
-    elif main.mlp:
-        _check_whole(stage, "mlp", mlp, main.mlp, stage.units)
+        share = np.rint(primary.mlp * design.mlp / max(first.mlp, 1) / step).astype(np.int64) * step
+        mlp = np.where(design.mlp < first.mlp, np.clip(share, floor, primary.mlp), np.maximum(share, primary.mlp))
+        mlp = np.where(design.mlp == first.mlp, primary.mlp, mlp)
+    elif primary.mlp:
+        _check_whole(stage, "mlp", mlp, primary.mlp, stage.units)
     blocks = round(stage.depth * design.depth / lead.depth)
     least = stage.depth if stage.fixed else constraints.least(stage)
     depth = pins["depth"] or max(least, blocks)

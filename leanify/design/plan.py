@@ -292,7 +292,7 @@ def _search(
 def _prices(source: str | Path, appraiser: Appraiser, request: Request) -> PriceList:
     changed = turned_stages(appraiser.facts.architecture, request)
     stages = [appraiser.facts.architecture.stages[i] for i in changed]
-    if request.heads is None and not any(s.shortest < s.depth or (s.main and s.main.mlp) for s in stages):
+    if request.heads is None and not any(s.shortest < s.depth or (s.primary and s.primary.mlp) for s in stages):
         raise ShapeError(
             f"{source} has nothing to trade for heads: its attentions stand in no list of blocks that could be "
             "shorter, and no MLP beside them is known; leanify.grow and leanify.write change its heads"
@@ -337,7 +337,7 @@ def designer(prices: PriceList) -> Callable[[Candidate], Design]:
 
     def design(candidate: Candidate) -> Design:
         architecture = candidate.applied_to(prices.architecture)
-        stages = [(stage.depth, stage.main) for stage in architecture.stages]
+        stages = [(stage.depth, stage.primary) for stage in architecture.stages]
         rows = [(d, m.heads, m.head_dim, m.inner, m.mlp) for d, m in stages if m is not None]
         depth, heads, head_dim, inner, mlp = (
             column[0] if len(set(column)) == 1 else list(column) for column in zip(*rows, strict=True)

@@ -109,8 +109,10 @@ class PriceList:
     def held(self, stages: Sequence[int], cost: str) -> int:
         """How much of a cost the blocks of these stages hold in the source."""
         if cost in ("macs", "kv"):
-            mains = {i: main for i in stages if (main := self.architecture.stages[i].main)}
-            designs = {i: StageDesign(self.architecture.stages[i].depth, *_shape(main)) for i, main in mains.items()}
+            primaries = {i: primary for i in stages if (primary := self.architecture.stages[i].primary)}
+            designs = {
+                i: StageDesign(self.architecture.stages[i].depth, *_shape(primary)) for i, primary in primaries.items()
+            }
             return sum(int(getattr(self.more(i, design), cost)) for i, design in designs.items())
         return self.appraiser.held(stages)
 
@@ -143,9 +145,9 @@ class PriceList:
 
     def _anchor(self, index: int, design: StageDesign) -> int:
         """Where a line is counted: at the stage's own heads, or at each split's."""
-        main = self.architecture.stages[index].main
-        assert main is not None
-        return main.heads if design.head_dim == main.head_dim else design.heads
+        primary = self.architecture.stages[index].primary
+        assert primary is not None
+        return primary.heads if design.head_dim == primary.head_dim else design.heads
 
     def _shortened(self) -> Architecture:
         """Every turned stage as short as it can be."""
@@ -158,8 +160,8 @@ class PriceList:
     def _count_line(self, index: int, depth: int, head_dim: int, heads: int) -> Line:
         """The price of the model with so many blocks in one stage, by their heads and MLP."""
         stage = self.architecture.stages[index]
-        main = stage.main
-        assert main is not None
+        primary = stage.primary
+        assert primary is not None
 
         def at(heads: int, mlp: int) -> Cost:
             short = self._shortened()
@@ -167,10 +169,10 @@ class PriceList:
             stages[index] = StageDesign(depth, heads, head_dim, mlp).applied_to(stage)
             return self.count(replace(short, stages=tuple(stages)))
 
-        here = at(heads, main.mlp)
-        per_group = at(heads + stage.group, main.mlp) - here
-        per_units = at(heads, main.mlp + stage.units) - here if main.mlp else Cost(0, 0, 0)
-        return Line(heads, stage.group, main.mlp, stage.units, here, per_group, per_units)
+        here = at(heads, primary.mlp)
+        per_group = at(heads + stage.group, primary.mlp) - here
+        per_units = at(heads, primary.mlp + stage.units) - here if primary.mlp else Cost(0, 0, 0)
+        return Line(heads, stage.group, primary.mlp, stage.units, here, per_group, per_units)
 
 
 def _shape(layer: Layer) -> tuple[int, int, int]:

@@ -78,7 +78,7 @@ def _pin(architecture: Architecture, pin: Pin, what: str) -> list[int | None]:
         return architecture.per_stage(pin, what)
     values: list[int | None] = [None] * len(architecture.stages)
     for name, value in pin.items():
-        named = [i for i in stages_named(architecture, name) if architecture.stages[i].main]
+        named = [i for i in stages_named(architecture, name) if architecture.stages[i].primary]
         for i in [i for i in named if i in architecture.varied] or named:
             values[i] = value
     return values

@@ -26,8 +26,8 @@ def warnings(
         assert before is not None
         assert design is not None
         name = f"stage {prices.architecture.stages[i].name}: " if len(prices.turned) > 1 else ""
-        mains = prices.architecture.stages[i].mains
-        if len({(m.heads, m.head_dim) for m in mains}) > 1 or len({m.mlp for m in mains if m.mlp}) > 1:
+        primaries = prices.architecture.stages[i].primaries
+        if len({(m.heads, m.head_dim) for m in primaries}) > 1 or len({m.mlp for m in primaries if m.mlp}) > 1:
             yield f"{name}layers differ; the first is shown, and the others change in proportion to it"
         yield from (name + words for words in _split_words(before, design))
         yield from (name + words for words in _mlp_words(prices.architecture, i, before, design))
@@ -55,12 +55,12 @@ def _budget_words(request: Request, new: Candidate) -> Iterator[str]:
 
 
 def _mlp_words(architecture: Architecture, index: int, before: StageDesign, design: StageDesign) -> Iterator[str]:
-    main = architecture.stages[index].main
-    if main is None or not design.mlp or design.mlp >= before.mlp:
+    primary = architecture.stages[index].primary
+    if primary is None or not design.mlp or design.mlp >= before.mlp:
         return
-    units = design.mlp * max(1, main.active)
-    if units < 2 * main.width:
-        yield f"an MLP of {units} units is below twice the width {main.width}, less than any published lean model has"
+    units = design.mlp * max(1, primary.active)
+    if units < 2 * primary.width:
+        yield f"an MLP of {units} units is below twice the width {primary.width}: no published lean model has so few"
 
 
 def _control_words(

@@ -71,12 +71,12 @@ class ModelSection:
         return replace(old, stages=tuple(stages))
 
     def _head_dim(self, stage: Stage, heads: int | None) -> int | None:
-        main = stage.main
-        if self.heads_mode == "grow" or heads is None or main is None:
+        primary = stage.primary
+        if self.heads_mode == "grow" or heads is None or primary is None:
             return None
-        if main.inner % heads:
-            raise ShapeError(f"{heads} heads do not split the {main.inner} inner channels of stage {stage.name!r}")
-        return main.inner // heads
+        if primary.inner % heads:
+            raise ShapeError(f"{heads} heads do not split the {primary.inner} inner channels of stage {stage.name!r}")
+        return primary.inner // heads
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from leanify.architecture import primary_of
 from leanify.errors import LeanifyError, ShapeError, SourceError
 from leanify.lens import surgery
 from leanify.sources.tensors import misfits
@@ -28,21 +29,20 @@ def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int
     that no mode allows.
     """
     arch = surgery.read(model)
-    main = arch.stages[arch.varied[0]].main
-    assert main is not None  # what varies has attention
+    primary = primary_of(arch.stages[arch.varied[0]])
     found: list[tuple[Mode, int, int]] = []
     left_out = []
     for count in sorted(set(heads)):
         if count < 1:
             raise ShapeError(f"{count} heads were asked for; a layer has at least one")
-        main.with_heads(count)  # refuses broken key/value groups
-        found.append(("grow", count, main.head_dim))
-        if main.inner % count:
-            left_out.append(f"split into {count} heads: they do not divide the inner width of {main.inner}")
-        elif _rotary_breaks(model, main.inner // count):
+        primary.with_heads(count)  # refuses broken key/value groups
+        found.append(("grow", count, primary.head_dim))
+        if primary.inner % count:
+            left_out.append(f"split into {count} heads: they do not divide the inner width of {primary.inner}")
+        elif _rotary_breaks(model, primary.inner // count):
             left_out.append(f"split into {count} heads: rotary positions need an even head_dim")
         else:
-            found.append(("split", count, main.inner // count))
+            found.append(("split", count, primary.inner // count))
     return found, left_out
 
 

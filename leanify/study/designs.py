@@ -137,8 +137,8 @@ class Designer:
         section = self.section(shape) if alike else ModelSection(str(path.absolute()))
         tokens = None if self.recipe.data is None else self.recipe.data.length
         cost = counting.count(model, tokens)
-        mains = [(stage.depth, stage.main) for stage in shape.stages if stage.main is not None]
-        columns = zip(*((depth, m.heads, m.head_dim, m.mlp) for depth, m in mains), strict=True)
+        primaries = [(stage.depth, stage.primary) for stage in shape.stages if stage.primary is not None]
+        columns = zip(*((depth, m.heads, m.head_dim, m.mlp) for depth, m in primaries), strict=True)
         sizes: list[Any] = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
         depth, heads, head_dim, mlp = sizes
         costs = (cost.params, cost.macs, 0, self.score(shape))
@@ -147,12 +147,12 @@ class Designer:
     def score(self, shape: Architecture) -> float | None:
         """What the ranking says of a shape; None where its stages are not those of the recipe's model."""
         prices = self.unpressed.prices
-        mains = [stage.main for stage in shape.stages]
-        if len(mains) != len(prices.architecture.stages) or any(mains[i] is None for i in prices.turned):
+        primaries = [stage.primary for stage in shape.stages]
+        if len(primaries) != len(prices.architecture.stages) or any(primaries[i] is None for i in prices.turned):
             return None
         designs = tuple(
-            StageDesign(stage.depth, main.heads, main.head_dim, main.mlp)
-            if i in prices.turned and (main := stage.main) is not None
+            StageDesign(stage.depth, primary.heads, primary.head_dim, primary.mlp)
+            if i in prices.turned and (primary := stage.primary) is not None
             else None
             for i, stage in enumerate(shape.stages)
         )
@@ -171,13 +171,14 @@ class Designer:
 
     def section(self, wanted: Architecture) -> ModelSection:
         """[model] of the recipe with another shape. Raises ShapeError where a recipe cannot say it."""
-        mains = [(stage.depth, stage.main) for stage in wanted.stages]
+        primaries = [(stage.depth, stage.primary) for stage in wanted.stages]
         every = range(len(wanted.stages))
         for stages in (every, wanted.varied, self.unshaped.varied):
-            if any(mains[i][1] is None for i in stages):
+            if any(primaries[i][1] is None for i in stages):
                 continue
             columns = {
-                axis: [mains[i][0] if axis == "depth" else getattr(mains[i][1], axis) for i in stages] for axis in AXES
+                axis: [primaries[i][0] if axis == "depth" else getattr(primaries[i][1], axis) for i in stages]
+                for axis in AXES
             }
             sizes: dict[str, Any] = {
                 axis: column[0] if len(column) == 1 else tuple(column) for axis, column in columns.items()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from leanify.architecture import Architecture, Layer, Stage
+from leanify.architecture import Architecture, Stage, primary_of
 from leanify.upstream.origin import Origin
 from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
 
@@ -34,7 +34,7 @@ def _timm_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]
         return
     if before.depth != after.depth:
         words["depth"] = after.depth
-    layer_before, layer = before.main, after.main
+    layer_before, layer = before.primary, after.primary
     assert layer_before is not None
     assert layer is not None
     if layer_before.heads != layer.heads:
@@ -51,8 +51,8 @@ def _timm_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]
 
 def _leanify_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
     stage = _one_of(new)
-    if stage is not None and stage.main is not None:
-        layer = stage.main
+    if stage is not None and stage.primary is not None:
+        layer = stage.primary
         yield {"depth": stage.depth, "heads": layer.heads, "head_dim": layer.head_dim, "mlp": layer.mlp}
 
 
@@ -70,7 +70,7 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
     """The configuration's keys that a new shape changes, with their new values; a key speaks for all stages that had
     its old value, and changes where they change alike. Stages with one attention in all blocks only.
     """
-    pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].main]
+    pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].primary]
     if not pairs or not all(_is_one_attention(stage) for pair in pairs for stage in pair):
         return {}
     get: Callable[[str], Any] = config.get if isinstance(config, dict) else partial(_attribute, config)
@@ -87,8 +87,8 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
             words[key] = news.pop()
 
     say(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
-    say(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_layer(stage).heads)
-    say(("num_key_value_heads",), lambda stage: primary_layer(stage).kv_heads)
+    say(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_of(stage).heads)
+    say(("num_key_value_heads",), lambda stage: primary_of(stage).kv_heads)
     say(_MLP_KEYS, _units)
     say(("moe_intermediate_size",), lambda stage: _units(stage, experts=True))
     for side in ("encoder", "decoder"):
@@ -96,7 +96,7 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
         say((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
         say((f"{side}_ffn_dim",), _units, own)
     before, after = pairs[0]
-    layer_before, layer = primary_layer(before), primary_layer(after)
+    layer_before, layer = primary_of(before), primary_of(after)
     if layer.inner != layer.width or layer.head_dim != layer_before.head_dim:
         words["head_dim"] = layer.head_dim
     kinds = get("layer_types")
@@ -112,7 +112,7 @@ def _is_one_attention(stage: Stage) -> bool:
 
 def _units(stage: Stage, experts: bool = False) -> int | None:
     """The hidden units of all dense MLPs, or of all routed experts, if they are one number."""
-    layers = [layer for layer in stage.mains if layer.mlp]
+    layers = [layer for layer in stage.primaries if layer.mlp]
     dense = [layer for layer in layers if not layer.experts]
     mixtures = [layer for layer in layers if layer.experts]
     units = {layer.mlp for layer in (mixtures if experts else dense or mixtures)}
@@ -129,9 +129,3 @@ def experts_per_token(model: Any) -> int:
 
 def _attribute(config: Any, key: str) -> Any:
     return getattr(config, key, None)
-
-
-def primary_layer(stage: Stage) -> Layer:
-    """The primary layer of a stage that has one."""
-    assert stage.main is not None
-    return stage.main

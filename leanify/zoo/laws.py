@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.architecture import Architecture, Layer, Stage
+from leanify.architecture import Architecture, Layer, Stage, primary_of
 from leanify.design import counting, search
 from leanify.design.appraisal import appraise
 from leanify.design.prices import StageDesign
@@ -35,7 +35,6 @@ from leanify.lens import resize, sites, surgery
 from leanify.sources import find, lean_directory
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
-from leanify.upstream.spelling import primary_layer
 from leanify.zoo.running import Call, LawBroken, complete, difference, holding, outputs, randomised, require
 
 TOLERANCE = 1e-10
@@ -260,9 +259,11 @@ def _priced(meta: nn.Module, tokens: int) -> bool:
 
 
 def _leaner(stage: Stage) -> StageDesign:
-    main = primary_layer(stage)
+    primary = primary_of(stage)
     depth = stage.depth if stage.fixed else max(stage.shortest, stage.depth - 1)
-    return StageDesign(depth, main.heads + stage.group, main.head_dim, main.mlp and main.mlp + 3 * stage.units)
+    return StageDesign(
+        depth, primary.heads + stage.group, primary.head_dim, primary.mlp and primary.mlp + 3 * stage.units
+    )
 
 
 def _run(model: nn.Module, call: Call, law: str) -> None:

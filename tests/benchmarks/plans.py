@@ -106,7 +106,7 @@ def took(began: float) -> str:
 def text(plan: Plan, design: Design, what: str) -> str:
     """One number, or one for each stage that the plan changes where they differ."""
     stages = [design.architecture.stages[i] for i in plan.baseline.architecture.varied]
-    values = [stage.depth if what == "depth" else getattr(stage.main, what) for stage in stages]
+    values = [stage.depth if what == "depth" else getattr(stage.primary, what) for stage in stages]
     return "/".join(map(str, values)) if len(set(values)) > 1 else str(values[0])
 
 
@@ -124,7 +124,7 @@ def broken(plan: Plan) -> Iterator[str]:
     """The rules that a plan does not keep to, told from its shape alone."""
     more = False
     for i in plan.baseline.architecture.varied:
-        old, new = (design.architecture.stages[i].main for design in (plan.baseline, plan.chosen))
+        old, new = (design.architecture.stages[i].primary for design in (plan.baseline, plan.chosen))
         assert old is not None
         assert new is not None
         more |= new.heads > old.heads
