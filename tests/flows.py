@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,57 @@ def reset_classifier(family: Family, lean: Path, folder: Path) -> None:
     same(model, leanify.load(folder / "seven"))
 
 
+# -- llama.cpp ----------------------------------------------------------------------------------------------------
+
+RUN_GGUF = """
+import json, sys, llama_cpp
+model = llama_cpp.Llama(sys.argv[1], logits_all=True, verbose=False, n_ctx=32)
+ids = json.loads(sys.argv[2])
+model.eval(ids)
+print(json.dumps([[float(x) for x in row] for row in model.scores[: len(ids)]]))
+"""
+
+
+def llama_cpp(kind: str, model_type: str | None, folder: Path) -> float:
+    """A lean model through llama.cpp's own converter and runtime, and how far its logits are from leanify's.
+
+    ``LLAMA_CPP`` is a source tree of llama.cpp, ``LLAMA_CPP_PYTHON`` an interpreter that has llama_cpp; the converter
+    runs in this one and needs gguf and sentencepiece. The tokenizer is a sentencepiece model trained on the spot.
+    """
+    import sentencepiece
+    import transformers
+
+    source = folder / "source"
+    source.mkdir(parents=True)
+    texts = iter([" ".join(WORDS[5:]), "the cat sat on a mat", "a dog ran on the road"] * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts, model_prefix=str(source / "tokenizer"), vocab_size=40, model_type="bpe",
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    words = sentencepiece.SentencePieceProcessor(model_file=str(source / "tokenizer.model"))
+    (source / "tokenizer.vocab").unlink()
+    shape = {**CAUSAL, "vocab_size": words.vocab_size(), "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 1, "intermediate_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **shape)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(source)
+    plan = leanify.redesign(source, depth=2, heads=5)
+    lean = folder / "lean"
+    plan.save(lean, pretrained=True, model_type=model_type)
+    script = Path(os.environ["LLAMA_CPP"], "convert_hf_to_gguf.py")
+    file = folder / "lean.gguf"
+    asked = [sys.executable, str(script), str(lean), "--outfile", str(file), "--outtype", "f32"]
+    subprocess.run(asked, check=True, capture_output=True)
+    ids = words.encode("the cat sat on a mat")
+    python = os.environ.get("LLAMA_CPP_PYTHON", sys.executable)
+    run = [python, "-c", RUN_GGUF, str(file), json.dumps(ids)]
+    found = torch.tensor(json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout))
+    with torch.no_grad():
+        wanted = leanify.load(lean)(torch.tensor([ids])).logits[0]
+    assert wanted.argmax(-1).equal(found.argmax(-1))
+    return float((wanted - found).abs().max() / wanted.abs().max())
+
+
 Flow = Callable[[Family, Path, Path], None]
 TIMM: dict[str, Flow] = {
     "load": local_dir, "save": save_for_hf, "load_checkpoint": load_checkpoint, "new head": reset_classifier,
@@ -383,6 +435,29 @@ def main() -> None:
     print("|---" * (len(columns) + 2) + "|")
     for (name, _, _, cells), answer in zip(rows, answers, strict=True):
         print(f"| {name} | " + " | ".join(cells) + f" | {answer} |")
+    if "LLAMA_CPP" in os.environ:
+        print("\n".join(["", *_beside_llama_cpp()]))
+
+
+def _beside_llama_cpp() -> Iterator[str]:
+    """What llama.cpp makes of lean models: a table."""
+    yield "## llama.cpp"
+    yield ""
+    yield "Lean models of five heads of 32 channels at a width of 64, with weights, converted by its own"
+    yield "`convert_hf_to_gguf.py` (float32) and run by llama-cpp-python, which keeps keys and values in 16 bits. The"
+    yield "difference is the largest of all logits, as a share of the largest logit; the likeliest token is the same"
+    yield "at every place. Made with `LLAMA_CPP=SOURCE_TREE LLAMA_CPP_PYTHON=PYTHON` before the command above."
+    yield ""
+    yield "| source | written as | difference |"
+    yield "|---|---|---|"
+    for kind, model_type in (("llama", "mistral"), ("mistral", None), ("qwen3", None), ("llama", None)):
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                found = f"{llama_cpp(kind, model_type, Path(place)):.1e}"
+            except subprocess.CalledProcessError as error:
+                said = error.stderr if isinstance(error.stderr, str) else error.stderr.decode()
+                found = f"refused: {said.strip().splitlines()[-1][:100]}"
+            yield f"| {kind} | {model_type or 'itself'} | {found} |"
 
 
 def _tried(flow: Flow, family: Family, lean: Path, folder: Path) -> str:
