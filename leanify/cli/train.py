@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,6 +64,7 @@ def train(
     kind = kind_of(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
     _check(chosen, output, resume, settings or [], dry_run)
+    from leanify.cli import screen
     from leanify.terminal import progress
 
     with progress("loading PyTorch", None):
@@ -72,29 +73,14 @@ def train(
         value = None if chosen is None else training.resolve(chosen, settings or [], teacher)
     if dry_run:
         assert value is not None
-        facts: Mapping[str, Any] = training.rehearse(value)
-        rows = [(key.replace("_", " "), _shown(key, number)) for key, number in facts.items()]
-    else:
-        run = _trained(training, value, output, resume, chosen, settings or [], teacher, accept_changed_data)
-        if run is None:
-            return  # the first process speaks
-        facts = run.summary()
-        rows = [(key, _shown(key, number)) for key, number in facts.items()]
-    show(kind, facts, [facts], lambda: _print(rows))
-
-
-def _print(rows: list[tuple[str, str]]) -> None:
-    """Facts, one a line; long ones fold."""
-    from rich.table import Table
-
-    from leanify.terminal import console
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(name, value)
-    console().print(grid)
+        with progress("building the model and taking two steps", None):
+            facts: Mapping[str, Any] = training.rehearse(value)
+        return show(kind, facts, [facts], lambda: screen.print_facts(facts))
+    run = _trained(training, value, output, resume, chosen, settings or [], teacher, accept_changed_data)
+    if run is None:
+        return  # the first process speaks
+    facts = run.summary()
+    show(kind, facts, [facts], lambda: screen.print_end(run, chosen))
 
 
 def _check(chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool) -> None:
@@ -106,6 +92,9 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
     if resume is not None and (output is not None or dry_run):
         other = "-o" if output is not None else "--dry-run"
         raise LeanifyError(f"--resume goes on in its own folder: {other} cannot be given beside it")
+    if output is not None and (output / "recipe.toml").is_file() and (output / "checkpoints").is_dir():
+        line = f"leanify train --resume {quote(str(output))}"
+        raise LeanifyError(f"{output} holds a run already; go on with it: {line}, or name another folder")
     check_settings(settings)
     if chosen is None:
         return
@@ -117,8 +106,6 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
 
 def _say_what_was_found(path: str) -> None:
     """Raise, with the lines to type, where a path holds data instead of a model."""
-    from shlex import quote
-
     from leanify.data import found as data
     from leanify.errors import SourceError
 
@@ -152,63 +139,8 @@ def _trained(
     folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)
     if resume is not None and value is None and (settings or teacher is not None):
         value = training.resolve(RunDirectory.open(resume).recipe, settings, teacher)
-    with Screen() as screen:
-        path = training.train(value, folder, resume=resume, accept_changed_data=accept, watcher=screen)
+    from leanify.cli.screen import Screen
+
+    with Screen() as watcher:
+        path = training.train(value, folder, resume=resume, accept_changed_data=accept, watcher=watcher)
     return RunDirectory.open(path) if main else None
-
-
-def _shown(key: str, value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-class Screen:
-    """A bar with loss, metric, throughput and time left on a terminal; a line for every row of the log otherwise."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.console = Console(stderr=True, highlight=False)
-        self.live = self.console.is_terminal
-        columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.live)
-        self.words: dict[str, str] = {}
-        self.left = self.done = 0
-        self.start = 0.0
-
-    def __enter__(self) -> Screen:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
-
-    def began(self, words: str, first: int, last: int) -> None:
-        self.console.print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=True)
-        self.left, self.done, self.start = last - first, 0, time.perf_counter()
-        self.first, self.task = first, self.progress.add_task("", total=last, completed=first)
-
-    def warned(self, words: str) -> None:
-        self.console.print(f"leanify: {words}", soft_wrap=True)
-
-    def stepped(self, step: int) -> None:
-        self.done = step - self.first
-        self.progress.update(self.task, completed=step)
-
-    def logged(self, row: Mapping[str, Any]) -> None:
-        hidden = ("step", "epoch", "split", "lr")
-        told = [f"{key} {_shown(key, value)}" for key, value in row.items() if key not in hidden]
-        self.words[row["split"]] = f"{row['split']} " + " ".join(told)
-        if self.live:
-            self.progress.update(
-                self.task, description=" · ".join(part.split(" samples")[0] for part in self.words.values())
-            )
-            return
-        done = row["step"] - self.first
-        left = (time.perf_counter() - self.start) * (self.left - done) / max(done, 1)
-        self.console.print(
-            f"step {row['step']:,} · epoch {row['epoch']:g} · {self.words[row['split']]} · {left:,.0f} s left",
-            soft_wrap=True,
-        )

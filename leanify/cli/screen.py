@@ -1,0 +1,194 @@
+"""A training run on the screen: progress while it goes, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from leanify.terminal import console, drawn, progress
+
+if TYPE_CHECKING:
+    from leanify.sources.run_directory import RunDirectory
+
+HIGHER = ("top1", "f1", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
+APART = ("step", "epoch", "split", "lr", "samples_per_s")
+UNITS = {"top1": "top1 %", "top5": "top5 %", "accuracy": "accuracy %", "majority": "majority %", "f1": "f1 %"}
+NARROW = 60  # columns; a bar has no room below
+
+
+class Screen:
+    """A bar with step, time left, loss and best on a terminal; a line for every row of the log otherwise.
+
+    On a terminal the line of every evaluation stays.
+    """
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        self.console = Console(stderr=True, highlight=False)
+        self.live = self.console.is_terminal
+        narrow = self.console.width < NARROW
+        columns = [SpinnerColumn(), *([] if narrow else [BarColumn(bar_width=None)]), TextColumn("{task.description}")]
+        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
+        self.stack = ExitStack()
+        self.training: float | None = None  # the last training loss
+        self.best: tuple[str, float] | None = None
+        self.first = self.last = self.done = 0
+        self.start = 0.0
+        self.task: Any = None
+
+    def __enter__(self) -> Screen:
+        self.stack.enter_context(progress("preparing the model and the data", None))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+    def began(self, words: str, first: int, last: int) -> None:
+        self.stack.close()  # of the preparations
+        self.console.print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=not self.live)
+        self.first, self.last, self.done, self.start = first, last, first, time.perf_counter()
+        self.training = self.best = None
+        self.stack.enter_context(drawn(self.bar))
+        if self.task is not None:
+            self.bar.remove_task(self.task)
+        self.task = self.bar.add_task(self._words(), total=last, completed=first)
+
+    def warned(self, words: str) -> None:
+        self.console.print(f"leanify: {words}", soft_wrap=not self.live)
+
+    def stepped(self, step: int) -> None:
+        self.done = step
+        if self.live:
+            self.bar.update(self.task, completed=step, description=self._words())
+
+    def logged(self, row: Mapping[str, Any]) -> None:
+        before = self.best
+        if row["split"] == "train":
+            self.training = row["loss"]
+        elif row["split"] == "validation":
+            self.best = better(before, quality(row))
+        if self.live:
+            if row["split"] != "train":
+                self.console.print(fitted(self._line(row, self.best != before), self.console.width), soft_wrap=True)
+            self.bar.update(self.task, description=self._words())
+        else:
+            told = " ".join(f"{key} {shown(value)}" for key, value in row.items() if key not in APART[:4])
+            place = f"step {row['step']:,} · epoch {row['epoch']:g}"
+            self.console.print(f"{place} · {row['split']} {told} · {self._left(row['step'])} left", soft_wrap=True)
+
+    def _line(self, row: Mapping[str, Any], best: bool) -> Iterator[str]:
+        """What stays of an evaluation, the most important first."""
+        yield f"epoch {row['epoch']:.4g}"
+        name, value = quality(row)
+        told = [(name, value), *((key, row[key]) for key in row if key not in (*APART, name))]
+        yield " ".join(f"{key} {shown(number)}" for key, number in told[:1]) + (" best" if best else "")
+        yield f"step {row['step']:,}"
+        if self.training is not None:
+            yield f"training loss {shown(self.training)}"
+        yield from (f"{key} {shown(number)}" for key, number in told[1:])
+
+    def _words(self) -> str:
+        """Step, time left, loss and best, as far as there is room."""
+        parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
+        parts += [f"loss {shown(self.training)}"] if self.training is not None else []
+        parts += [f"best {self.best[0]} {shown(self.best[1])}"] if self.best is not None else []
+        return fitted(parts, self.console.width - (2 if self.console.width < NARROW else 14))
+
+    def _left(self, step: int) -> str:
+        """The time that the rest takes at the speed so far."""
+        done = step - self.first
+        if not done:
+            return "–:––"
+        return clock((time.perf_counter() - self.start) * (self.last - step) / done)
+
+
+def quality(row: Mapping[str, Any]) -> tuple[str, float]:
+    """The metric of an evaluation that tells the best one, by its name."""
+    language = "perplexity" in row  # of a language model the loss does
+    name = next((name for name in HIGHER if name in row and not language), "loss")
+    return name, row[name]
+
+
+def better(old: tuple[str, float] | None, new: tuple[str, float]) -> tuple[str, float]:
+    """The better of two; the old one where they are equal."""
+    if old is None or old[0] != new[0]:
+        return new
+    return new if (new[1] > old[1] if new[0] in HIGHER else new[1] < old[1]) else old
+
+
+def fitted(parts: Iterator[str] | Sequence[str], width: int) -> str:
+    """The parts with dots between, as many from the first on as there is room for."""
+    line = ""
+    for part in parts:
+        longer = f"{line} · {part}" if line else part
+        if line and len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def clock(seconds: float) -> str:
+    """3723 → 1:02:03; 63 → 1:03"""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def shown(value: Any) -> str:
+    """A number of the log: four digits."""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Facts, one a line; long ones fold."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        grid.add_row(name.replace("_", " "), shown(value))
+    console().print(grid)
+
+
+def print_end(run: RunDirectory, recipe: str | None) -> None:
+    """The best and the last evaluation, the test split's, where the run lies, and what to type next."""
+    from shlex import quote
+
+    from leanify.cli.tables import table
+
+    rows, best = run.rows(), run.best()
+    evaluated = [row for row in rows if row["split"] == "validation"]
+    named = [("best", next((row for row in evaluated if best is not None and row["step"] == best.step), None))]
+    named += [("last", evaluated[-1] if evaluated else None)]
+    named += [("test", next((row for row in reversed(rows) if row["split"] == "test"), None))]
+    told = [(name, row) for name, row in named if row is not None]
+    out = console()
+    if told:
+        metrics = [key for key in told[0][1] if key not in APART]
+        heads = ("", "step", "epoch", *(UNITS.get(key, key) for key in metrics))
+        cells = [
+            (name, f"{row['step']:,}", f"{row['epoch']:g}", *(shown(row.get(key, "–")) for key in metrics))
+            for name, row in told
+        ]
+        out.print(table(heads, cells))
+    path = quote(str(run.path))
+    out.print(f"\nrun   {path}" + (f", its best weights in {best.path}" if best else ""), soft_wrap=True)
+    if skipped := run.skipped():
+        out.print(
+            f"{len(skipped):,} samples could not be read and were left out: {run.path}/skipped.json", soft_wrap=True
+        )
+    out.print(f"next  leanify show {path}", soft_wrap=True)
+    out.print(f"      leanify profile {path} {quote(run.recipe.model.source)}", soft_wrap=True)
+    if recipe is not None:
+        out.print(f"      leanify compare {quote(recipe)}", soft_wrap=True)

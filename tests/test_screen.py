@@ -1,0 +1,86 @@
+"""The screen of a training run: what fits, what stays, what is best."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leanify
+from leanify.cli import app, screen
+from leanify.terminal import progress
+
+ROWS: list[dict[str, Any]] = [
+    {"step": 50, "epoch": 1.0, "split": "train", "loss": 1.5, "lr": 1e-3, "samples_per_s": 100.0},
+    {"step": 50, "epoch": 1.0, "split": "validation", "loss": 1.25, "top1": 61.5, "top5": 90.0, "samples_per_s": 9.0},
+    {"step": 100, "epoch": 2.0, "split": "validation", "loss": 1.0, "top1": 60.25, "top5": 91.0, "samples_per_s": 9.0},
+]
+
+
+def on_terminal(monkeypatch: Any, capsys: Any, width: int) -> list[str]:
+    """The lines that a run leaves on a terminal of this width, with all that was drawn between."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    with screen.Screen() as watcher:
+        watcher.began("vit_tiny, 1,234 parameters · digits, 10 images", 0, 1000)
+        for row in ROWS:
+            watcher.stepped(row["step"])
+            watcher.logged(row)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_progress_fits_and_evaluations_stay(monkeypatch: Any, capsys: Any, width: int) -> None:
+    lines = on_terminal(monkeypatch, capsys, width)
+    assert max(map(len, lines)) <= width
+    (first,) = (line for line in lines if line.startswith("epoch 1"))
+    assert first.startswith("epoch 1 · top1 61.5 best · step 50")
+    (second,) = (line for line in lines if line.startswith("epoch 2"))
+    assert "best" not in second
+    assert ("loss 1" in second) == (width > 40)
+    bar = next(line for line in reversed(lines) if "100/1,000" in line)
+    assert "loss 1.5" in bar
+    assert ("best top1 61.5" in bar) == (width > 40)
+
+
+def test_a_pipe_gets_a_line_for_every_row_and_no_bar(capsys: Any) -> None:
+    with screen.Screen() as watcher:
+        watcher.began("words", 0, 100)
+        for row in ROWS:
+            watcher.logged(row)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "words"
+    assert [line.partition(" · ")[0] for line in lines[1:]] == ["step 50", "step 50", "step 100"]
+    assert "samples_per_s 100" in lines[1]
+
+
+def test_the_best_is_by_the_metric_that_names_checkpoints() -> None:
+    top1 = [screen.quality({"loss": 1.0, "top1": value}) for value in (3.0, 5.0, 4.0)]
+    assert screen.better(screen.better(top1[0], top1[1]), top1[2]) == ("top1", 5.0)
+    words = [screen.quality({"loss": value, "perplexity": 9.0, "accuracy": 1.0}) for value in (3.0, 2.0, 2.5)]
+    assert screen.better(screen.better(words[0], words[1]), words[2]) == ("loss", 2.0)
+
+
+def test_times_and_lines() -> None:
+    assert [screen.clock(seconds) for seconds in (7, 63, 3723)] == ["0:07", "1:03", "1:02:03"]
+    assert screen.fitted(["abc", "def", "ghi"], 9) == "abc · def"
+    assert screen.fitted(["too long for it"], 5) == "too long for it"
+
+
+def test_an_inner_bar_takes_the_place_of_the_outer_one(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    with progress("outer", None), progress("inner", 3) as tick:
+        tick(1)
+    drawn = capsys.readouterr().err
+    assert drawn.index("outer") < drawn.index("inner") < drawn.rindex("outer")
+
+
+def test_the_folder_of_a_run_is_resumed_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").touch()
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(leanify.LeanifyError, match=f"leanify train --resume {tmp_path}"):
+        app("train")(args=["digits", "-o", str(tmp_path)], prog_name="leanify", standalone_mode=False)
