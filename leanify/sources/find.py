@@ -37,6 +37,11 @@ from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
 from leanify.upstream.wall import wall
 
+HUB = (  # the hub's well-known models without a slash, as suggestions
+    "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased",
+    "distilbert-base-uncased", "roberta-base", "roberta-large", "distilroberta-base", "xlm-roberta-base", "albert-base-v2", "gpt2-medium",
+    "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large",
+)  # fmt: skip
 STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # the suffixes of a timm family's standard member
 CARDS = (lean_directory.CARD, "config.json")
 
@@ -309,7 +314,9 @@ def complete(asked: str, name: str) -> str:
     if members:
         shown = ", ".join(members[:8]) + (f", … ({len(members)} in all)" if len(members) > 8 else "")
         raise SourceError(f"{asked!r} is ambiguous in timm; it could be {shown}")
-    known = timm.list_models() if asked.startswith("timm/") else [*timm.list_models(), *_model_types(), *recipe.stems()]
+    known = timm.list_models()
+    if not asked.startswith("timm/"):
+        known += [*_model_types(), *recipe.stems(), *HUB, *hub.near_paths(asked)]
     raise SourceError(_unknown(asked, bare, known, "timm model, transformers model type, recipe, hub id or path"))
 
 

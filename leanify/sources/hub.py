@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import socket
 from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,12 +21,22 @@ def config_on_hub(name: str) -> dict[str, Any]:
     try:
         config, _ = library.PreTrainedConfig.get_config_dict(name, local_files_only=not answers())
     except Exception as error:  # the hub client raises from several libraries
-        raise SourceError(
-            f"{name!r} is no file or directory here, and the Hugging Face hub did not give it: {first_line(error)}"
-        ) from error
+        why = "did not give it: " + first_line(error) if answers() else "cannot be reached from here: this is offline"
+        near = f"; near it lies {', '.join(found)}" if (found := near_paths(name)) else ""
+        raise SourceError(f"{name!r} is no file or directory here{near}, and the Hugging Face hub {why}") from error
     if "model_type" not in config or config["model_type"] == "timm_wrapper":
         raise SourceError(f"{name!r} on the hub is not a transformers model; name a timm model as timm/NAME")
     return {**config, "_name_or_path": name}
+
+
+def near_paths(name: str) -> list[str]:
+    """Files and folders here whose paths look like this one, best first."""
+    place = Path(name[:200]).expanduser()
+    try:
+        beside = [entry.name for entry in place.parent.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return []
+    return [str(place.parent / match) for match in difflib.get_close_matches(place.name, beside, n=3, cutoff=0.6)]
 
 
 @cache
