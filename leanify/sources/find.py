@@ -39,8 +39,8 @@ from leanify.upstream.wall import wall
 
 HUB = (  # the hub's well-known models without a slash, as suggestions
     "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased",
-    "distilbert-base-uncased", "roberta-base", "roberta-large", "distilroberta-base", "xlm-roberta-base", "albert-base-v2", "gpt2-medium",
-    "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large",
+    "distilbert-base-uncased", "roberta-base", "roberta-large", "distilroberta-base", "xlm-roberta-base",
+    "albert-base-v2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large",
 )  # fmt: skip
 STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # the suffixes of a timm family's standard member
 CARDS = (lean_directory.CARD, "config.json")
