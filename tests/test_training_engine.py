@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import resource
 from pathlib import Path
 
+import allocated
 import pytest
 import torch
 from runs import DIGITS, outcome
 
 from leanify import machine, training
+from leanify.design import peak
 from leanify.errors import RecipeError, TrainingError
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
@@ -78,34 +81,35 @@ def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path: Path
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_sample_takes_is_what_autograd_saves_for_it() -> None:
-    """An oracle: torch's own count of the saved tensors of one more sample, in a real forward pass."""
+@pytest.mark.parametrize("batch", [3, 40])
+def test_what_training_needs_is_what_torchs_allocator_holds(batch: int) -> None:
+    """By the same loss; computed again in the backward pass, the same step takes less."""
     model = loop.Trainer(tiny()).bare
     needed = memory.need(model, None)
     assert needed is not None
+    measured = allocated.training_peak(copy.deepcopy(model).to("meta"), batch, None, peak.cross_entropy)
+    assert needed.of(batch) == pytest.approx(measured, rel=0.02)
+    again = memory.need(loop.Trainer(tiny("run.gradient_checkpointing=true")).bare, None)
+    assert again is not None
+    assert again.of(40) < needed.of(40)
 
-    def saved(batch: int) -> int:
-        own, kept = {p.data_ptr() for p in model.parameters()}, {}
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = (tensor, storage.nbytes())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(torch.randn(batch, 1, 8, 8))
-        return sum(size for _, size in kept.values())
-
-    assert needed.sample == pytest.approx(saved(9) - saved(8), rel=0.1)
-    assert needed.fixed == pytest.approx(16 * sum(p.numel() for p in model.parameters()), rel=0.01)
-    recomputed = memory.need(model, None, recomputed=True)
-    assert recomputed is not None
-    assert recomputed.sample < needed.sample
+def test_what_stays_and_what_is_shared_counts() -> None:
+    """Gradients that stay from pass to pass, 16-bit activations, and a fourth of weights, gradients and moments."""
+    model = loop.Trainer(tiny()).bare
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    plain, kept, half, shared = (
+        memory.need(model, None, **words) for words in ({}, {"kept": True}, {"half": True}, {"parts": 4})
+    )
+    assert None not in (plain, kept, half, shared)
+    assert plain.of(40) < kept.of(40) <= plain.of(40) + weights
+    assert half.of(400) < 0.7 * plain.of(400)
+    assert shared.of(1) < kept.of(1)
+    assert shared.fixed < plain.fixed + weights
 
 
 def test_the_largest_batch_that_fits_is_told() -> None:
-    need = memory.Need(fixed=1000, sample=10)
+    need = memory.Need(1000, ((0, 10), (-50, 9)))
     assert (need.of(100), need.largest(2000), need.largest(999)) == (2000, 100, 0)
     memory.check(need, 2000, batch=200, world=2, accumulate=1, where="cpu")
     with pytest.raises(TrainingError, match=r"largest batch that fits is 200, .*batch_size=200, .*accumulate=3$"):

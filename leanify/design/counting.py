@@ -93,11 +93,16 @@ class Countable(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "_grouped_mm":
             return torch.mm(args[0], args[1][0])
-        if func in self.answers and len(args) == 1 and not kwargs and args[0].is_meta:
+        if func in self.answers and len(args) == 1 and not kwargs and _has_no_values(args[0]):
             return self.answers[func](args[0])
-        if func is torch.Tensor.__contains__ and args[0].is_meta:
+        if func is torch.Tensor.__contains__ and _has_no_values(args[0]):
             return False
         return func(*args, **(kwargs or {}))
+
+
+def _has_no_values(tensor: Tensor) -> bool:
+    """Whether a tensor has a size alone: on ``meta``, or torch's FakeTensor (whose module is slow to import)."""
+    return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
 
 
 def unmasked_inputs(

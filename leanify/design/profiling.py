@@ -13,16 +13,15 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from leanify import machine
-from leanify.design import counting
+from leanify.design import counting, peak
+from leanify.design.peak import tensors_of as tensors_of
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
@@ -44,7 +43,7 @@ TRACEABLE_BYTES = 8 << 30  # a model whose graph needs real tensors is traced up
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. Predicted: weights, gradients, AdamW's two moments and saved activations of one training step.
+    """Bytes. Predicted: the peak of a training step, with AdamW's two moments (see `peak`).
 
     On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide figure; on
     a CPU they are the process's resident set over what it held before, None where the system does not tell. Of a
@@ -170,14 +169,6 @@ class _Positional(nn.Module):
         return tensors_of(counting.call(self.model, dict(zip(self.names, inputs, strict=True))))
 
 
-def tensors_of(outputs: Any) -> tuple[Tensor, ...]:
-    """The tensors that a forward gives, by itself, in a sequence or under names."""
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    parts = outputs.values() if isinstance(outputs, Mapping) else outputs
-    return tuple(part for part in parts if isinstance(part, Tensor))
-
-
 def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None, list[str], str | None]:
     """fvcore's count of matrix products, with handles for fused attention; what it left out; why it failed, if so."""
     with warnings.catch_warnings():
@@ -253,12 +244,11 @@ def seconds(model: nn.Module, inputs: dict[str, Tensor], repeats: int) -> float:
 
 def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     """Two AdamW steps on the mean of the outputs' squares: in the second the moments lie beside the activations."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     for _ in range(2):
-        loss = sum((output.float() ** 2).mean() for output in tensors_of(counting.call(model, inputs)))
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[union-attr]
+        peak.squares(counting.call(model, inputs)).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
+        optimiser.zero_grad()
 
 
 def measured_memory(model: nn.Module, inputs: dict[str, Tensor], predicted: int | None, before: int = 0) -> Memory:
@@ -304,73 +294,11 @@ def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
 
 
 def predicted_training_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: bool = True) -> int:
-    """Weights, gradients, two AdamW moments and what autograd saves of one batch, from a forward pass on ``meta``."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return 4 * weights + saved_bytes(model, batch, tokens, fused)
+    """The peak of an AdamW step: weights, two moments, and the largest sum of activations and gradients (see `peak`).
 
-
-def saved_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: bool = True) -> int:
-    """Bytes that autograd keeps for the backward pass of one batch; ``fused``: attention with dropout is fused too.
-
-    They grow by the same for every sample: where the model does not run on ``meta``, two passes on the CPU tell.
+    ``fused``: attention with dropout is fused, too, as on a GPU. Raises UnsupportedModel where the model cannot be
+    trained on its example inputs.
     """
-    observe = partial(saved_by, fused=fused)
-    found = counting.observed_on_meta(model, tokens, observe, batch)
-    if found is not None:
-        return found
-    one, two = (counting.observed_on_cpu(model, tokens, observe, size) for size in (1, 2))
-    return one + (batch - 1) * (two - one)
-
-
-def saved_by(model: nn.Module, inputs: dict[str, Tensor], fused: bool) -> int:
-    """Bytes that autograd keeps in one forward pass in training mode, weights left out."""
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()._cdata
-        if storage not in own:
-            kept[storage] = tensor
-        return tensor
-
-    training = model.training
-    model.train()
-    try:
-        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-        with hooks, counting.Countable(), _FusedOnMeta(fused):
-            outputs = counting.call(model, inputs)
-    finally:
-        model.train(training)
-    del outputs
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-class _Fused(torch.autograd.Function):
-    """A fused attention's memory: inputs, output and one log-sum-exp a query are saved, the N × N map is not."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = query.new_empty(*query.shape[:-1], value.shape[-1])
-        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise NotImplementedError("this attention exists on meta, to count what it saves")
-
-
-class _FusedOnMeta(TorchFunctionMode):
-    """Counts attention as the device's fused kernel saves it; a CPU's kernel takes no dropout."""
-
-    def __init__(self, dropout: bool) -> None:
-        self.dropout = dropout
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.scaled_dot_product_attention:
-            names = ("query", "key", "value")
-            query, key, value = (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))[:3]
-            dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            if self.dropout or not dropout:
-                return _Fused.apply(query, key, value)  # type: ignore[no-untyped-call]
-        return func(*args, **kwargs)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    lines = peak.lines_of(model, tokens, fused=fused)
+    return peak.Need(3 * weights, lines).of(batch)

@@ -205,8 +205,8 @@ class DistillSection:
 class ParallelSection:
     """How several processes share the model; a single one has all of it, whatever is said here."""
 
-    shard: bool = False  # weights, gradients and moments in parts (FSDP2); else the whole in every process (DDP)
-    static_graph: bool = False  # of DDP: every step uses the same parameters in the same order
+    shard: Annotated[bool, "weights, gradients and moments in parts (FSDP2); else all of it in every process"] = False
+    static_graph: Annotated[bool, "every step uses the same parameters in the same order (DDP is told)"] = False
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,7 @@ SECTIONS: Mapping[str, type] = {
     "optim": OptimSection,
     "schedule": ScheduleSection,
     "run": RunSection,
+    "parallel": ParallelSection,
     "distill": DistillSection,
     "paper": PaperSection,
 }

@@ -27,6 +27,7 @@ from leanify.sources import find
 from leanify.study.folder import RUNS, Outcome, StudyFolder
 from leanify.study.plan import Key, StudyPlan
 from leanify.training import memory
+from leanify.training.preparation import checkpoint_gradients
 from leanify.units import binary
 
 PROCESS_BYTES = 700 << 20  # what a worker takes before it has a model: Python, torch, timm or transformers
@@ -241,11 +242,13 @@ def needed(plan: StudyPlan, design: str) -> int:
     model = find.build_on_meta(found)
     if recipe.model.reshapes:
         model = surgery.write(model, recipe.model.shape(surgery.read(model)))
+    if recipe.run.gradient_checkpointing:
+        checkpoint_gradients(model)
     need = memory.need(
         model,
         None if recipe.data is None else recipe.data.length,
         optimiser=recipe.optim.name,
         average=recipe.optim.ema is not None,
-        recomputed=recipe.run.gradient_checkpointing,
+        kept=recipe.run.accumulate > 1,
     )
     return 0 if need is None else need.of(-(-recipe.schedule.batch_size // recipe.run.accumulate))

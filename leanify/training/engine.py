@@ -129,6 +129,7 @@ def memory_of(recipe: TrainingRecipe, model: nn.Module, engine: Any, teacher: nn
         average=recipe.optim.ema is not None,
         teacher=teacher,
         half=engine.mixed_precision != "no",
-        recomputed=recipe.run.gradient_checkpointing,
         fused=engine.device.type == "cuda",
+        kept=engine.num_processes > 1 or recipe.run.accumulate > 1,
+        parts=engine.num_processes if sharding.asked(recipe) else 1,
     )

@@ -47,7 +47,7 @@ def build(recipe: Recipe, on_meta: bool = False) -> nn.Module:
     if is_hf(built) and hasattr(built.config, "use_cache"):
         built.config.use_cache = False  # keys and values are for generation; its origin is stamped already
     if recipe.run.gradient_checkpointing:
-        _checkpoint_gradients(built)
+        checkpoint_gradients(built)
     return built.train()
 
 
@@ -74,7 +74,8 @@ def _has_loose_tensors(model: nn.Module) -> bool:
     )
 
 
-def _checkpoint_gradients(model: Any) -> None:
+def checkpoint_gradients(model: Any) -> None:
+    """Have blocks computed again in the backward pass. Raises RecipeError where upstream cannot."""
     try:
         if is_hf(model):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

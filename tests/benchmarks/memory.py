@@ -1,0 +1,145 @@
+"""Training memory, predicted and measured: plain, windowed, hierarchical and hybrid models of both zoos, two batches.
+
+    python tests/benchmarks/memory.py -o recipes/results/memory.md
+
+Predicted: what `leanify profile` and `leanify train` say before anything is built (`design.peak`). Measured: what
+torch's CPU allocator holds at most in the second of two AdamW steps in float32, by torch's profiler; and, in a fresh
+process, the peak of the resident set over what the process held before the model, with the heap settings of training.
+The program can be stopped: what is in the page's .json is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+MODELS: dict[str, tuple[int | None, tuple[int, int]]] = {  # tokens of a text, two batches
+    "vit_small_patch16_224": (None, (2, 8)),
+    "deit3_small_patch16_224": (None, (2, 8)),
+    "xcit_nano_12_p16_224": (None, (2, 8)),
+    "swin_tiny_patch4_window7_224": (None, (2, 6)),
+    "swinv2_tiny_window8_256": (None, (2, 4)),
+    "hiera_tiny_224": (None, (2, 6)),
+    "davit_tiny": (None, (2, 4)),
+    "maxvit_nano_rw_256": (None, (2, 4)),
+    "coatnet_nano_rw_224": (None, (2, 4)),
+    "pvt_v2_b1": (None, (2, 4)),
+    "edgenext_small": (None, (2, 4)),
+    "levit_128": (None, (2, 8)),
+    "hf/bert": (64, (2, 8)),
+    "hf/distilbert": (64, (2, 8)),
+    "hf/gpt2": (128, (1, 4)),
+    "hf/opt": (64, (1, 4)),
+    "hf/t5": (64, (2, 4)),
+    "hf/vit": (None, (1, 4)),
+    "hf/swin": (None, (2, 4)),
+    "hf/deberta-v2": (64, (1, 2)),
+}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "hf/deberta-v2": {"num_hidden_layers": 4, "hidden_size": 384},
+    "hf/opt": {"vocab_size": 5000},
+}
+
+
+def measured(source: str, batch: int) -> dict[str, Any]:
+    """One model at one batch, in this process."""
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import torch
+    from allocated import ADAMW, training_peak, weights_of
+
+    import leanify
+    from leanify import machine
+    from leanify.design import counting, peak, profiling
+    from leanify.training import heap
+
+    tokens = MODELS[source][0]
+    shell = leanify.load(source, overrides=OVERRIDES.get(source), device="meta")
+    need = peak.Need(ADAMW * weights_of(shell), peak.lines_of(shell, tokens))
+    small = profiling.fresh(
+        leanify.load("vit_tiny_patch16_224", overrides={"depth": 1}, device="meta"), torch.device("cpu")
+    )
+    profiling.training_steps(small.train(), counting.unmasked_inputs(small, None, "cpu", 1))  # libraries are loaded
+    del small
+    with heap.kept():
+        before = machine.settled_resident_set()
+        machine.reset_resident_peak()
+        model = profiling.fresh(shell, torch.device("cpu")).train()
+        profiling.training_steps(model, counting.unmasked_inputs(model, tokens, "cpu", batch))
+        resident = (machine.status("VmHWM") or 0) - before
+    del model
+    return {
+        "parameters": weights_of(shell) // 4,
+        "predicted": need.of(batch),
+        "allocated": training_peak(shell, batch, tokens),
+        "resident": resident,
+    }
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "# Training memory, predicted and measured",
+        "",
+        "    python tests/benchmarks/memory.py -o recipes/results/memory.md",
+        "",
+        "One AdamW step in float32 on a CPU, in MB. *Allocated*: the most that torch's allocator holds (its profiler's",
+        "record; on a GPU `max_memory_allocated` is the like). *Resident*: the process's peak over what it held before",
+        "the model, which has scratch space of kernels, allocator slack and fragments besides.",
+        "",
+        "| model | parameters | batch | predicted | allocated | ratio | resident | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, row in found.items():
+        source, batch = key.rsplit("@", 1)
+        if "error" in row:
+            lines.append(f"| {source} | | {batch} | | {row['error']} | | | |")
+            continue
+        cells = [source, f"{row['parameters'] / 1e6:.1f} M", batch, f"{row['predicted'] / 1e6:,.1f}"]
+        for name in ("allocated", "resident"):
+            cells += [f"{row[name] / 1e6:,.1f}", f"{row['predicted'] / row[name]:.3f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    good = [row for row in found.values() if "error" not in row]
+    for name in ("allocated", "resident"):
+        ratios = sorted(row["predicted"] / row[name] for row in good)
+        within = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
+        low = sum(ratio < 0.98 for ratio in ratios)
+        lines += [
+            "",
+            f"Predicted / {name}: {ratios[0]:.3f} to {ratios[-1]:.3f}, median {ratios[len(ratios) // 2]:.3f}; "
+            f"{within} of {len(ratios)} within 5 %, {low} below by more than 2 %.",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--one", nargs=2, metavar=("SOURCE", "BATCH"))
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measured(given.one[0], int(given.one[1]))))
+        return
+    kept = given.output.with_suffix(".json")
+    found = json.loads(kept.read_text()) if kept.is_file() else {}
+    for source, (_, batches) in MODELS.items():
+        for batch in batches:
+            key = f"{source}@{batch}"
+            if key in found and "error" not in found[key]:
+                continue
+            done = subprocess.run(
+                [sys.executable, __file__, "--one", source, str(batch)], capture_output=True, text=True
+            )
+            lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+            found[key] = json.loads(lines[-1]) if lines else {"error": (done.stderr.splitlines() or ["?"])[-1][:120]}
+            print(key, found[key], flush=True)
+            kept.write_text(json.dumps(found, indent=1) + "\n")
+            given.output.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()
