@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from leanify.design.appraisal import appraise
 from leanify.design.counting import count
 from leanify.design.prices import PriceList
 from leanify.design.search import Request
-from leanify.lens import surgery
+from leanify.lens import families, surgery
 from leanify.lens.sites import locate
 
 SMALL = CASES["vit"]
@@ -229,6 +230,17 @@ def test_where_no_block_can_be_left_out_narrower_mlps_pay_for_the_heads(source: 
     assert plan.control is not None
     assert plan.control.heads == plan.baseline.heads
     assert counting.parameters(plan.build()) == plan.chosen.params
+
+
+def test_a_row_without_its_constant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phi makes rotary tables for one head_dim."""
+    name = "transformers.models.phi.modeling_phi.PhiAttention"
+    small = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    with pytest.raises(leanify.ShapeError, match="made for a head_dim of 16"):
+        leanify.redesign("hf/phi", depth=2, heads=8, head_dim=8, overrides=small)
+    monkeypatch.setitem(families.known(), name, [replace(families.known()[name][0], constant=())])
+    with pytest.raises(leanify.UnsupportedModel, match=r"runs as it stands.*phi\.PhiAttention.*constant = \["):
+        leanify.redesign("hf/phi", depth=2, heads=8, head_dim=8, overrides=small)
 
 
 def test_stages_that_differ_are_lists_and_the_plan_is_json() -> None:

@@ -20,6 +20,8 @@ from leanify.design.counting import (
 )
 from leanify.design.facts import Facts
 from leanify.design.prices import PriceList
+from leanify.errors import UnsupportedModel
+from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, LocatedStage
 from leanify.lens.sites import locate
 from leanify.lens.surgery import write_located
@@ -66,7 +68,13 @@ class Live:
         )
 
     def count(self, shape: Architecture) -> Cost:
-        return count_located(self._shaped(shape), self._asked, self.facts.context)
+        """Raises UnsupportedModel, which names the rows of `families` where the model runs in its own shape alone."""
+        try:
+            return count_located(self._shaped(shape), self._asked, self.facts.context)
+        except UnsupportedModel as error:
+            if self.facts.macs is None or shape == self.located.architecture:
+                raise
+            raise UnsupportedModel(_blame(self.located, shape, error.__cause__ or error)) from error
 
     def tokens(self, shape: Architecture) -> list[int]:
         return token_counts(self._shaped(shape), self._asked)
@@ -96,6 +104,25 @@ def appraise(
 ) -> PriceList:
     """The price list of a live model; ``turned`` are the stages whose designs vary."""
     return PriceList(Live(model, tokens, context), turned)
+
+
+def _blame(located: LocatedModel, shape: Architecture, error: BaseException) -> str:
+    """Which rows are suspect where a model runs as it stands and not in another shape."""
+    blocks = (
+        pair
+        for found, stage in zip(located.stages, shape.stages, strict=True)
+        for pair in zip(found.blocks, stage.blocks, strict=False)  # depths may differ
+    )
+    pairs = [pair for places, block in blocks for pair in zip(places, block, strict=True)]
+    sized = [at for at, new in pairs if at.read().head_dim != new.head_dim]
+    grown = [at for at, new in pairs if at.read().heads != new.heads]
+    sites = [at.attention for at in sized or grown] or [at.mlp or at.attention for at, _ in pairs]
+    names = ", ".join(dict.fromkeys(short(site.reading.name) for site in sites))
+    hint = '; where upstream makes something for one head_dim, constant = ["d"] belongs there' if sized else ""
+    return (
+        f"{located.architecture.source} runs as it stands, but not in another shape ({type(error).__name__}: "
+        f"{' '.join(str(error).split())[:120]}). The row to correct is that of {names}{hint}"
+    )
 
 
 def context_of(model: nn.Module) -> int:
