@@ -80,7 +80,9 @@ class RunDirectory:
     def open(path: str | Path) -> RunDirectory:
         """A run that is there. Raises DirectoryError."""
         if not is_run(path):
-            raise DirectoryError(f"{path} is no run: it has no {RECIPE} with {CHECKPOINTS}/ beside it")
+            raise DirectoryError(
+                f"{path} is no run: it has no {RECIPE} with {CHECKPOINTS}/ beside it; leanify runs lists those here"
+            )
         check_regular(Path(path), DirectoryError, below=True)
         return RunDirectory(Path(path))
 

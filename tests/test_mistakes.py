@@ -1,0 +1,169 @@
+"""Plausible mistakes: one message each, and what it says to type works when it is typed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanify import training
+from leanify.cli import main
+from leanify.sources import recipe as recipes
+
+TINY = "--set data.samples=64 --set schedule.epochs=1 --dry-run"
+RUN = ["data.samples=64", "schedule.epochs=1", "model.depth=1"]
+IMAGES = (
+    "--set model.override.img_size=16 --set model.override.embed_dim=12 --set model.override.depth=1 "
+    "--set model.override.patch_size=8 --set data.workers=0 --dry-run"
+)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What was typed, the words of the message, and what it says to type instead.
+
+    ``says`` is what of that stands in the message; None where the message names no value, because it cannot know one.
+    """
+
+    typed: str
+    words: str
+    instead: str | None = None
+    says: str | None = None
+
+
+MISTAKES = [
+    Mistake("trian", "No such command 'trian'", "train --list", "train"),
+    Mistake(
+        "redesign vit_tiny --target-param 0.5",
+        "No such option",
+        "redesign vit_tiny --target-params 0.5",
+        "--target-params",
+    ),
+    Mistake(
+        "redesign vit_tiny --target-params 4MB",
+        "'4MB' is not a valid budget",
+        "redesign vit_tiny --target-params 50%",
+        "50%",
+    ),
+    Mistake(
+        "redesign vit_tiny --target-params 1.5",
+        "above 1 and has no unit",
+        "redesign vit_tiny --target-params 0.5",
+        "0.5",
+    ),
+    Mistake("redesign vit_tiny --max-latency 12", "above 1 and has no unit", says="12ms"),
+    Mistake(
+        "redesign vit_tiny", "nothing is asked for", "redesign vit_tiny --target-params 0.5", "--target-params 0.5"
+    ),
+    Mistake(
+        "redesign vit_tniy --target-params 0.5",
+        "nearest: vit_tiny",
+        "show vit_tiny_patch16_224",
+        "vit_tiny_patch16_224",
+    ),
+    Mistake("redesign vit_tiny --heads 3.5", "neither a whole number", "redesign vit_tiny --heads 4", "4"),
+    Mistake(
+        "redesign vit_tiny --depth 7 --count bdy",
+        "none of all, body",
+        "redesign vit_tiny --depth 7 --count body",
+        "body",
+    ),
+    Mistake("redesign vit_tiny --depth 7 --control", "give -o"),
+    Mistake(
+        "redesign vit_tiny --depth 7 --override img_sise=32",
+        "img_sise",
+        "redesign vit_tiny --depth 7 --override img_size=32",
+        "img_size",
+    ),
+    Mistake(
+        "profile vit_tiny --no-measure --max-params 0.5",
+        "is a share",
+        "profile vit_tiny --no-measure --max-params 43M",
+        "43M",
+    ),
+    Mistake("profile vit_tiny --no-measure --max-latency 9ms", "leave out --no-measure"),
+    Mistake("recipes --format cvs", "none of table, json, csv, markdown", "recipes --format csv", "csv"),
+    Mistake("recipes --json --format csv", "two formats", "recipes --json", "--json"),
+    Mistake("recipes digist", "nearest: digits", "recipes digits", "digits"),
+    Mistake("show digit", "nearest: digits", "show digits", "digits"),
+    Mistake("show digits --plot curve.png", "curves of a run"),
+    Mistake("condition vit_tiny --plot k.gif", ".png", says=".html"),
+    Mistake(f"train digist {TINY}", "nearest: digits", f"train digits {TINY}", "digits"),
+    Mistake(
+        f"train --set learning_rate=1e-3 {TINY}",
+        "it is optim.lr",
+        f"train --set optim.lr=1e-3 {TINY}",
+        "--set optim.lr=1e-3",
+    ),
+    Mistake(
+        "train --set optim.epochs=1 --dry-run",
+        "it is schedule.epochs",
+        f"train --set schedule.epochs=1 {TINY}",
+        "schedule.epochs",
+    ),
+    Mistake("train --set optim.lr=abc", "it takes a number"),
+    Mistake(f"train --set data.workes=0 {TINY}", "nearest: workers", f"train --set data.workers=0 {TINY}", "workers"),
+    Mistake("train vit_tiny", "needs data", says="leanify train vit_tiny --set data.path=DIR"),
+    Mistake(
+        "train pictures",
+        "is data, not a model",
+        f"train vit_tiny --set data.path=pictures {IMAGES}",
+        "leanify train vit_tiny --set data.path=pictures",
+    ),
+    Mistake("train digits -o run", "holds a run already", "train --resume run", "leanify train --resume run"),
+    Mistake("train --resume nowhere", "nowhere is no run", "runs", "leanify runs"),
+    Mistake("predict nowhere a.png", "nowhere is no run", "runs", "leanify runs"),
+    Mistake("predict run a.png", "trained on digits", says='leanify.load("run")'),
+    Mistake("compare --report", "name its folder", says="leanify compare STUDY --report"),
+    Mistake("profile rnu --no-measure", "nearest: run", "profile run --no-measure", "run"),
+]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run on digits, and with pictures by class."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("here")
+    training.train(recipes.with_settings(recipes.load("digits"), RUN), folder / "run")
+    for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (16, 16), colour).save(folder / "pictures" / name / f"{i}.png")
+    return folder
+
+
+def typed(line: str, capsys: Any) -> tuple[int, str, str]:
+    """The exit code and what was printed."""
+    sys.argv = ["leanify", *shlex.split(line)]
+    code = 0
+    try:
+        main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.typed)
+def test_a_mistake_is_one_message_and_what_it_says_works(
+    mistake: Mistake, here: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "argv", [])
+    before = sorted(path.name for path in here.iterdir())
+    code, out, err = typed(mistake.typed, capsys)
+    assert (code, out) == (2, "")
+    assert mistake.words in err
+    assert "Traceback" not in err
+    assert mistake.says is None or mistake.says in err
+    if mistake.instead is not None:
+        code, out, err = typed(mistake.instead, capsys)
+        assert code == 0, err
+        assert out
+    assert sorted(path.name for path in here.iterdir()) == before
