@@ -30,6 +30,7 @@ from leanify.errors import LeanifyError
 from leanify.sources import adapters
 from leanify.sources import recipe as recipes
 
+pytestmark = pytest.mark.filterwarnings("default")  # what is new in a model is warned of
 RAN = "RAN"  # the file that appears where code ran
 
 
@@ -149,7 +150,6 @@ def adapter(folder: Path, **words: Any) -> Path:
     return made
 
 
-@pytest.mark.filterwarnings("default")  # of PEFT about transformers
 def test_an_adapter_is_merged_and_can_be_trained_on(folder: Path) -> None:
     pytest.importorskip("peft")
     base, merged = leanify.load(folder), leanify.load(adapter(folder))
@@ -214,6 +214,19 @@ def test_code_beside_a_model_is_not_run_whatever_is_answered(folder: Path, comma
     assert not (folder / RAN).exists()
     assert "Traceback" not in words
     assert "wish to run" not in words  # nobody is asked, either
+
+
+def test_the_code_of_a_tokenizer_is_not_run_whatever_is_answered(folder: Path) -> None:
+    """One that upstream has no class for: with nobody's word given, transformers asks on the terminal."""
+    (folder / "tok").mkdir()
+    change(folder / "tok" / "config.json", model_type="evil", auto_map=CODE)
+    change(folder / "tok" / "tokenizer_config.json", auto_map=CODE, tokenizer_class="Tokenizer")
+    shutil.copy(folder / "evil.py", folder / "tok" / "evil.py")
+    data = ("--set", "data.path=rows.csv", "--set", "data.holdout=0.2", "--set", "data.tokenizer=tok")
+    words = asked("train", ".", "--dry-run", *data)
+    assert not (folder / RAN).exists()
+    assert "the tokenizer in tok cannot be read" in words
+    assert "wish to run" not in words
 
 
 @pytest.mark.parametrize("key", ["checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained"])

@@ -22,7 +22,7 @@ def wall(asked: str, error: type[LeanifyError] = SourceError) -> Iterator[None]:
     """
     try:
         yield
-    except LeanifyError:
+    except (LeanifyError, Warning):  # a warning, where warnings are errors
         raise
     except Exception as caught:
         raise error(f"{asked}: {first_line(caught)}") from caught
