@@ -112,7 +112,7 @@ def test_limits_on_macs_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = leanify.redesign("vit_base", max_memory=0.6, **small)
     lean = surgery.write(SMALL.load("meta", depth=9), plan.chosen.architecture)
     assert profiling.predicted_training_bytes(lean, 1, None, torch.cuda.is_available()) <= 0.6 * baseline
-    with pytest.raises(leanify.BudgetError, match=r"--max-latency 1e-09 s"):
+    with pytest.raises(leanify.BudgetError, match=r"below every sensible design.*--max-latency"):
         leanify.redesign("vit_base", max_latency="0.001us", **small)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leanify.cli.tables import table
 from leanify.terminal import console
-from leanify.units import gigas, kappa, kilobytes, millions
+from leanify.units import gigas, kappa, kilobytes, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.design.plan import Design, Plan
@@ -110,6 +110,10 @@ def _columns(plan: Plan) -> list[Column]:
     if plan.baseline.params_active != plan.baseline.params:
         columns.append(("active", lambda design: millions(design.params_active)))
     columns.append(("GMACs", lambda design: gigas(design.macs)))
+    if plan.timing is not None:
+        columns.append(("latency", lambda design: seconds(design.latency_s)))
+    if plan.baseline.token_latency_s is not None:
+        columns.append(("a token", lambda design: seconds(design.token_latency_s)))
     if plan.baseline.serving is not None:
         columns.append(("KV/token", lambda d: kilobytes(d.serving.kv_bytes_per_token) if d.serving else "–"))
     return [*columns, ("κ", lambda design: kappa(design.kappa_predicted))]
@@ -156,6 +160,15 @@ def _words(plan: Plan) -> Iterator[str]:
         yield f"{plan.plain_name}: ranks above lean, and adds no heads"
     if plan.request.limited:
         yield f"ranked by {plan.ranked_by}"
+    if plan.timing is not None and plan.chosen.latency_s is not None:
+        timing, chosen = plan.timing, plan.chosen
+        share = chosen.latency_s / timing.limit_s if chosen.latency_s else 0.0
+        yield (
+            f"latency: {timing.setting}, beside the baseline; lean was predicted at "
+            f"{seconds(chosen.latency_predicted_s)} and measured at {seconds(chosen.latency_s)}, {share:.0%} of the "
+            f"limit; timings scatter by {timing.noise:.1%}, the line misses its {timing.shapes} shapes by up to "
+            f"{timing.error:.1%}"
+        )
     served, before = plan.chosen.serving, plan.baseline.serving
     if served is not None and before is not None:
         yield f"serving at {served.context:,} tokens of context, 2 bytes a number: {_served('lean', plan.chosen)}"

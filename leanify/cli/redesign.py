@@ -43,6 +43,13 @@ def redesign(
     count: Annotated[str, typer.Option(metavar="all|body", help="what that counts: all, or the blocks alone")] = "all",
     max_macs: Annotated[Text, typer.Option(metavar="SHARE|COUNT", help="multiply-adds: 0.5, 8G")] = None,
     max_latency: Annotated[Text, typer.Option(metavar="SHARE|TIME", help="measured here: 0.5, 12ms")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="with --max-latency: samples of a pass")] = 1,
+    device: Annotated[Text, typer.Option(help="with --max-latency: cpu, cuda, cuda:1 (default: a GPU if any)")] = None,
+    dtype: Annotated[str, typer.Option(help="with --max-latency: float32, bfloat16, float16")] = "float32",
+    compiled: Annotated[bool, typer.Option("--compile", help="with --max-latency: torch.compile every shape")] = False,
+    latency_of: Annotated[
+        str, typer.Option(metavar="pass|token", help="with --max-latency: a forward pass, or one more token")
+    ] = "pass",
     max_memory: Annotated[Text, typer.Option(metavar="SHARE|BYTES", help="training, predicted: 0.5, 8GB")] = None,
     max_active: Annotated[
         Text, typer.Option(metavar="SHARE|COUNT", help="parameters that a token meets: 0.5, 3B")
@@ -109,6 +116,17 @@ def redesign(
     if not sources and not any(value is not None for value in (*pinned.values(), *budgets, *limits.values())):
         budgets = [HALF]
     _check(budgets, limits, count, heads_mode)
+    pace: dict[str, Any] = {
+        "batch_size": batch_size,
+        "device": device,
+        "dtype": dtype,
+        "compiled": compiled,
+        "latency_of": latency_of,
+    }
+    if max_latency is None and list(pace.values()) != [1, None, "float32", False, "pass"]:
+        raise LeanifyError(
+            "--batch-size, --device, --dtype, --compile and --latency-of say what is timed: give --max-latency too"
+        )
     if output is None and as_type is not None:
         raise LeanifyError("--as is about what -o DIR writes; give -o")
     if output is None and (control or force):
@@ -142,6 +160,7 @@ def redesign(
                 count=count,  # type: ignore[arg-type]
                 **limits,
                 **pinned,
+                **pace,
                 context=context,
                 heads_mode=heads_mode,  # type: ignore[arg-type]
                 multiple=multiple,

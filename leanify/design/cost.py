@@ -17,6 +17,7 @@ class Cost:
     macs         multiply-adds of one forward pass of one sample
     active       parameters that one token meets: of the experts as many as it is sent to
     kv           bytes of the key/value cache at the context that was asked for, at two bytes a number
+    ns           nanoseconds by a fitted line (`latency`); 0 where nothing was timed
     """
 
     params: Any
@@ -24,11 +25,12 @@ class Cost:
     macs: Any
     active: Any = 0
     kv: Any = 0
+    ns: Any = 0
 
     @property
     def numbers(self) -> tuple[Any, ...]:
         """All of them, in this order."""
-        return self.params, self.params_body, self.macs, self.active, self.kv
+        return self.params, self.params_body, self.macs, self.active, self.kv, self.ns
 
     def __add__(self, other: Cost) -> Cost:
         return self._with(other, add)

@@ -34,6 +34,7 @@ class Request:
     max_macs      multiply-adds of one forward pass
     max_active    parameters that a token meets
     max_kv        bytes of the key/value cache at the context of the price list
+    max_ns        nanoseconds by the line that was fitted to timed shapes
     tower_params  parameters of the blocks of single towers, by the tower's name
     depth, …      pins: one number, one a stage, or one a tower by its name
     """
@@ -48,6 +49,7 @@ class Request:
     mlp: Pin = None
     max_active: int | None = None
     max_kv: int | None = None
+    max_ns: int | None = None
     tower_params: Mapping[str, int] = field(default_factory=dict)
     constraints: Constraints = field(default_factory=Constraints)
 
@@ -56,6 +58,7 @@ class Request:
         """The limits that there are, by the cost that each is on."""
         params = "params" if self.count == "all" else "params_body"
         named = {params: self.max_params, "macs": self.max_macs, "active": self.max_active, "kv": self.max_kv}
+        named["ns"] = self.max_ns
         return {cost: limit for cost, limit in named.items() if limit is not None}
 
     @property

@@ -20,16 +20,19 @@ from leanify.design.amounts import BYTES, COUNTS, Budget
 from leanify.design.constraints import Constraints
 from leanify.design.control import control as control_of
 from leanify.design.facts import Appraiser
-from leanify.design.grid import Candidate, HeadsMode, Request, turned_stages
+from leanify.design.grid import Candidate, Designs, HeadsMode, Request, turned_stages
+from leanify.design.latency import Pace
 from leanify.design.prices import PriceList
 from leanify.design.serving import Serving, serving
 from leanify.design.towers import Pin, towers
 from leanify.design.warnings import warnings
 from leanify.errors import BudgetError, LeanifyError, ShapeError
+from leanify.terminal import track
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from leanify.design.measured import Timing
     from leanify.sources.source import ModelSource
 
 Carry = Callable[["nn.Module", Architecture], "nn.Module"]
@@ -40,7 +43,8 @@ class Design:
     """One shape with its costs. The numbers are integers, or a list with one for every stage where stages differ.
 
     ``params_active`` are the parameters that one token meets; ``serving`` is None where nothing is cached; ``score`` is
-    what the ranking goes by, the least is the best (see `search.rank`).
+    what the ranking goes by, the least is the best (see `search.rank`). Latencies are of the line that was fitted to
+    timed shapes, as measured, and of one more token as measured; None where nothing was timed.
     """
 
     depth: int | list[int]
@@ -56,6 +60,9 @@ class Design:
     score: float
     architecture: Architecture
     serving: Serving | None = None
+    latency_predicted_s: float | None = None
+    latency_s: float | None = None
+    token_latency_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinity: an infinite κ is written as the string ``inf``."""
@@ -96,6 +103,7 @@ class Plan:
     request: Request = field(repr=False)
     candidate: Candidate = field(repr=False, compare=False)
     ranking: search.Ranking | None = field(default=None, repr=False, compare=False)
+    timing: Timing | None = None
     directory: str | None = None
     with_control: bool = False
 
@@ -128,6 +136,7 @@ class Plan:
             "inputs": self.inputs,
             "towers": self.towers,
             "ranked_by": self.ranked_by,
+            "timing": self.timing and self.timing.to_json(),
         }
 
     def build(
@@ -211,6 +220,11 @@ def redesign(
     min_depth: int | None = None,
     max_heads: float = 3.0,
     context: int | None = None,
+    batch_size: int = 1,
+    device: str | None = None,
+    dtype: str = "float32",
+    compiled: bool = False,
+    latency_of: Literal["pass", "token"] = "pass",
     top: int = 3,
     tokens: int | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -221,7 +235,9 @@ def redesign(
 
     A budget is a share of the baseline (``0.5``), a count (``43_000_000``, ``"43M"``), or for latency, memory and cache
     an amount (``"12ms"``, ``"8GB"``, ``"64KB"`` a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by one.
-    Latency is measured here at batch 1, memory predicted for a training step of batch 1. Pins fix a value: one, one a
+    Latency is that of a forward pass, or of one more token (``latency_of``), at ``batch_size``, on ``device``, in
+    ``dtype``: a few shapes are timed, the search is on a line through them, and all designs that are shown are timed
+    beside the baseline. Memory is predicted for a training step of batch 1. Pins fix a value: one, one a
     stage, or one a tower by name. ``multiple``, ``tensor_parallel``, ``min_mlp``, ``min_depth`` and ``max_heads`` are
     the rules of `constraints.Constraints`. ``ranking`` scores a grid of designs, the least is the best.
 
@@ -240,9 +256,32 @@ def redesign(
     prices = _prices(source, appraiser, request)
     baseline = search.baseline(prices)
     request = _with_limits(request, prices, baseline, target_params, max_macs, max_active, max_kv)
-    began = time.perf_counter()
-    outcome = _search(prices, request, asked, max_latency, max_memory, max(top, 1), ranking)
-    seconds = time.perf_counter() - began
+    seconds = 0.0
+
+    def look(prices: PriceList, request: Request) -> search.SearchResult:
+        nonlocal seconds
+        began = time.perf_counter()
+        found = search.search(prices, request, max(top, 1), ranking)
+        seconds += time.perf_counter() - began
+        return found
+
+    def look_within(prices: PriceList, request: Request) -> search.SearchResult:
+        if max_memory is None:
+            return look(prices, request)
+        from leanify.design.measured import within_memory
+
+        return within_memory(prices, request, max_memory, tokens, look)
+
+    timing = None
+    if max_latency is None:
+        outcome = look_within(prices, request)
+    else:
+        from leanify.design.measured import timed_search
+
+        pace = Pace(max_latency, batch_size, device, dtype, compiled, latency_of)
+        key = price_cache.key_of(asked)
+        prices, outcome, timing = timed_search(prices, request, pace, tokens, look_within, key)
+        baseline = search.baseline(prices)
     control = control_of(prices, outcome.chosen, rules)
     design = designer(prices)
     plan = Plan(
@@ -268,25 +307,47 @@ def redesign(
         ranking=ranking,
     )
     appraiser.keep()
-    return plan
+    return plan if timing is None else _with_latencies(plan, baseline, outcome, control, pace, timing)
 
 
-def _search(
-    prices: PriceList,
-    request: Request,
-    asked: price_cache.Asked,
-    latency: Budget,
-    memory: Budget,
-    most: int,
-    ranking: search.Ranking | None,
-) -> search.SearchResult:
-    """Search; where a limit is on what must be measured, with the live model."""
-    if latency is None and memory is None:
-        return search.search(prices, request, most, ranking)
-    from leanify.design import measured
+def _with_latencies(
+    plan: Plan,
+    baseline: Candidate,
+    outcome: search.SearchResult,
+    control: Candidate | None,
+    pace: Pace,
+    timing: Timing,
+) -> Plan:
+    """The plan with the latency of every design in it, timed beside the baseline; of a decoder a token's too."""
+    from leanify.design.measured import token_seconds
 
-    limits = measured.measured_limits(prices.appraiser.model, asked.tokens, latency, memory)
-    return measured.search_within(prices, request, limits, most, ranking)
+    shown = [baseline, *outcome.front, *([control] if control else []), *([outcome.plain] if outcome.plain else [])]
+    seconds = {c.designs: timing.watch.seconds(c.designs) for c in track(shown, "timing designs")}
+    tokens: dict[Designs, float | None] = {}
+    if plan.baseline.serving is not None and pace.what == "pass":
+        found = token_seconds(plan.prices, pace, plan.asked.tokens, list(seconds))
+        tokens = dict(zip(seconds, found, strict=True))
+
+    def timed(design: Design | None, candidate: Candidate | None) -> Any:
+        if design is None or candidate is None:
+            return None
+        return replace(
+            design,
+            latency_predicted_s=int(candidate.cost.ns) / 1e9,
+            latency_s=seconds[candidate.designs],
+            token_latency_s=tokens.get(candidate.designs),
+        )
+
+    return replace(
+        plan,
+        baseline=timed(plan.baseline, baseline),
+        chosen=timed(plan.chosen, outcome.chosen),
+        control=timed(plan.control, control),
+        plain=timed(plan.plain, outcome.plain),
+        candidates=[timed(design, one) for design, one in zip(plan.candidates, outcome.front, strict=True)],
+        warnings=[*plan.warnings, *timing.warnings],
+        timing=timing,
+    )
 
 
 def _prices(source: str | Path, appraiser: Appraiser, request: Request) -> PriceList:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata, resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import leanify
 from leanify.architecture import Architecture
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from leanify.sources.source import ModelSource
 
+Value = TypeVar("Value")
 FORMAT = 1
 SAY_THE_SHAPE = ("config.json", "leanify.json", "recipe.toml")  # files of a model's directory
 ROOMS = ("architecture.py", "design", "lens", "models", "sources", "spectra", "upstream")  # whose code says prices
@@ -141,7 +142,7 @@ class Remembered:
         """Write what was learned; a cache that cannot be written is none."""
         if self.learned and self._place is not None:
             with contextlib.suppress(OSError):
-                _write(*self._place, self.answers.to_json())
+                write(*self._place, self.answers.to_json())
         self.learned = False
 
 
@@ -150,8 +151,8 @@ def appraiser(asked: Asked) -> Remembered:
     key = None if os.environ.get("LEANIFY_PRICES") == "off" else key_of(asked)
     if key is None:
         return Remembered(None, lambda: live(asked))
-    file = home() / "prices" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    return Remembered(_read(file, key) or _of_the_package(asked), lambda: live(asked), (file, key))
+    file = place_of("prices", key)
+    return Remembered(read(file, key, Answers.from_json) or _of_the_package(asked), lambda: live(asked), (file, key))
 
 
 def live(asked: Asked) -> tuple[Appraiser, bool]:
@@ -227,18 +228,23 @@ def code_digest() -> str:
 # -- files --------------------------------------------------------------------------------------------------------
 
 
-def _read(file: Path, key: str) -> Answers | None:
-    """The answers in a file of the cache; None where it holds anything but what was written for this key."""
+def place_of(kind: str, key: str) -> Path:
+    """The file that is kept for a key."""
+    return home() / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def read(file: Path, key: str, parse: Callable[[Any], Value]) -> Value | None:
+    """What a file of the cache holds, parsed; None where that is anything but what was written for this key."""
     try:
         kept = json.loads(file.read_text("utf-8"))
-        return (
-            Answers.from_json(kept["answers"]) if kept["key"] == key and kept["sum"] == _sum(kept["answers"]) else None
-        )
+        ours = kept["key"] == key and kept["sum"] == _sum(kept["answers"])
+        return parse(kept["answers"]) if ours else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, ShapeError):
         return None
 
 
-def _write(file: Path, key: str, answers: dict[str, Any]) -> None:
+def write(file: Path, key: str, answers: Any) -> None:
+    """Keep a JSON value. Raises OSError."""
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -248,7 +254,7 @@ def _write(file: Path, key: str, answers: dict[str, Any]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _sum(answers: dict[str, Any]) -> str:
+def _sum(answers: Any) -> str:
     return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
 
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanify.architecture import Architecture, Layer, Stage
 from leanify.design.cost import Cost
 from leanify.design.facts import Appraiser
 from leanify.spectra.theory import gaussian_kappa
+
+if TYPE_CHECKING:
+    from leanify.design.latency import Latency
 
 
 class StageDesign(NamedTuple):
@@ -70,6 +74,7 @@ class PriceList:
     turned  the stages whose designs vary, by index
     base    the cost of the model with the shortest that each of them can be
     tokens  N of A in each stage
+    latency how long designs take, where that was fitted
 
     A block's price is that of a model that ends with it, less that of a model that ends before it, all blocks of the
     stage in the same shape: some share tables of positions. Blocks that look alike (same layers, same modules, same
@@ -78,6 +83,7 @@ class PriceList:
 
     def __init__(self, appraiser: Appraiser, turned: Sequence[int] | None = None) -> None:
         self.appraiser = appraiser
+        self.latency: Latency | None = None
         self.facts = appraiser.facts
         self.architecture = self.facts.architecture
         self.turned = tuple(self.architecture.varied if turned is None else turned)
@@ -89,14 +95,25 @@ class PriceList:
 
     def total(self, designs: Sequence[StageDesign | None]) -> Cost:
         """The cost of a design in each stage; None leaves a stage as it is. Arrays of mlp give arrays of costs."""
-        cost = self.base
+        cost = self.base if self.latency is None else replace(self.base, ns=self.latency.base_ns)
         for index, design in enumerate(designs):
             if design is not None:
                 cost = cost + self.more(index, design)
         return cost
 
+    def timed(self, latency: Latency) -> PriceList:
+        """The same prices, and nanoseconds by a fitted line."""
+        made = copy(self)
+        made.latency = latency
+        return made
+
     def more(self, index: int, design: StageDesign) -> Cost:
         """What one stage's design adds to the shortest model."""
+        cost = self.counted(index, design)
+        return cost if self.latency is None else replace(cost, ns=self.latency.stage_ns(self, index, design))
+
+    def counted(self, index: int, design: StageDesign) -> Cost:
+        """`more` without what is timed."""
         anchor = self._anchor(index, design)
         shortest = self.architecture.stages[index].shortest
         cost: Cost = self._line(index, shortest, design.head_dim, anchor)(design.heads, design.mlp) - self.base
@@ -108,7 +125,7 @@ class PriceList:
 
     def held(self, stages: Sequence[int], cost: str) -> int:
         """How much of a cost the blocks of these stages hold in the source."""
-        if cost in ("macs", "kv"):
+        if cost in ("macs", "kv", "ns"):
             primaries = {i: primary for i in stages if (primary := self.architecture.stages[i].primary)}
             designs = {
                 i: StageDesign(self.architecture.stages[i].depth, *_shape(primary)) for i, primary in primaries.items()

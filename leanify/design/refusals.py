@@ -22,6 +22,7 @@ FLAGS = {
     "macs": ("--max-macs", "MACs"),
     "active": ("--max-active", "active parameters"),
     "kv": ("--max-kv", "bytes of key/value cache a token"),
+    "ns": ("--max-latency", "microseconds"),
 }
 
 
@@ -44,7 +45,7 @@ def refusal(prices: PriceList, request: Request, grids: Sequence[Grid], shares: 
 def _below(prices: PriceList, request: Request, cost: str, total: int, least: int) -> str:
     """A budget that nothing meets: the smallest design there is, and the budget that it wants."""
     flag, unit = FLAGS[cost]
-    per = prices.facts.context if cost == "kv" else 1  # --max-kv is of a token
+    per = {"kv": prices.facts.context, "ns": 1000}.get(cost, 1)  # --max-kv is of a token
     fixed = [f"--{what.replace('_', '-')} {_pin_words(pin)}" for what, pin in request.pins.items() if pin]
     where = f" with {' and '.join(fixed)}: the smallest" if fixed else ": the smallest that trades layers for heads"
     return (
