@@ -155,12 +155,11 @@ def _one_more_token(model: nn.Module, inputs: dict[str, Tensor]) -> Work:
     cache = None
     if ids is not None and "decoder_input_ids" not in inputs:
         cache = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
-    if ids is None or cache is None or not hasattr(cache, "crop"):
+    if ids is None or not hasattr(cache, "crop"):
         raise LeanifyError("a token's latency is that of a decoder with a key/value cache; this model keeps none")
-    length = ids.shape[1]
 
     def step() -> None:
         model(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True)
-        cache.crop(length)
+        cache.crop(-1)
 
     return step

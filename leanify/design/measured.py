@@ -46,6 +46,8 @@ def setting_of(pace: Pace, tokens: int | None) -> Setting:
         raise LeanifyError(
             f"--dtype {pace.dtype!r} is not a floating-point type of torch; try float32, bfloat16 or float16"
         )
+    if pace.what not in ("pass", "token"):
+        raise LeanifyError(f"--latency-of {pace.what!r} is none of pass, token")
     return Setting(machine.device_of(pace.device), dtype, pace.batch, pace.compiled, tokens, pace.what)
 
 
