@@ -152,7 +152,7 @@ def _seconds(work: Work, count: int, setting: Setting) -> float:
 def _one_more_token(model: nn.Module, inputs: dict[str, Tensor]) -> Work:
     """One decoding step behind the inputs' tokens; the cache is cut back after each. Raises LeanifyError."""
     ids = inputs.get("input_ids")
-    cache = None
+    cache: Any = None
     if ids is not None and "decoder_input_ids" not in inputs:
         cache = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
     if ids is None or not hasattr(cache, "crop"):
