@@ -42,14 +42,13 @@ CALIBRATION, HELD_OUT, LR = 256, 64, 5e-4
 
 @dataclass(frozen=True)
 class Arm:
-    """Depth, heads and hidden units; the moves that may shorten it, None for random weights; the samples' factor."""
+    """Depth, heads and hidden units; the moves that may shorten it, None for random weights."""
 
     words: str
     depth: int
     heads: int
     mlp: int
     moves: tuple[str, ...] | None
-    longer: int = 1
 
 
 def arms(plan: Any) -> dict[str, Arm]:
@@ -58,15 +57,13 @@ def arms(plan: Any) -> dict[str, Arm]:
     shape = (lean.depth, lean.heads, lean.mlp)
     return {
         "pair and narrow": Arm("planned shape, blocks paired", *shape, ("pair",)),
-        "free mixture": Arm("planned shape, blocks paired or dropped, the default", *shape, ("drop", "pair")),
+        "drop, same shape": Arm("planned shape, blocks dropped", *shape, ("drop",)),
         "control": Arm(
             "control: old heads, wider MLP, the default", control.depth, control.heads, control.mlp, ("drop", "pair")
         ),
         "drop only": Arm("two blocks dropped, MLP narrowed", 4, 12, 1152, ("drop",)),
         "narrow only": Arm("all six blocks, MLP narrowed", 6, 12, 512, ()),
         "random": Arm("planned shape, random weights", *shape, None),
-        "control, longer": Arm("control, more samples", control.depth, control.heads, control.mlp, ("drop", "pair"), 4),
-        "narrow only, longer": Arm("all six blocks, MLP narrowed, more samples", 6, 12, 512, (), 4),
     }
 
 
@@ -178,7 +175,7 @@ def ran(told: argparse.Namespace, base: nn.Module, scales: Scales, name: str, ar
         facts.write_text(json.dumps({**before, "before": scales.of(model)}))
     run = place / f"run-{seed}"
     settings = (
-        f"data.path={told.work / 'sentences'}", f"data.samples={SAMPLES * arm.longer}", f"data.length={TOKENS}",
+        f"data.path={told.work / 'sentences'}", f"data.samples={SAMPLES}", f"data.length={TOKENS}",
         f"schedule.batch_size={BATCH}", "schedule.epochs=1", f"optim.lr={LR}", "run.precision=bf16",
         f"run.seed={seed}", "run.eval_batches=8", "run.checkpoint_every=100", "run.keep=1",
     )  # fmt: skip
@@ -188,7 +185,7 @@ def ran(told: argparse.Namespace, base: nn.Module, scales: Scales, name: str, ar
     else:
         training.train(lean, run, settings=settings, teacher=str(told.minilm))
     after = scales.of(leanify.load(run))
-    healed = {"samples": SAMPLES * arm.longer, "heal_s": time.perf_counter() - began}
+    healed = {"samples": SAMPLES, "heal_s": time.perf_counter() - began}
     return {**json.loads(facts.read_text()), **healed, **after, "words": arm.words,
             "shape": [arm.depth, arm.heads, arm.mlp]}  # fmt: skip
 
