@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import leanify
 from leanify.cli import main
-from leanify.errors import DataError, ShapeError
+from leanify.errors import DataError, ShapeError, SourceError
+from leanify.sources.recipe import DistillSection
+from leanify.training.teachers import teacher_of
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
 from leanify.warm.calibration import answers, damage
@@ -82,6 +86,27 @@ def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not
     assert carry(model, wide, data[:2], data[2:]).steps[-1].move == "pair"
 
 
+def test_pairing_down_to_half_the_depth_never_leaves_a_block_alone() -> None:
+    """Blocks 1 and 2 do nothing, so their pair costs nothing; taken first, it would leave block 0 without a partner."""
+    library = import_transformers()
+    config = library.LlamaConfig(
+        hidden_size=24, num_hidden_layers=6, num_attention_heads=2, intermediate_size=16, vocab_size=64
+    )
+    torch.manual_seed(0)
+    model = library.LlamaModel(config).eval()
+    for block in model.layers[1:3]:
+        nn.init.zeros_(block.self_attn.o_proj.weight)
+        nn.init.zeros_(block.mlp.down_proj.weight)
+    data = [example_inputs(model, 2, 12) for _ in range(4)]
+    shape = leanify.read(model)
+    wanted = replace(shape, stages=(shape.stages[0].reshape(3, 4, mlp=32),))
+    found = carry(model, wanted, data[:2], data[2:], moves=("pair",))
+    assert sorted(step.blocks for step in found.steps[1:]) == [(0, 1), (2, 3), (4, 5)]
+    fewer = replace(shape, stages=(shape.stages[0].reshape(2, 4, mlp=32),))
+    with pytest.raises(ShapeError, match="no further pair"):
+        carry(model, fewer, data[:2], data[2:], moves=("pair",))
+
+
 def test_deeper_stages_repeat_their_last_block() -> None:
     model, data = built("hf/llama")
     shape = leanify.read(model)
@@ -143,6 +168,22 @@ def test_redesign_carries_weights_by_data(checkpoint: Path, tmp_path: Path, caps
     assert lean.config.num_hidden_layers == 3
     ids = torch.tensor([list(b"Two layers side by side")])
     assert lean.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
+
+
+def test_a_checkpoint_without_a_layer_that_it_claims_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = shutil.copytree(checkpoint / "source", tmp_path / "broken")
+    tensors = {name: x for name, x in load_file(broken / "model.safetensors").items() if ".layers.3." not in name}
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    data = ("--weights", broken, "--data", checkpoint / "text.txt", "-o", tmp_path / "lean")
+    assert run("redesign", broken, *SHAPE, *data) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "lacks 9 tensors of the layers that its configuration claims" in said
+    assert "Traceback" not in said
+    with pytest.raises(SourceError, match="lacks 9 tensors"):
+        teacher_of(DistillSection(str(broken)))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["broken"]
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,32 @@ class Plan:
         shape = (design or self.chosen).architecture
         torch.manual_seed(seed)
         if weights is not None or pretrained:
-            donor = find.with_weights(self.found, weights, pretrained)
-            return (carry or surgery.write)(donor, shape)
+            if carry is None:
+                return surgery.write(find.with_weights(self.found, weights, pretrained), shape)
+            whole = weights_of.with_all_layers(
+                lambda: find.with_weights(self.found, weights, pretrained), weights or self.source
+            )
+            return carry(whole, shape)
         return weights_of.fresh(replace(self.found, architecture=shape))
+
+    def _streamed(self, weights: str | Path | None, seed: int, directory: str | Path, force: bool) -> bool:
+        """Whether the weights lie in shards; they are then carried over tensor by tensor."""
+        import torch
+
+        from leanify.design.build import room_on_disk
+        from leanify.sources import find, streaming
+
+        if weights is None:
+            return False
+        found = replace(self.found, weights=find.find(weights).weights)
+        shards = streaming.shards_of(found)
+        if shards is None:
+            return False
+        size = sum(file.stat().st_size for file in set(shards.values()))
+        room_on_disk(size * self.chosen.params // self.baseline.params, Path(directory))
+        torch.manual_seed(seed)
+        streaming.save(found, shards, self.chosen.architecture, Path(directory), force)
+        return True
 
     def save(
         self,
@@ -184,6 +207,8 @@ class Plan:
         from leanify.sources import lean_directory
 
         lean_directory.check_new_directory(directory, force)
+        if not control and carry is None and model_type is None and self._streamed(weights, seed, directory, force):
+            return replace(self, directory=str(directory))
         if not control:
             room_for(4 * self.chosen.params, Path(directory))
             lean_directory.save(self.build(weights, seed, pretrained, None, carry), directory, force, model_type)

@@ -54,12 +54,7 @@ def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep
 def write_located(located: LocatedModel, architecture: Architecture, weights: Weights = "keep") -> LocatedModel:
     """`write` for a model that is located already; where the layers of the new one stand follows from the old one."""
     old = located.architecture
-    _check(old, architecture)
-    _check_constants(located, architecture)
-    _check_ends(located, architecture)
-    cut = _cut(located, architecture)
-    sizes = _layer_sizes(cut, architecture)
-    sizes |= _table_sizes(cut, sizes)
+    cut, sizes = at_new_depth(located, architecture)
     for path in sizes:
         site = cut.by_path[path]
         resize(cut.model, path, site.module, site.reading, site.sizes, sizes[path])
@@ -72,6 +67,19 @@ def write_located(located: LocatedModel, architecture: Architecture, weights: We
     if weights == "fresh":
         initialise_model(new.model)
     return new
+
+
+def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
+    """A copy with every list at its new depth, and the sizes that its sites are to be brought to, by path.
+
+    Raises ShapeError where the model cannot take the shape.
+    """
+    _check(located.architecture, architecture)
+    _check_constants(located, architecture)
+    _check_ends(located, architecture)
+    cut = _cut(located, architecture)
+    sizes = _layer_sizes(cut, architecture)
+    return cut, sizes | _table_sizes(cut, sizes)
 
 
 def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int | None = None) -> nn.Module:

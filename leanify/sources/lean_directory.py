@@ -61,12 +61,16 @@ def save(model: nn.Module, directory: str | Path, force: bool = False, model_typ
         model = as_type(model, model_type)
     found = describe(model)
     with new_directory(directory, force) as folder:
-        tied = _write(model, found, folder)
-        if found.origin.library == "hf":
-            side_files.carry(model, folder)
-        (folder / CARD).write_text(json.dumps(_card(model, found, tied, folder), indent=2) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(_readme(model, found, Path(directory).name), encoding="utf-8")
+        write_around(model, found, folder, _write(model, found, folder), Path(directory).name)
     return Path(directory)
+
+
+def write_around(model: nn.Module, found: ModelSource, folder: Path, tied: dict[str, str], name: str) -> None:
+    """What stands beside the weights in a lean directory called ``name``: side files, card and README."""
+    if found.origin.library == "hf":
+        side_files.carry(model, folder)
+    (folder / CARD).write_text(json.dumps(_card(model, found, tied, folder), indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_readme(model, found, name), encoding="utf-8")
 
 
 def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:

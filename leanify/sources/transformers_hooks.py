@@ -152,7 +152,7 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
     def save_pretrained(self: Any, save_directory: Any, *positional: Any, **named: Any) -> Any:
         if shape_in(self.config) is not None:
-            _bring_in_line(self)
+            bring_in_line(self)
         card = Path(save_directory) / "leanify.json"
         stale = card.is_file()
         done = save(self, save_directory, *positional, **named)
@@ -163,7 +163,7 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
     return save_pretrained
 
 
-def _bring_in_line(model: Any) -> None:
+def bring_in_line(model: Any) -> None:
     """Bring the shape in a model's configuration in line with its tensors; none where upstream's keys say it all."""
     from contextlib import suppress
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,33 @@ UPSTREAM = (
 )
 # What trainers leave beside the weights: pickles of their own state, never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
+
+
+class NewTensors(UserWarning):
+    """Says which tensors a model has that the weights had not; ``names`` are all of them."""
+
+    def __init__(self, words: str, names: list[str]) -> None:
+        super().__init__(words)
+        self.names = names
+
+
+def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Module:
+    """A model as ``load`` gives it. Raises SourceError where tensors of its layers were missing and were drawn anew.
+
+    A head or a pooler may be new; a layer with random weights is none of the trained model's.
+    """
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = load()
+    for warning in told:
+        names = warning.message.names if isinstance(warning.message, NewTensors) else []
+        if lost := [name for name in names if re.search(r"\.\d+\.", name)]:
+            raise SourceError(
+                f"{source} lacks {len(lost)} tensors of the layers that its configuration claims ({few(lost)}): a "
+                "layer with random weights is worth nothing here; is the checkpoint whole?"
+            )
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return model
 
 
 @wall("the model does not load")
@@ -204,11 +233,11 @@ def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
         raise SourceError(f"{weights} holds no tensor of {name}; its first missing ones: {few(new)}")
     if new:
         rest = f", {len(left)} left behind ({few(left)})" if left else ""
-        warnings.warn(
+        words = (
             f"{weights} as {name}: {len(wanted) - len(new)} tensors carried over, {len(new)} re-initialised "
-            f"({few(new)}){rest}",
-            stacklevel=4,
+            f"({few(new)}){rest}"
         )
+        warnings.warn(NewTensors(words, new), stacklevel=4)
 
 
 def _is_adapter(weights: Path | str) -> bool:

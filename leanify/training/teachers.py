@@ -12,6 +12,7 @@ from leanify.data.common import vocabulary_of
 from leanify.errors import RecipeError
 from leanify.sources import find, pooling, side_files
 from leanify.sources.recipe import DistillSection
+from leanify.sources.weights import with_all_layers
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
 
@@ -27,7 +28,7 @@ def teacher_of(told: DistillSection) -> nn.Module:
             f"distill.teacher {told.teacher!r} names a model without weights; a run, a lean directory, a directory of "
             "transformers', a checkpoint or a hub id has some"
         )
-    return find.load(told.teacher)
+    return with_all_layers(lambda: find.load(told.teacher), told.teacher)
 
 
 def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:

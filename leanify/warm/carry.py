@@ -143,7 +143,7 @@ class _Carrier:
         pairs = self._pairs(stage, new) if "pair" in self.moves else set()
         candidates = self._droppable(stage) if "drop" in self.moves else set()
         while len(self.slots[stage]) > new.depth:
-            self._best_move(stage, pairs, candidates)
+            self._best_move(stage, pairs, candidates, new.depth)
 
     def _droppable(self, stage: str) -> set[int]:
         depth = len(self.slots[stage])
@@ -188,7 +188,8 @@ class _Carrier:
             shape_layer(located.model, layer, wanted, found)
         return list_of(located, stage)[slot[0]]
 
-    def _best_move(self, stage: str, pairs: set[Slot], droppable: set[int]) -> None:
+    def _best_move(self, stage: str, pairs: set[Slot], droppable: set[int], depth: int) -> None:
+        """The step that costs least, of those after which the stage can still become as shallow as asked."""
         slots = self.slots[stage]
         options: list[tuple[float, str, Slot, list[Slot]]] = []
         for place, slot in enumerate(slots):
@@ -199,6 +200,8 @@ class _Carrier:
             if joined in pairs:
                 moves.append(("pair", joined, [*slots[:place], joined, *slots[place + 2 :]]))
             for move, blocks, after in moves:
+                if least_depth(after, pairs, droppable) > depth:
+                    continue
                 try:
                     options.append((self._damage({**self.slots, stage: after}), move, blocks, after))
                 except (UnsupportedModel, ShapeError) as error:
@@ -216,6 +219,19 @@ class _Carrier:
             cost = damage(answers(model, self.held_out), self.teacher)
             self.steps.append(Step("deepen", "", (), cost))
         return Carried(model, self.steps, self.teacher.unit, self.refused)
+
+
+def least_depth(slots: Sequence[Slot], pairs: Collection[Slot], droppable: Collection[int]) -> int:
+    """A depth that can be reached from these slots by pairs alone or by drops alone.
+
+    From the left, every block is paired with the next one where it can be: no other choice makes more pairs of a row.
+    """
+    made, place = 0, 0
+    while place + 1 < len(slots):
+        joins = slots[place] + slots[place + 1] in pairs
+        made, place = made + joins, place + 1 + joins
+    dropped = sum(slot[0] in droppable for slot in slots)
+    return min(len(slots) - made, max(1, len(slots) - dropped))
 
 
 def _at_old_depth(old: Architecture, new: Architecture) -> Architecture:

@@ -1,0 +1,156 @@
+"""A sharded checkpoint brought to another shape tensor by tensor: memory for a layer and a shard, not for the model.
+
+The model stands on torch's meta device. One attention or MLP at a time gets its tensors from the old shards, is resized
+as `lens.surgery.write` resizes it, and its new tensors go to the new shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from leanify.architecture import Architecture
+from leanify.lens import surgery
+from leanify.lens.located import LocatedModel, Site, within
+from leanify.lens.resize import resize
+from leanify.lens.sites import locate
+from leanify.sources.describe import describe
+from leanify.sources.files import read_json
+from leanify.sources.lean_directory import new_directory, write_around
+from leanify.sources.source import ModelSource, build_on_meta
+from leanify.sources.transformers_hooks import bring_in_line
+
+INDEX = "model.safetensors.index.json"
+PART = 10  # new shards are at most this part of the largest old one
+
+
+def shards_of(found: ModelSource) -> dict[str, Path] | None:
+    """The shard of every tensor; None where the weights are not a sharded checkpoint of just this model's tensors."""
+    folder = found.weights
+    if found.origin.library != "hf" or not isinstance(folder, Path) or not (folder / INDEX).is_file():
+        return None
+    index = read_json(folder / INDEX)
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(named, dict):
+        return None
+    shards = {name: folder / Path(str(file)).name for name, file in named.items()}
+    wanted = {name: list(x.shape) for name, x in _tensors(build_on_meta(found)).items()}
+    if not wanted.keys() <= shards.keys() or not all(file.is_file() for file in shards.values()):
+        return None
+    return shards if all(_shape(shards[name], name) == shape for name, shape in wanted.items()) else None
+
+
+def _shape(file: Path, name: str) -> list[int]:
+    with safe_open(file, "pt") as tensors:
+        shape: list[int] = tensors.get_slice(name).get_shape()
+    return shape
+
+
+def save(found: ModelSource, shards: Mapping[str, Path], shape: Architecture, directory: Path, force: bool) -> None:
+    """Write a lean directory of the found model in another shape; what upstream's loader opens is a set of shards."""
+    located = locate(build_on_meta(found))
+    new: Any = surgery.write_located(located, shape).model
+    bring_in_line(new)
+    with new_directory(directory, force) as folder:
+        _write(_streamed(located, shape, shards), new, folder, max(file.stat().st_size for file in shards.values()))
+        new.config.architectures = [type(new).__name__]
+        new.config.save_pretrained(folder)
+        if new.can_generate():
+            new.generation_config.save_pretrained(folder)
+        write_around(new, describe(new), folder, {}, directory.name)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint of a model holds: tied parameters once."""
+    stored = model.state_dict(keep_vars=True)
+    return {name: x for name, x in (*model.named_parameters(), *model.named_buffers()) if name in stored}
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _streamed(located: LocatedModel, shape: Architecture, shards: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the new shape, an attention or MLP at a time."""
+    cut, sizes = surgery.at_new_depth(located, shape)
+    before = _sources(located, cut)
+    sites = {path: cut.by_path[path] for path in sizes if sizes[path] != cut.by_path[path].sizes}
+    inside = {name: _site_of(name, sites) for name in _tensors(cut.model)}
+    for path, site in sites.items():
+        names = [name for name, owner in inside.items() if owner == path]
+        _fill(cut.model, {name: _read(shards, before[name]) for name in names})
+        resize(cut.model, path, site.module, site.reading, site.sizes, sizes[path])
+        now = _tensors(cut.model)
+        for name in names:
+            yield name, now[name].detach().clone()
+            _fill(cut.model, {name: now[name].detach().to("meta")})
+    for name in (name for name, owner in inside.items() if not owner):
+        yield name, _read(shards, before[name])
+
+
+def _sources(located: LocatedModel, cut: LocatedModel) -> dict[str, str]:
+    """The old name of every new tensor: blocks beyond the old depth repeat the last."""
+    found = {}
+    for name in _tensors(cut.model):
+        stage = next((s for s in located.stages if s.container is not None and within(name, s.name)), None)
+        found[name] = name
+        if stage is not None:
+            at, _, rest = name.removeprefix(f"{stage.name}.").partition(".")
+            found[name] = f"{stage.name}.{min(int(at), len(stage.blocks) - 1)}.{rest}"
+    return found
+
+
+def _site_of(name: str, sites: Mapping[str, Site]) -> str:
+    """The innermost site that holds a tensor, or ""."""
+    return max((path for path in sites if within(name, path)), key=len, default="")
+
+
+def _read(shards: Mapping[str, Path], name: str) -> Tensor:
+    """A tensor of its own memory: the file is closed, and its pages with it."""
+    with safe_open(shards[name], "pt") as tensors:
+        found: Tensor = tensors.get_tensor(name).clone()
+    return found
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        owner, _, last = name.rpartition(".")
+        module = model.get_submodule(owner)
+        value = nn.Parameter(tensor, requires_grad=False) if last in module._parameters else tensor
+        setattr(module, last, value)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _write(tensors: Iterator[tuple[str, Tensor]], model: nn.Module, folder: Path, largest: int) -> None:
+    """Shards and their index. A shard is named when all are there: only then their number is known."""
+    held: dict[str, Tensor] = {}
+    parts: list[list[str]] = []
+    total = size = 0
+    for name, tensor in tensors:
+        if held and size + tensor.nbytes > largest // PART:
+            parts.append(_put(held, folder, len(parts)))
+            held, size = {}, 0
+        held[name] = tensor.contiguous()
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    parts.append(_put(held, folder, len(parts)))
+    named: dict[str, str] = {}
+    for number, names in enumerate(parts):
+        file = f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors"
+        (folder / f"{number}.part").rename(folder / file)
+        named |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(named.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _put(tensors: dict[str, Tensor], folder: Path, number: int) -> list[str]:
+    save_file(tensors, folder / f"{number}.part", metadata={"format": "pt"})
+    names = list(tensors)
+    tensors.clear()
+    return names
