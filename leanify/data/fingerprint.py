@@ -85,7 +85,7 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
     """Every file of data below a folder by its name from there, with its size; in order. Runs there are no data."""
     from timm.data.readers.img_extensions import get_img_extensions
 
-    suffixes = {".txt", ".csv", ".tsv", ".jsonl", ".parquet", ".npz", *get_img_extensions(as_set=True)}
+    suffixes = {".txt", ".csv", ".tsv", ".jsonl", ".parquet", ".arrow", ".npz", *get_img_extensions(as_set=True)}
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = sorted(name for name in below if not name.startswith(".") and not is_run(Path(folder, name)))
         for name in sorted(names):

@@ -55,16 +55,34 @@ def look(path: str | Path) -> Found | None:
 
 
 def _folder(place: Path) -> Found | None:
-    for stem in TRAINING:
-        for suffix in (*columns.TABLES, ".txt"):
-            if (file := place / f"{stem}{suffix}").is_file():
-                return _file(file, _has_validation(place, suffix))
+    if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return _on_disk(place)
     train = next((place / name for name in TRAINING if (place / name).is_dir()), place)
     counts = {folder.name: number for folder in _folders(train) if (number := _images(folder))}
     if len(counts) > 1:
         return _of_classes(place, train, counts)
+    for stem in TRAINING:
+        for suffix in (*columns.TABLES, ".txt"):
+            if (file := place / f"{stem}{suffix}").is_file():
+                return _file(file, _has_validation(place, suffix))
     texts = sorted(place.glob("*.txt"))
     return Found("text", f"{len(texts)} text files in {place}", False) if texts else None
+
+
+def _on_disk(place: Path) -> Found | None:
+    """What ``datasets`` wrote by save_to_disk: images with classes, by the features that it notes."""
+    whole = (place / "state.json").is_file()
+    splits = [] if whole else json.loads((place / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+    part = place if whole else place / ("train" if "train" in splits else splits[0])
+    features = json.loads((part / "dataset_info.json").read_text(encoding="utf-8"))["features"]
+    kinds = {name: entry.get("_type") for name, entry in features.items() if isinstance(entry, dict)}
+    image, label = (next((name for name in kinds if kinds[name] == kind), None) for kind in ("Image", "ClassLabel"))
+    if image is None or label is None:
+        return None
+    names = features[label]["names"]
+    shown = f"{', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
+    words = f"a data set of images ({image}) of {len(names):,} classes ({label}: {shown}) in {place}"
+    return Found("images", words, any(name in splits for name in columns.SPLITS["validation"]), len(names))
 
 
 def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
@@ -98,20 +116,32 @@ def _file(file: Path, validated: bool) -> Found | None:
     rows = list(islice(_rows(file), SOME))
     names = list(rows[0]) if rows else []
     texts, label = columns.texts_in(names), columns.one_of(columns.LABELS, names)
+    picture = columns.one_of(columns.PICTURES, names)
+    if picture is not None and label is not None and _is_picture(rows[0][picture]):
+        return _labelled(file, rows, "images", (picture,), label, validated)
     if texts and label is not None:
-        return _labelled(file, rows, texts, label, validated)
+        return _labelled(file, rows, "sentences", texts, label, validated)
     return Found("text", f"texts in {file} (column {texts[0]})", validated) if texts else None
 
 
-def _labelled(file: Path, rows: list[Mapping[str, Any]], texts: tuple[str, ...], label: str, validated: bool) -> Found:
+def _labelled(
+    file: Path, rows: list[Mapping[str, Any]], kind: Kind, of: tuple[str, ...], label: str, validated: bool
+) -> Found:
     many = f"{len(rows):,}" if len(rows) < SOME else f"{SOME:,} or more"
-    kinds = sorted({str(row.get(label)) for row in rows})
-    fraction = all(_is_number(kind) for kind in kinds) and any(float(kind) % 1 for kind in kinds)
-    what = "a number" if fraction else f"{len(kinds)} classes: {', '.join(kinds[:SHOWN])}{', …' * (len(kinds) > SHOWN)}"
-    words = f"{many} rows of texts ({' and '.join(texts)}) with labels ({label}, {what}) in {file}"
-    return Found(
-        "sentences", words, validated, None if fraction else len(kinds), len(rows) if len(rows) < SOME else None
-    )
+    names = sorted({str(row.get(label)) for row in rows})
+    fraction = all(_is_number(name) for name in names) and any(float(name) % 1 for name in names)
+    what = "a number" if fraction else f"{len(names)} classes: {', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
+    samples = "images" if kind == "images" else "rows of texts"
+    words = f"{many} {samples} ({' and '.join(of)}) with labels ({label}, {what}) in {file}"
+    classes = None if fraction else len(names)
+    return Found(kind, words, validated, classes, len(rows) if len(rows) < SOME else None)
+
+
+def _is_picture(cell: Any) -> bool:
+    """Whether a cell names an image file, or holds one as Parquet files of ``datasets`` do."""
+    if isinstance(cell, str):
+        return cell.lower().endswith(columns.IMAGES)
+    return isinstance(cell, bytes) or (isinstance(cell, dict) and "bytes" in cell)
 
 
 def _is_number(text: str) -> bool:

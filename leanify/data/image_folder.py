@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data import hub
+from leanify.data import hub, image_tables
 from leanify.data.common import folder_of, held_out, subset
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
@@ -52,7 +52,7 @@ class Pictures:
         self.files = files  # a reader of timm's
         self.transform, self.mode, self.skips = transform, mode, skips
         known = getattr(files, "samples", None)  # of a folder: paths and classes
-        self.labels = None if known is None else np.array([label for _, label in known])
+        self.labels = getattr(files, "labels", None) if known is None else np.array([label for _, label in known])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -104,7 +104,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         raise DataError(f"classification of images needs a model that takes some; {origin_of(model)} is of text")
     if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
         raise RecipeError(f"data.crop is {list(data.crop)}; it is two shares of the area, the smaller one first")
-    readers, classes, where = on_hub(data) if hub.is_meant(data) else in_folder(data, folder_of(data))
+    readers, classes, where = read(data)
     changed, plain, scale, mode = transforms(data, model)
     skips = data.on_error == "skip"
     train = Pictures(readers[0], changed, mode, skips)
@@ -119,12 +119,23 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     )
 
 
+def read(data: DataSection) -> tuple[list[Any], list[str], str]:
+    """Readers of the splits, the classes, and where they come from."""
+    if hub.is_meant(data):
+        return on_hub(data)
+    place = folder_of(data)
+    return image_tables.readers(data, place) if image_tables.lies_at(place, data.train) else in_folder(data, place)
+
+
 def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
     """timm's readers of the splits to train, validate and test; one folder twice where a share of it is held out."""
     from timm.data import create_dataset
 
     if not folder.is_dir():
-        raise DataError(f"{folder} is a file; classification takes a folder of a folder a class, with images in them")
+        raise DataError(
+            f"{folder} is a file; classification takes a folder of a folder a class, with images in them, or a table "
+            "(.csv, .tsv, .jsonl, .parquet) of images and labels"
+        )
     if data.holdout and not any((folder / name).is_dir() for name in names_of(data.train)):
         train = folder
     else:

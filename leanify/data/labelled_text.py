@@ -106,7 +106,7 @@ def classes_of(data: DataSection) -> list[str]:
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
     """The samples for a text model with a head; validation samples by length, so that little is padded."""
-    refuse(data, "img_size", "rand_augment")
+    refuse(data, "img_size", "rand_augment", "image")
     length = length_of_text(data, model)
     words, _ = vocabulary_of(model, data.task)
     faults = Faults(skip=data.on_error == "skip")

@@ -114,6 +114,7 @@ class DataSection:
     length: Annotated[int | None, "tokens a sample"] = None
     text: Annotated[tuple[str, ...], "one or two text columns of a table; default: guessed by name"] = ()
     label: Annotated[str | None, "label column of a table; default: guessed by name"] = None
+    image: Annotated[str | None, "column of images or their paths in a table; default: guessed by name"] = None
     options: Annotated[Mapping[str, Any], "parameters of a generated data set"] = field(default_factory=dict)
     mask: Annotated[float, "share of tokens that a masked language model must predict"] = 0.0
     img_size: Annotated[int | None, "pixels; default: the model's input size"] = None

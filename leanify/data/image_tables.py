@@ -1,0 +1,144 @@
+"""Images in tables: CSV, TSV or JSON lines of paths and labels, Parquet of bytes, ``datasets`` on disk.
+
+``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), or what ``datasets``
+wrote by ``save_to_disk``. ``data.image`` and ``data.label`` name the columns; without them they are guessed by name.
+Paths are relative to the table. Images in Parquet are held in memory as they are stored, those of ``datasets`` mapped.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanify.data import columns, hub
+from leanify.data.faults import Faults
+from leanify.data.labelled_text import find_tables
+from leanify.data.text import rows_of_table
+from leanify.errors import DataError
+from leanify.sources.recipe import DataSection
+
+ON_DISK = ("dataset_dict.json", "state.json")  # what save_to_disk leaves
+
+
+class Rows:
+    """The images of a table, as a reader of timm's is used: by index an open file and a class."""
+
+    def __init__(self, place: Path, pictures: Sequence[Any], labels: Sequence[int]) -> None:
+        self.place, self.pictures, self.labels = place, pictures, np.array(labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def filename(self, index: int, absolute: bool = True) -> str:
+        picture = self.pictures[index]
+        return str(picture) if isinstance(picture, Path) else f"{self.place}, row {index + 1}"
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        picture, label = self.pictures[index], int(self.labels[index])
+        if isinstance(picture, Path):
+            return picture.open("rb"), label
+        stored = picture["bytes"] if isinstance(picture, dict) else picture
+        return (io.BytesIO(stored) if stored is not None else Path(picture["path"]).open("rb")), label
+
+
+class Column:
+    """A column of images of a data set on disk, read when it is asked for."""
+
+    def __init__(self, rows: Any, name: str) -> None:
+        self.rows, self.name = rows, name
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index][self.name]
+
+
+def lies_at(place: Path, split: str) -> bool:
+    """Whether there is a table of images, or a data set on disk."""
+    if (place / split).is_dir() and any(entry.is_dir() for entry in (place / split).iterdir()):
+        return (place / ON_DISK[0]).is_file()  # else folders of classes, whatever tables lie beside them
+    return any((place / name).is_file() for name in ON_DISK) or find_tables(place, split) is not None
+
+
+def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
+    """The readers of training, validation and test; the classes of the training table; where, with the columns."""
+    splits = [data.train, data.train if data.holdout else data.validation, *([data.test] if data.test else [])]
+    if any((place / name).is_file() for name in ON_DISK):
+        return _on_disk(data, place, splits)
+    files = [find_tables(place, split) for split in splits]
+    for split, file in zip(splits, files, strict=True):
+        if file is None:
+            raise DataError(f"{place} has no table of {split}; --set data.holdout=0.1 holds out a tenth of train")
+    read = {file: _read(file, data) for file in dict.fromkeys(file for file in files if file is not None)}
+    return _numbered([(file, *read[file][:2]) for file in files if file is not None], read[files[0]][2])  # type: ignore[index]
+
+
+def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
+    """The pictures, the labels as the file has them, and the columns in words."""
+    faults, pictures, labels = Faults(data.on_error == "skip"), [], []
+    image = label = ""
+    for place, row in rows_of_table(file, faults):
+        if not image:
+            image, label = _columns(file, list(row), data)
+        picture, kind = row.get(image), row.get(label)
+        if not picture or kind is None or kind == "":
+            faults.found(f"{file}, {place} has no {label if picture else image}")
+            continue
+        pictures.append(file.parent / Path(picture).expanduser() if isinstance(picture, str) else picture)
+        labels.append(str(kind).strip())
+    if not pictures:
+        raise DataError(f"{file} has no row with an image and a label")
+    return pictures, labels, f"({image} → {label})"
+
+
+def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
+    image = data.image or columns.one_of(columns.PICTURES, found)
+    label = data.label or columns.one_of(columns.LABELS, found)
+    if image not in found or label not in found:
+        lacking = f"no column of {'labels' if image in found else 'images'}"
+        raise DataError(
+            f"{file} has {lacking}; found {', '.join(found[:8])}: name them, --set data.image=path "
+            "--set data.label=class"
+        )
+    return str(image), str(label)
+
+
+def _numbered(tables: Sequence[tuple[Path, list[Any], list[str]]], words: str) -> tuple[list[Rows], list[str], str]:
+    """Readers with the classes of the first table numbered in their order."""
+    names = in_order(set(tables[0][2]))
+    if len(names) < 2:
+        raise DataError(f"{tables[0][0]} has one class, {names[0]}: there is nothing to tell apart")
+    number = {name: index for index, name in enumerate(names)}
+    for file, _, labels in tables:
+        if unknown := sorted(set(labels) - set(names)):
+            raise DataError(f"{file} has classes that {tables[0][0]} has not: {', '.join(unknown[:5])}")
+    found = [Rows(file, pictures, [number[label] for label in labels]) for file, pictures, labels in tables]
+    return found, names, f"{tables[0][0]} {words}"
+
+
+def in_order(names: set[str]) -> list[str]:
+    """Classes by name, whole numbers in theirs."""
+    whole = all(name.removeprefix("-").isdecimal() for name in names)
+    return sorted(names, key=int) if whole else sorted(names)
+
+
+def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
+    datasets = hub.library(f"{place}")
+    try:
+        loaded = datasets.load_from_disk(str(place))
+    except Exception as error:  # the library raises whatever it meets
+        raise DataError(f"{place} is no data set that datasets can load: {error}") from error
+    found = []
+    for split in splits:
+        spelled = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in loaded), None)
+        if isinstance(loaded, dict) and spelled is None:
+            raise DataError(f"{place} has no split {split}; it has {', '.join(loaded)}: --set data.holdout=0.1")
+        rows = loaded[spelled] if isinstance(loaded, dict) else loaded
+        image, label = _columns(place, rows.column_names, data)
+        kind = rows.features[label]
+        labels = [kind.int2str(value) if hasattr(kind, "int2str") else str(value) for value in rows[label]]
+        raw = rows.cast_column(image, datasets.Image(decode=False))
+        found.append((place, Column(raw, image), labels))
+    return _numbered(found, f"({image} → {label})")  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""Images that a table names or holds, and data sets on disk: the same pixels and classes as the folder's."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leanify
+from leanify import training
+from leanify.data import image_tables
+from leanify.data.found import look
+from leanify.data.image_folder import opened, read
+from leanify.sources.recipe import DataSection
+from leanify.training import defaults
+
+CLASSES = {"blue": (0, 0, 200), "red": (200, 0, 0)}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+    """Eight files, each of another shade, with their classes."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("pixels")
+    found = []
+    for i in range(8):
+        name, (r, g, b) = list(CLASSES.items())[i % 2]
+        Image.new("RGB", (16, 16), (r, g + 20 * i, b)).save(folder / f"{i}.png")
+        found.append((folder / f"{i}.png", name))
+    return found
+
+
+def as_csv(rows: list[tuple[Path, str]], folder: Path) -> Path:
+    with (folder / "train.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerows([("path", "class"), *rows])
+    return folder
+
+
+def as_parquet(rows: list[tuple[Path, str]], folder: Path) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    cells = [{"image": {"bytes": path.read_bytes(), "path": None}, "label": name} for path, name in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(cells), folder / "train.parquet")
+    return folder
+
+
+def as_data_set(rows: list[tuple[Path, str]], folder: Path) -> Path:
+    import datasets
+
+    datasets.disable_progress_bars()
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    cells = {"img": [str(path) for path, _ in rows], "label": [list(CLASSES).index(name) for _, name in rows]}
+    datasets.Dataset.from_dict(cells, features=features).save_to_disk(folder / "kept")
+    return folder / "kept"
+
+
+@pytest.mark.parametrize("write", [as_csv, as_parquet, as_data_set])
+def test_every_form_holds_the_same_images(write: Any, rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    place = write(rows, tmp_path)
+    (train, validation), names, where = read(DataSection("data", "classification", str(place), holdout=0.25))
+    assert names == ["blue", "red"]
+    assert "→" in where
+    assert len(train) == len(validation) == 8
+    for index, (path, name) in enumerate(rows):
+        pixels, label = opened(train, index, "RGB")
+        from PIL import Image
+
+        with Image.open(path) as image:
+            assert pixels.tobytes() == image.convert("RGB").tobytes()
+        assert names[label] == name
+    found = look(place)
+    assert found is not None
+    assert (found.kind, found.classes, found.validated) == ("images", 2, False)
+
+
+def test_a_table_trains_and_its_classes_are_kept(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    value = defaults.recipe_of(as_csv(rows, tmp_path))
+    assert value.model.override["num_classes"] == 2
+    small = ["model.override.img_size=16", "model.override.embed_dim=12", "model.override.depth=1", "data.workers=0"]
+    run = training.train(value, tmp_path / "run", settings=[*small, "schedule.epochs=1", "data.holdout=0.25"])
+    assert training.RunDirectory.open(run).classes == ["blue", "red"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("path,kind\na.png,x\n", r"no column of labels; found path, kind.*--set data\.label"),
+        ("name,label\na.png,x\n", "no column of images"),
+        ("path,label\na.png,x\n", "one class, x"),
+        ("path,label\na.png,\n", "line 2 has no label"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "train.csv").write_text(text)
+    with pytest.raises(leanify.DataError, match=words):
+        read(DataSection("data", "classification", str(tmp_path / "train.csv"), holdout=0.5))
+
+
+def test_columns_can_be_named_and_classes_must_be_known(rows: list[tuple[Path, str]], tmp_path: Path) -> None:
+    for split, kinds in (("train", ("a", "b")), ("val", ("a", "c"))):
+        lines = [f"{path},{kinds[i % 2]}" for i, (path, _) in enumerate(rows)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["where,what", *lines]))
+    data = DataSection("data", "classification", str(tmp_path), image="where", label="what")
+    with pytest.raises(leanify.DataError, match=r"has classes that .* has not: c"):
+        read(data)
+    assert image_tables.in_order({"10", "9"}) == ["9", "10"]
