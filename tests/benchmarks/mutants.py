@@ -101,7 +101,6 @@ def passes(module: str, source: str | None, seconds: float) -> bool:
 def _tested(module: str, source: str | None) -> None:
     import pytest
 
-    os.setpgrp()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     if source is not None:
