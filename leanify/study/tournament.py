@@ -121,7 +121,7 @@ def shares(plan: StudyPlan) -> tuple[float, float]:
     left = COST / _relative_macs(plan) - FINALISTS * len(plan.seeds)
     first = min(max(left / (given_up_first + LATER * given_up_second), FIRST[0]), FIRST[1])
     first = math.floor(1000 * first) / 1000
-    return first, LATER * first
+    return first, round(LATER * first, 3)
 
 
 def trainings(plan: StudyPlan) -> float:

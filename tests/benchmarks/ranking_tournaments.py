@@ -2,7 +2,9 @@
 
     python tests/benchmarks/ranking_tournaments.py recipes/results/tournaments.json STUDY…
 
-A study is a folder of ``leanify compare tests/benchmarks/ranking/TASK.toml --tournament 12``, called TASK.
+A study is a folder of ``leanify compare tests/benchmarks/ranking/TASK.toml --tournament 12``, called TASK. Its designs
+are held against the sweep's by the mean training loss of the last tenth of the schedule, over the seeds that both
+have: samples and their order are the same, while the samples of a validation may change between versions.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def runs_of(path: Path) -> Iterator[dict[str, Any]]:
         shape = {axis: getattr(model, axis) for axis in AXES}
         costs = {"params": cost.params, "macs": cost.macs}
         quality = {key: value for key, value in last.items() if key in ("loss", "top1", "accuracy", "bits_per_byte")}
-        yield {"design": design, "seed": int(seed), "step": rows[-1]["step"], **shape, **costs, "validation": quality}
+        train = [row["loss"] for row in rows if row["split"] == "train" and row["step"] > 0.9 * rows[-1]["step"]]
+        done = {"step": rows[-1]["step"], "last_tenth": float(np.mean(train)), "validation": quality}
+        yield {"design": design, "seed": int(seed), **done, **shape, **costs}
 
 
 def cost(played: dict[str, Any]) -> float:
@@ -68,19 +72,23 @@ def cost(played: dict[str, Any]) -> float:
 
 
 def print_tournaments(tasks: list[Task], tournaments: list[dict[str, Any]]) -> None:
-    head("task", "cuts after", "ρ at the cuts", "winner", "its loss", "the sweep's best", "place", "behind", "cost")
+    words = ("task", "cuts after", "ρ at the cuts", "winner", "its validation", "its loss", "the sweep's best", "place")
+    head(*words, "behind", "cost")
     for played in tournaments:
         task = next(t for t in tasks if t.name == played["task"])
         won = {run["seed"]: run for run in played["runs"] if run["design"] == played["winner"]}
         seeds = [seed for seed in won if seed in task.seeds]
-        loss = np.mean([won[seed]["validation"]["loss"] for seed in seeds])
-        others = np.array([np.mean([task.loss(design, seed) for seed in seeds]) for design in task.designs])
-        shape = next(iter(won.values()))
+        loss = np.mean([won[seed]["last_tenth"] for seed in seeds])
+        others = np.array(
+            [np.mean([window(task.rows[d, s]["curve"], 0.9, 1.0) for s in seeds]) for d in task.designs]
+        )  # fmt: skip
+        shape, metric = next(iter(won.values())), played["metric"]
         line(
             task.name,
             " and ".join(f"{rung['share']:.0%}" for rung in played["rungs"]),
             ", ".join(f"{early(task, rung['share']):.2f}" for rung in played["rungs"]),
             f"{played['winner']}: {shape['depth']} × {shape['heads']} × {shape['head_dim']}, {shape['mlp']}",
+            f"{np.mean([run['validation'][metric] for run in won.values()]):.4g} {metric}",
             f"{loss:.4f}",
             f"{task.designs[int(others.argmin())]} {others.min():.4f}",
             f"{1 + int((others < loss).sum())} of {1 + len(others)}",
