@@ -34,6 +34,7 @@ def test_one_cycle_is_torchs() -> None:
         assert rate(step) == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-9)
         theirs.step()
         schedule.step() if step < 49 else None
+    assert rate(49) == pytest.approx(3e-3 / 25e4, rel=1e-9, abs=0)
 
 
 def test_the_other_kinds() -> None:
@@ -76,5 +77,6 @@ def test_a_batch_grows_by_as_much_a_step_over_its_share_of_the_run(unit: str, sh
 
 
 def test_a_ramp_is_a_share() -> None:
-    with pytest.raises(RecipeError, match="a share of the run"):
-        ramp_of(ScheduleSection(64, steps=10, batch_ramp=1.5), 10)
+    for share in (1.0, 1.5, -0.1):
+        with pytest.raises(RecipeError, match="a share of the run"):
+            ramp_of(ScheduleSection(64, steps=10, batch_ramp=share), 10)

@@ -98,6 +98,8 @@ def sites_of(model: nn.Module) -> list[Site]:
         if reading.refused:
             raise UnsupportedModel(f"{name_of(model)} cannot be redesigned: {reading.refused} ({path or 'the model'})")
         sizes = {} if reading.kept else sizes_of(path, module, reading)
+        if reading.is_mlp and not reading.is_attention and "m" not in sizes:
+            continue  # a block that was built without its MLP
         if "x" in sizes:
             mixtures.add(path)
             sizes["a"] = active

@@ -3,7 +3,7 @@
     python tests/benchmarks/mutants.py [--number 40] [--seed 0] [--log FILE] [MODULE…]
 
 A mutant swaps a comparison, an operator, a constant, `and` for `or`, a condition for its opposite, or `min` for `max`.
-The mutants of a module are sampled with a seed. A mutant is killed where a test fails or takes five times as long as
+The mutants of a module are sampled with a seed. A mutant is killed where a test fails or takes three times as long as
 all of them together; survivors are printed as lines of a diff. Verdicts are kept in the log, and a run with the same
 log goes on. docs/CONTRIBUTING.md has the scores and what is to be said for the survivors.
 
@@ -124,7 +124,7 @@ def hunt(module: str, number: int, seed: int, log: Path) -> tuple[int, list[str]
     began = time.monotonic()
     if any((module, n) not in known for n in picked) and not passes(module, None, 3600):
         sys.exit(f"{module}: {' '.join(HELD_BY[module])} fails without a mutant")
-    limit = 30 + 5 * (time.monotonic() - began)
+    limit = 20 + 3 * (time.monotonic() - began)
     survivors = []
     for n in picked:
         line, changed = mutant(source, n)
