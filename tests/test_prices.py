@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import leanify
-from leanify.design import price_cache
+from leanify.design import price_cache, shipped
 from leanify.design.price_cache import Asked, appraiser, key_of
 
+SHIPPED = Path(leanify.__file__).parent / "design" / price_cache.SHIPPED
 TEXT = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
 GPT2 = {"n_embd": 64, "n_layer": 6, "n_head": 4, "vocab_size": 100, "n_positions": 128}
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -182,3 +183,49 @@ def test_a_remembered_plan_is_built_as_a_counted_one(home: Path) -> None:
     one, other = first.build().state_dict(), second.build().state_dict()
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)
+
+
+# -- what the package brings --------------------------------------------------------------------------------------
+
+
+def table() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(SHIPPED.read_text("utf-8"))
+    return found
+
+
+def test_every_name_of_the_package_leads_to_its_prices() -> None:
+    found = table()
+    assert found["made_with"] == price_cache.versions()
+    assert {*found["names"].values()} == {*found["models"]} == {f"{library}/{full}" for library, full in shipped.EVERY}
+    assert found["names"]["vit_base"] == "timm/vit_base_patch16_224"
+
+
+EVERY = [f"{library}/{full}" for library, full in shipped.EVERY]
+SOME = ("timm/vit_tiny_patch16_224", "hf/gpt2")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.long) for name in EVERY]
+)
+def test_the_packages_prices_are_counted_ones(name: str) -> None:
+    """As JSON: what a user would be told without the table."""
+    assert json.loads(json.dumps(shipped.counted(name))) == table()["models"][name]
+
+
+def test_a_common_name_is_planned_without_its_model(home: Path, without_models: Callable[[], None]) -> None:
+    without_models()
+    plans = [leanify.redesign(name, target_params=0.5) for name in ("vit_tiny", "timm/vit_tiny_patch16_224")]
+    assert plans[0].chosen == plans[1].chosen
+    assert plans[0].name == "vit_tiny_patch16_224"
+    assert not home.exists()  # nothing was learned
+    with pytest.raises(AssertionError, match="was built"):
+        leanify.redesign("vit_tiny", target_params=0.5, overrides={"depth": 6})
+
+
+def test_prices_of_other_versions_are_not_believed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, without_models: Callable[[], None]
+) -> None:
+    without_models()
+    monkeypatch.setattr(price_cache, "versions", lambda: {"timm": "0.0.0"})
+    with pytest.raises(AssertionError, match="was built"):
+        leanify.redesign("vit_tiny", target_params=0.5)
