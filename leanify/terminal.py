@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH = 100
 T = TypeVar("T")
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 def console() -> Console:
     """Standard output: at most 100 columns wide, colours only on a terminal."""
+    from rich.console import Console  # 30 ms, which `--help` does without
+
     out = Console(highlight=False, emoji=False)  # a path may hold :x:, and emoji's names take 10 ms to import
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     return out
@@ -38,6 +41,8 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
     Call what it yields with the number of steps done.
     """
+    from rich.console import Console
+
     err = Console(stderr=True)
     if not err.is_terminal or os.environ.get("LEANIFY_QUIET"):
         yield lambda done: None

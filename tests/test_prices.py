@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import leanify
+from leanify.cli import recipe_list
 from leanify.design import price_cache, shipped
 from leanify.design.price_cache import Asked, appraiser, key_of
+from leanify.sources import recipe
 
 SHIPPED = Path(leanify.__file__).parent / "design" / price_cache.SHIPPED
 TEXT = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
@@ -130,6 +132,13 @@ def test_a_remembered_redesign_imports_no_torch(home: Path) -> None:
     assert "lean" in tables[0]
     assert runs[0].stderr.splitlines()[-1] == "['timm', 'torch']"
     assert runs[1].stderr.splitlines()[-1] == "[]"
+
+
+def test_the_list_says_what_the_recipes_say(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe_list.show("json")
+    listed = {row["recipe"]: (row["source"], row["data"]) for row in json.loads(capsys.readouterr().out)["recipes"]}
+    values = {name: recipe.load(path) for name, path in recipe.built_in().items()}
+    assert listed == {name: (one.model.source, one.data and one.data.name) for name, one in values.items()}
 
 
 @pytest.mark.parametrize("arguments", [["recipes"], ["train", "--list"], ["zoo", "--json"], ["redesign", "--help"]])

@@ -1,4 +1,4 @@
-"""Where time goes before anything trains: python tests/benchmarks/speed.py -o recipes/results/speed.md
+"""Where time goes before anything trains: python tests/benchmarks/speed.py [PART…] -o recipes/results/speed.md
 
 Whole processes in turn with what they are compared to, by the processor time that the kernel counts for each: other
 programs on the machine hardly change it. Every number is the median of the pairs, with the least and the most.
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -21,7 +21,7 @@ from pathlib import Path
 
 LEANIFY = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 LIBRARIES = "import typer, rich"
-BUILT = "import timm; timm.create_model('vit_base_patch16_224')"
+BUILT = "import leanify, timm; timm.create_model('vit_base_patch16_224')"
 COUNT = {"LEANIFY_PRICES": "off"}
 LARGE = ("hf/deepseek_v3", "hiera_huge_224", "hf/zamba2")
 
@@ -71,7 +71,7 @@ def start_up(pairs: int = 11) -> Iterator[Figure]:
         yield Figure(f"`leanify {words}` / `{LIBRARIES}`", 1.5, ratios([LEANIFY, *words.split()], [LIBRARIES], pairs))
 
 
-def redesigns(pairs: int = 5) -> Iterator[Figure]:
+def redesigns(pairs: int = 2) -> Iterator[Figure]:
     """A plan beside building the model that it is about; with an empty cache, with the package's, and repeated."""
     asked = [LEANIFY, "redesign", "vit_base", "--target-params", "0.5"]
     other = [LEANIFY, "redesign", "vit_base", "--override", "img_size=256", "--target-params", "0.5"]
@@ -83,7 +83,7 @@ def redesigns(pairs: int = 5) -> Iterator[Figure]:
         yield Figure("`redesign vit_base`, the package's prices / timm builds it", 0.15, first)
 
 
-def large(runs: int = 3) -> Iterator[Figure]:
+def large(runs: int = 1) -> Iterator[Figure]:
     for name in LARGE:
         found = [cpu(LEANIFY, "redesign", name, "--target-params", "0.7", **COUNT) for _ in range(runs)]
         yield Figure(f"`redesign {name} --target-params 0.7`, counted", 8, found, " s")
@@ -123,19 +123,31 @@ def table(figures: Iterator[Figure]) -> list[str]:
     return ["| | median | least – most | goal | met |", "|---|---|---|---|---|", *(figure.row() for figure in figures)]
 
 
+PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
+    "startup": ("Start-up", lambda: table(start_up())),
+    "redesign": ("A redesign", lambda: table(redesigns())),
+    "large": ("Large models", lambda: table(large())),
+    "latency": ("`--max-latency 0.5` on vit_small", latencies),
+}
+
+
+def written(path: Path) -> dict[str, list[str]]:
+    """The parts that a page has, by their titles."""
+    sections = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
+    return {title: body.strip().splitlines() for title, _, body in (section.partition("\n") for section in sections)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("-o", "--output", type=Path, required=True)
-    output = parser.parse_args().output
-    parts: dict[str, list[str]] = {}
-    for title, measure in (
-        ("Start-up", lambda: table(start_up())),
-        ("A redesign", lambda: table(redesigns())),
-        ("Large models", lambda: table(large())),
-        ("`--max-latency 0.5` on vit_small", latencies),
-    ):
+    given = parser.parse_args()
+    parts = written(given.output)
+    for name in given.parts or PARTS:
+        title, measure = PARTS[name]
         parts[title] = measure()
-        output.write_text(page(parts), encoding="utf-8")  # what is measured is kept
+        titles = [title for title, _ in PARTS.values() if title in parts]
+        given.output.write_text(page({title: parts[title] for title in titles}), encoding="utf-8")
 
 
 if __name__ == "__main__":
