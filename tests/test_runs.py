@@ -46,3 +46,27 @@ def test_interrupted_running_and_broken_runs_are_told_apart(done: Path, tmp_path
 
 def test_a_folder_without_runs_has_none(tmp_path: Path) -> None:
     assert list(runs_below(tmp_path)) == []
+
+
+def test_a_study_is_listed_and_its_runs_are_not(done: Path, tmp_path: Path) -> None:
+    from leanify import study
+    from leanify.study.folder import is_study
+    from leanify.study.overview import studies_below
+
+    request = study.Request("digits-study", seeds=1, designs=("baseline",), settings=("schedule.epochs=1",))
+    folder = study.folder_of(request, tmp_path / "mine")
+    (key,) = folder.plan.runs()
+    shutil.copytree(done, folder.run(key))
+    (found,) = studies_below(tmp_path)
+    assert (found.path, found.designs, found.runs, found.ended, found.state) == (
+        tmp_path / "mine",
+        1,
+        1,
+        0,
+        "interrupted",
+    )
+    assert list(runs_below(tmp_path, is_study)) == []
+    with RunDirectory.open(folder.run(key)).held():
+        assert [one.state for one in studies_below(tmp_path)] == ["running"]
+    (tmp_path / "mine" / "study.toml").write_text("what")
+    assert [one.state for one in studies_below(tmp_path)] == ["broken"]

@@ -167,3 +167,29 @@ def test_show_recipes_and_models(capsys: Any) -> None:
     assert [layer["heads"] for layer in model["layers"]] == [3] * 12
     with pytest.raises(leanify.LeanifyError, match="curves of a run"):
         called(capsys, "show", "digits", "--plot", "x.png")
+
+
+def test_the_newest_model_stands_beside_its_baseline(images: Path, tmp_path: Path) -> None:
+    from leanify.sources.newest import newest, with_baseline
+
+    assert newest(tmp_path) is None
+    assert with_baseline(tmp_path) == []
+    assert with_baseline(images.parent) == [str(images)]  # an ordinary model is its own baseline
+    small = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
+    model = leanify.load("vit_tiny", overrides=small)
+    leanify.save(leanify.write(model, leanify.read(model)), tmp_path / "old")
+    leanify.redesign("vit_tiny", depth=2, heads=3, overrides=small).save(tmp_path / "lean")
+    baseline, path = with_baseline(tmp_path)
+    assert path == str(tmp_path / "lean")
+    assert not isinstance(baseline, str)
+    facts = leanify.profile(baseline, measure=False)
+    assert facts.params == sum(p.numel() for p in model.parameters())
+
+
+def test_a_narrow_terminal_goes_without_the_last_columns() -> None:
+    from rich.console import Console
+
+    from leanify.cli.tables import fit, table
+
+    made = table(("layer", "κ", "σ max", "σ min"), [("x" * 20, "1.0", "2.0", "3.0")])
+    assert [column.header for column in fit(made, Console(width=30), ("σ min", "σ max")).columns] == ["layer", "κ"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from leanify.spectra.results import Probe
 
 
+LAST = ("σ min", "σ max", "eff.", "stable", "25–75 %")  # columns that a narrow terminal goes without
 DEFAULT = "vit_tiny_patch16_224"  # probed in seconds
 
 
@@ -302,6 +303,8 @@ def _show(result: Result, plot: Path | None, kind: Kind) -> None:
 
 
 def _print(result: Result) -> None:
+    from leanify.cli.tables import fit
+
     out = console()
     for table in result.tables:
-        out.print(table, soft_wrap=False)
+        out.print(table if isinstance(table, str) else fit(table, out, LAST), soft_wrap=False)

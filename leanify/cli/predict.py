@@ -13,6 +13,7 @@ from leanify.cli.options import Format, Json
 if TYPE_CHECKING:
     from leanify.training.predicting import Prediction
 
+LONGEST = 60  # characters of a text
 SHOWN = 3  # classes beside the first
 
 
@@ -57,7 +58,11 @@ def _print(found: list[Prediction]) -> None:
         others = sorted(((p, name) for name, p in one.probabilities.items() if name != one.answer), reverse=True)
         shown.add_row(
             one.where,
-            *([one.sample[:60]] if texts and one.sample else []),
+            *(
+                [one.sample if len(one.sample) <= LONGEST else f"{one.sample[:LONGEST]}…"]
+                if texts and one.sample
+                else []
+            ),
             one.answer if isinstance(one.answer, str) else f"{one.answer:.4g}",
             "–" if one.probability is None else f"{one.probability:.1%}",
             ", ".join(f"{name} {p:.1%}" for p, name in others[:SHOWN]),

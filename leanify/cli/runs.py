@@ -11,6 +11,7 @@ from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
+    from leanify.study.overview import StudyOverview
     from leanify.training.overview import RunOverview
 
 
@@ -19,7 +20,7 @@ def runs(
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs here: model, data, how far each came, its best result, and whether it can go on."""
+    """List the runs and studies here: model, data, how far each came, its best result, and whether it can go on."""
     from leanify.errors import DirectoryError
     from leanify.terminal import progress
 
@@ -27,25 +28,45 @@ def runs(
     if not folder.is_dir():
         raise DirectoryError(f"{folder} is not a directory: leanify runs lists the runs below one")
     with progress("looking for runs and studies", None):
+        from leanify.study.folder import is_study
+        from leanify.study.overview import studies_below
         from leanify.training.overview import runs_below
 
-        found = list(runs_below(folder))
-    rows = [run.to_json() for run in found]
-    show(kind, {"runs": rows}, rows, lambda: _print(folder, found))
+        found, studies = list(runs_below(folder, is_study)), list(studies_below(folder))
+    rows, more = ([one.to_json() for one in some] for some in (found, studies))
+    listed = [{"kind": "run", **row} for row in rows] + [{"kind": "study", **row} for row in more]
+    show(kind, {"runs": rows, "studies": more}, listed, lambda: _print(folder, found, studies))
 
 
-def _print(folder: Path, found: list[RunOverview]) -> None:
+def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview]) -> None:
     from leanify.cli.tables import table
     from leanify.terminal import console
 
-    if not found:
+    if studies:
+        _print_studies(studies)
+    if not found and not studies:
         console().print(f"no runs below {folder.resolve()}; `leanify train` makes one")
-    else:
+    elif found:
         shown = table(("run", "model", "data", "steps", "best", "state"), map(_row, found), left=3)
         for column in shown.columns[:2]:
             column.no_wrap, column.overflow = False, "fold"
         console().print(shown)
         _say_how_to_go_on(found)
+
+
+def _print_studies(studies: list[StudyOverview]) -> None:
+    from leanify.cli.tables import table
+    from leanify.terminal import console
+
+    shown = table(("study", "of", "designs", "runs", "failed", "state"), [], left=2)
+    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"
+    for study in studies:
+        done = f"{study.ended} of {study.runs}"
+        shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
+    console().print(shown)
+    stopped = next((study for study in studies if study.state == "interrupted"), None)
+    hint = f"go on with an interrupted one: leanify compare {stopped.path}\n" if stopped is not None else ""
+    print(f"\n{hint}")
 
 
 def _row(run: RunOverview) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leanify.training.curves import Curves
 
 Facts = dict[str, Any]
-ROWS_OF_A_PLOT = 13
+ROWS_OF_A_PLOT, SMALLEST = 13, 6
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,9 @@ def _print(page: Page) -> None:
     if page.curves is not None:
         from leanify.training.curves import in_text
 
-        if text := in_text(page.curves, min(out.width, 80), ROWS_OF_A_PLOT):
+        plots = 1 + (len(page.curves.quality) > 1)
+        rows = max(SMALLEST, (out.height - len(page.lines) - len(page.after) - 5 - plots) // plots)
+        if text := in_text(page.curves, min(out.width, 80), min(ROWS_OF_A_PLOT, rows)):
             print(f"\n{text}\n")
     for line in page.after:
         out.print(line, markup=False, soft_wrap=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from leanify.training.glue_table import Report, Score
 
 
+WIDEST = 1000  # columns; what a table would take if there were room
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
     """A plain table: the first ``left`` columns to the left, numbers to the right."""
     made = Table(box=None, pad_edge=False, padding=(0, 1))
@@ -23,6 +28,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
         made.add_column(name, justify="left" if i < left else "right", header_style="dim", no_wrap=True)
     for row in rows:
         made.add_row(*row)
+    return made
+
+
+def fit(made: Any, out: Console, last: Sequence[str]) -> Any:
+    """The table without as many of its ``last`` columns as the terminal has no room for."""
+    for name in last:
+        if Measurement.get(out, out.options.update(width=WIDEST), made).maximum <= out.width:
+            break
+        made.columns[:] = [column for column in getattr(made, "columns", []) if str(column.header) != name]
     return made
 
 

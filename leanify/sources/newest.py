@@ -34,10 +34,17 @@ def baseline_of(directory: Path) -> ModelSource:
 
 
 def with_baseline(folder: Path = Path()) -> list[str | ModelSource]:
-    """The baseline of the newest model here, and that model; nothing where there is none."""
+    """The baseline of the newest model here, and that model; nothing where there is none.
+
+    A run of an ordinary model is its own baseline.
+    """
     found = newest(folder)
     if found is None:
         return []
+    if run_directory.is_run(found):
+        model = run_directory.RunDirectory.open(found).recipe.model
+        if not model.reshapes and not (Path(model.source).expanduser() / lean_directory.CARD).is_file():
+            return [str(found)]
     try:
         return [baseline_of(found), str(found)]
     except LeanifyError:

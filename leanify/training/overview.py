@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,14 +39,19 @@ class RunOverview:
         return {**vars(self), "path": str(self.path)}
 
 
-def runs_below(folder: Path) -> Iterator[RunOverview]:
-    """The runs in a folder and in the folders below it, by path; runs inside runs are ignored."""
+def runs_below(folder: Path, apart: Callable[[Path], bool] = lambda folder: False) -> Iterator[RunOverview]:
+    """The runs in a folder and in the folders below it, by path; runs inside runs are ignored.
+
+    ``apart`` tells folders that are not looked into.
+    """
+    if apart(folder):
+        return
     if is_run(folder):
         yield overview(RunDirectory.open(folder))
         return
     for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         try:
-            yield from runs_below(inner)
+            yield from runs_below(inner, apart)
         except PermissionError:
             continue
 
