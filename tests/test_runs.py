@@ -53,15 +53,15 @@ def test_a_study_is_listed_and_its_runs_are_not(done: Path, tmp_path: Path) -> N
     from leanify.study.folder import is_study
     from leanify.study.overview import studies_below
 
-    request = study.Request("digits-study", seeds=1, designs=("baseline",), settings=("schedule.epochs=1",))
+    request = study.Request("digits-study", seeds=2, designs=("baseline",), settings=("schedule.epochs=1",))
     folder = study.folder_of(request, tmp_path / "mine")
-    (key,) = folder.plan.runs()
+    key = next(iter(folder.plan.runs()))
     shutil.copytree(done, folder.run(key))
     (found,) = studies_below(tmp_path)
     assert (found.path, found.designs, found.runs, found.ended, found.state) == (
         tmp_path / "mine",
         1,
-        1,
+        2,
         0,
         "interrupted",
     )
