@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from leanify import machine
 from leanify.design import counting
 from leanify.errors import LeanifyError, UnsupportedModel
 
@@ -79,17 +80,19 @@ def lines_of(
     half: bool = False,
     fused: bool = False,
     again: bool = False,
+    weights: torch.dtype | None = None,
 ) -> tuple[tuple[int, int], ...]:
     """The lines of a model's activations and gradients.
 
     ``tokens`` is the length of a text. ``half``: under autocast to bfloat16. ``fused``: attention with dropout is
     fused, too, as on a GPU. ``again``: of a second pass, whose gradients are added to those of the first.
+    ``weights``: their type, and their gradients', where it is not the model's own.
 
     Where upstream's code must see values, zeros in memory take the place of sizes. Raises UnsupportedModel where it
     does not run so either.
     """
     step = partial(_series, loss=loss, half=half, fused=fused, again=again)
-    pair = _of_sizes(model, tokens, step) or [_of_zeros(model, tokens, step, batch) for batch in BATCHES]
+    pair = _of_sizes(model, tokens, step, weights) or [_of_zeros(model, tokens, step, batch) for batch in BATCHES]
     small, large = pair
     if len(small) != len(large):  # another way through the model: only the peaks are comparable
         small, large = small.max(keepdims=True), large.max(keepdims=True)
@@ -102,13 +105,15 @@ def lines_of(
 Step = Callable[[nn.Module, dict[str, Tensor]], np.ndarray]
 
 
-def _of_sizes(model: nn.Module, tokens: int | None, step: Step) -> list[np.ndarray] | None:
+def _of_sizes(
+    model: nn.Module, tokens: int | None, step: Step, weights: torch.dtype | None = None
+) -> list[np.ndarray] | None:
     """A step of both batches without memory; None where it does not run."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return [step(_without_memory(model), _inputs(model, tokens, batch)) for batch in BATCHES]
+            return [step(_without_memory(model, weights), _inputs(model, tokens, batch, weights)) for batch in BATCHES]
     except LeanifyError:
         raise
     except Exception:  # whatever upstream's code raises where it was never tried
@@ -116,8 +121,12 @@ def _of_sizes(model: nn.Module, tokens: int | None, step: Step) -> list[np.ndarr
 
 
 def _of_zeros(model: nn.Module, tokens: int | None, step: Step, batch: int) -> np.ndarray:
-    """A step of zeros in memory, as `counting.observed_on_cpu` has it, with the fused attention of training."""
+    """A step of zeros in memory, where weights and gradients fit there."""
+    size = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    free = machine.available(torch.device("cpu"))
     try:
+        if free is not None and size > free:
+            raise MemoryError(f"it takes {size / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are available")
         return step(counting.zeros(model), _inputs(model, tokens, batch))
     except LeanifyError:
         raise
@@ -128,8 +137,9 @@ def _of_zeros(model: nn.Module, tokens: int | None, step: Step, batch: int) -> n
         ) from error
 
 
-def _inputs(model: nn.Module, tokens: int | None, batch: int) -> dict[str, Tensor]:
-    return counting.unmasked_inputs(model, tokens, "cpu", batch)
+def _inputs(model: nn.Module, tokens: int | None, batch: int, weights: torch.dtype | None = None) -> dict[str, Tensor]:
+    found = counting.unmasked_inputs(model, tokens, "cpu", batch)
+    return {name: x.to(weights) if weights and x.is_floating_point() else x for name, x in found.items()}
 
 
 def _series(
@@ -145,15 +155,23 @@ def _series(
                 outputs = counting.call(model, inputs)
             value = loss(outputs)
             del outputs
-            value.backward()  # type: ignore[no-untyped-call]
+            _backward(value)
             del value
     return np.array(live.seen)
 
 
-def _without_memory(model: nn.Module) -> nn.Module:
+def _backward(value: Tensor) -> None:
+    """`Tensor.backward`, past the modes: one is off while it handles a call, and blocks may be computed again in it."""
+    from torch.autograd.graph import _engine_run_backward
+
+    ones = (torch.ones_like(value),)
+    _engine_run_backward((value,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _without_memory(model: nn.Module, weights: torch.dtype | None) -> nn.Module:
     """A copy on the CPU, under a mode in which tensors have no memory."""
     made: dict[int, Any] = {
-        id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad) for p in model.parameters()
+        id(p): nn.Parameter(torch.empty(p.shape, dtype=weights or p.dtype), p.requires_grad) for p in model.parameters()
     }
     made |= {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in model.buffers()}
     return copy.deepcopy(model, made)

@@ -67,7 +67,8 @@ class Checkpoint:
         sums = [*self.sums.values()] if isinstance(self.sums, dict) else [None]
         whole = all(type(number) is int and number >= 0 for number in (self.step, self.rows))
         plain = all(isinstance(number, int | float) for number in numbers) and all(isinstance(s, str) for s in sums)
-        return whole and plain and all(Path(name).name == name for name in self.sums)
+        inside = [name.removeprefix(f"{shards.FOLDER}/") for name in self.sums]
+        return whole and plain and all(Path(name).name == name for name in inside)
 
     @property
     def is_sharded(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
 from leanify.design import peak
@@ -33,17 +34,29 @@ def need(
     DDP holds them. ``parts``: processes that share weights, gradients and moments; then two blocks and what is outside
     all blocks are whole, and so are two blocks' gradients.
     """
+    cast = (
+        torch.bfloat16 if half and parts > 1 else None
+    )  # sharded weights are gathered in 16 bits, not cast by autocast
     try:
-        lines = peak.lines_of(model, tokens, loss=peak.cross_entropy, half=half, fused=fused, again=kept or parts > 1)
+        lines = peak.lines_of(
+            model,
+            tokens,
+            loss=peak.cross_entropy,
+            half=half and cast is None,
+            weights=cast,
+            fused=fused,
+            again=kept or parts > 1,
+        )
     except UnsupportedModel:
         return None
     weights = _bytes(model)
     fixed = (1 + MOMENTS[optimiser] + average) * weights + (0 if teacher is None else _bytes(teacher))
     if parts == 1:
         return Need(fixed, lines)
+    gradients = weights // (2 if half else 1)  # among the lines; a process keeps its part of them, in float32
     units = [_bytes(unit) for unit in sharding.units_of(model)]
     whole = (weights - sum(units) + 2 * max(units, default=0)) // (2 if half else 1) + 2 * max(units, default=0)
-    return Need((fixed + weights) // parts + whole, tuple((constant - weights, slope) for constant, slope in lines))
+    return Need((fixed + weights) // parts + whole, tuple((constant - gradients, slope) for constant, slope in lines))
 
 
 def _bytes(model: nn.Module) -> int:

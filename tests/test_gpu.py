@@ -1,0 +1,124 @@
+"""What only a GPU can show: run with ``pytest -m gpu``; elsewhere each is skipped with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES, batch, outputs
+from runs import DIGITS, outcome
+
+import leanify
+from leanify import machine, training
+from leanify.errors import TrainingError
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
+from leanify.training.loop import Trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch sees none here"),
+]
+
+
+def tiny(*settings: str) -> recipes.Recipe:
+    return recipes.with_settings(recipes.parse(DIGITS), ["schedule.epochs=1", *settings])
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+def test_a_grown_model_computes_on_the_gpu_what_the_model_does_on_a_cpu(name: str) -> None:
+    model = CASES[name].load()
+    inputs = batch(model)
+    grown = leanify.grow(model, factor=2).cuda()
+    there = outputs(grown, {key: value.cuda() for key, value in inputs.items()})
+    for mine, theirs in zip(outputs(model, inputs), there, strict=True):
+        torch.testing.assert_close(theirs.cpu(), mine, rtol=1e-3, atol=1e-4)
+
+
+def test_peaks_of_torch_stand_beside_nvmls_figure_and_the_prediction() -> None:
+    memory = leanify.profile("vit_small_patch16_224", batch_size=8, repeats=3, device="cuda").memory
+    assert memory.train_peak_bytes is not None
+    assert memory.train_predicted_bytes is not None
+    assert memory.nvml_used_bytes is not None
+    assert memory.train_peak_bytes <= memory.train_reserved_bytes <= memory.nvml_used_bytes
+    assert memory.train_predicted_bytes == pytest.approx(memory.train_peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_it_learns_and_resumes(tmp_path: Path, precision: str) -> None:
+    if precision == "bf16" and not torch.cuda.is_bf16_supported():
+        pytest.skip("this GPU has no bf16")
+    whole = training.train(tiny(f"run.precision={precision}"), tmp_path / "whole")
+    losses = [row["loss"] for row in RunDirectory.open(whole).rows() if row["split"] == "train"]
+    assert losses[-1] < losses[0]
+    steps = [point.step for point in RunDirectory.open(whole).checkpoints()]
+    last = RunDirectory.open(whole).checkpoints()[-1]
+    before = outcome(whole)["rows"]
+    for file in last.path.iterdir():
+        file.unlink()
+    training.train(resume=whole)
+    after = outcome(whole)["rows"]
+    assert RunDirectory.open(whole).checkpoints()[-1].step == steps[-1]
+    for mine, theirs in zip(before, after, strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
+
+
+def test_a_step_waits_for_nothing() -> None:
+    """No copy from the GPU in a step: torch raises at the first one."""
+    trainer = Trainer(tiny("data.workers=0"))
+    batches = trainer.batches(0)
+    trainer.step(0, batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in (1, 2):
+            trainer.step(step, batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
+    still = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "run.precision=fp32"]
+    plain, compiled = (
+        outcome(training.train(tiny(*still, f"run.compile={word}"), tmp_path / word))["rows"]
+        for word in ("false", "true")
+    )
+    for mine, theirs in zip(plain, compiled, strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=2e-2)
+
+
+def test_too_large_a_batch_is_one_message_with_the_one_that_fits(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"the largest batch that fits is \d+"):
+        training.train(tiny("schedule.batch_size=2000000000"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("shard", ["false", "true"])
+def test_more_processes_than_gpus_are_refused_and_as_many_run(tmp_path: Path, shard: str) -> None:
+    (tmp_path / "recipe.toml").write_text(tiny(f"parallel.shard={shard}").to_toml())
+    gpus = torch.cuda.device_count()
+    for processes, code in ((gpus + 1, 2), (gpus, 0)):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        words = ["train", str(tmp_path / "recipe.toml"), "-o", str(tmp_path / f"run{processes}")]
+        size = ["--set", f"schedule.batch_size={16 * processes}"]
+        main = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+        done = subprocess.run(
+            [*launcher, "--no-python", sys.executable, "-c", main, *words, *size],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert (done.returncode == 0) == (code == 0), done.stderr
+        assert code == 0 or f"and it has {gpus} GPUs" in done.stderr
+
+
+def test_the_device_is_named() -> None:
+    facts = json.loads(json.dumps(leanify.profile("vit_tiny_patch16_224", repeats=2, device="cuda:0").to_json()))
+    assert torch.cuda.get_device_name(0) in facts["device"]
+    with pytest.raises(leanify.LeanifyError, match="is not available; here are cpu, cuda:0"):
+        machine.device_of(f"cuda:{torch.cuda.device_count()}")
