@@ -33,7 +33,7 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     words = dict(config)
     if not words and model_type in PUBLISHED:
         name, words = PUBLISHED[model_type]
-        warnings.warn(f"transformers does not build {model_type}'s default configuration; taken: {name}", stacklevel=2)
+        warnings.warn(f"transformers does not run {model_type}'s default configuration; taken: {name}", stacklevel=2)
     if not isinstance(model_type, str):
         raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(_some_types())}, …")
     if model_type not in library.CONFIG_MAPPING and model_type.replace("_", "-") in library.CONFIG_MAPPING:

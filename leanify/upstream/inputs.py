@@ -220,7 +220,7 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
 def words_of(inputs: dict[str, Tensor]) -> str:
     """What one sample is, in words: 224 × 224 image, 512 token ids, 1,024 patches; masks and grids are left out."""
     in_patches = any(name.endswith(GRIDS) for name in inputs)
-    shown = {name: x for name, x in inputs.items() if "mask" not in name and not name.endswith(GRIDS)}
+    shown = {name: x for name, x in inputs.items() if not name.endswith(("mask", "masks", "type_ids", *GRIDS))}
     return ", ".join(_words(name, tuple(x.shape), in_patches) for name, x in shown.items())
 
 

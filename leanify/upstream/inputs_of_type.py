@@ -99,6 +99,31 @@ def _images_in_text(config: Any, batch: int, length: int) -> Made:
     return {"pixel_values": _noise(batch, 1, 3, size, size), "image_attention_mask": mask}
 
 
+def _text_behind(config: Any, batch: int, images: int, length: int) -> Made:
+    """Token ids: as many as an image has, then text, ``length`` together where there is room for 32 words."""
+    image = torch.full((batch, images), config.image_token_id)
+    ids = torch.cat([image, torch.randint(5, 50, (batch, max(length - images, 32)))], 1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _image_and_text(config: Any, batch: int, length: int) -> Made:
+    """LLaVA: every patch of the image is a token."""
+    vision = config.vision_config
+    image = _noise(batch, 3, vision.image_size, vision.image_size)
+    patches = (vision.image_size // vision.patch_size) ** 2
+    return {"pixel_values": image, **_text_behind(config, batch, patches, length)}
+
+
+def _patches_and_text(config: Any, batch: int, length: int) -> Made:
+    """Qwen2-VL: patches of two frames of an image; squares of them are one token."""
+    vision, across = config.vision_config, side(length)
+    patches = _noise(across**2 * batch, 3 * vision.temporal_patch_size * vision.patch_size**2)
+    grid = torch.tensor([[1, across, across]] * batch)
+    text = _text_behind(config, batch, (across // vision.spatial_merge_size) ** 2, length)
+    kinds = (text["input_ids"] == config.image_token_id).long()
+    return {"pixel_values": patches, "image_grid_thw": grid, **text, "mm_token_type_ids": kinds}
+
+
 def _placed_patches(config: Any, batch: int, length: int) -> Made:
     """6 × 6 flattened patches with their positions."""
     places = torch.cartesian_prod(torch.arange(6), torch.arange(6))
@@ -147,6 +172,7 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Made]] = {
         "input_ids": torch.randint(5, 60, (batch, length, c.num_codebooks + 1))
     },
     "lightglue": lambda c, batch, length: {"pixel_values": torch.rand(batch, 2, 3, 64, 64)},
+    "llava": _image_and_text,
     "mimi": _second_of_sound,
     "mimi_decoder": _latents,
     "mimi_encoder": _second_of_sound,
@@ -168,6 +194,8 @@ OF_TYPE: dict[str, Callable[[Any, int, int], Made]] = {
     "pocket_tts_audio_tokenizer_decoder": _latents,
     "pocket_tts_audio_tokenizer_encoder": _second_of_sound,
     "qwen3_asr_encoder": _windows_of_sound,
+    "qwen2_5_vl": _patches_and_text,
+    "qwen2_vl": _patches_and_text,
     "sam3_lite_text_text_model": lambda c, batch, length: {
         "input_ids": torch.randint(5, c.vocab_size, (batch, length))
     },

@@ -1,4 +1,6 @@
-"""What a model type's published checkpoint has, for types whose default configuration transformers does not build."""
+"""What a model type's published checkpoint has, for types whose default configuration transformers does not build, or
+cannot run.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ HUNYUAN_A13B: dict[str, Any] = {
     "moe_topk": 8,
     "max_position_embeddings": 32768,
 }
+LLAVA_1_5_7B: dict[str, Any] = {  # by default the image's token is behind the last row of the embedding
+    "text_config": {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+}
 
 # model type → checkpoint on the hub, and what its configuration says beside the type's defaults
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "dbrx": ("databricks/dbrx-base", DBRX),
     "hunyuan_v1_moe": ("tencent/Hunyuan-A13B-Instruct", HUNYUAN_A13B),
     "lfm2_moe": ("LiquidAI/LFM2-8B-A1B", LFM2_8B_A1B),
+    "llava": ("llava-hf/llava-1.5-7b-hf", LLAVA_1_5_7B),
 }

@@ -1,0 +1,87 @@
+"""Vision-language models: a picture, the text behind its tokens, and two towers that change on their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flows
+import pytest
+import torch
+
+import leanify
+from leanify.design.counting import count
+from leanify.lens import surgery
+from leanify.upstream.inputs import example_inputs
+
+pytestmark = pytest.mark.filterwarnings("ignore:transformers does not run llava's default:UserWarning")
+
+TEXT = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 96,
+}
+CLIP = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32}
+LLAVA = {
+    "text_config": {"model_type": "llama", **TEXT},
+    "vision_config": {"model_type": "clip_vision_model", "patch_size": 8, **CLIP},
+    "image_token_index": 98,
+}
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+QWEN2_VL = {
+    "text_config": {**TEXT, "rope_parameters": ROTARY},
+    "vision_config": {"embed_dim": 32, "hidden_size": 48, "depth": 3, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4},
+    "image_token_id": 98,
+    "video_token_id": 97,
+    "vision_start_token_id": 96,
+    "vision_end_token_id": 95,
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "cls", "tokens", "towers"),
+    [
+        ("hf/llava", LLAVA, "LlavaForConditionalGeneration", 80, ["vision_tower", "language_model"]),
+        ("hf/qwen2_vl", QWEN2_VL, "Qwen2VLForConditionalGeneration", 40, ["visual", "language_model"]),
+    ],
+)
+def test_planned_priced_written_and_loaded(
+    source: str, options: dict[str, Any], cls: str, tokens: int, towers: list[str], tmp_path: Path
+) -> None:
+    import transformers
+
+    plan = leanify.redesign(source, target_params=0.85, overrides=options, cls=cls, min_depth=1, tokens=tokens)
+    assert plan.towers == towers
+    assert plan.chosen.params <= 0.85 * plan.baseline.params
+    for design in (plan.baseline, plan.chosen):
+        model = surgery.write(leanify.load(source, overrides=options, cls=cls, device="meta"), design.architecture)
+        cost = count(model, tokens)
+        assert (cost.params, cost.macs) == (design.params, design.macs)
+    plan.save(tmp_path / "lean")
+    lean = leanify.load(tmp_path / "lean")
+    assert leanify.read(lean) == plan.chosen.architecture
+    again = getattr(transformers, cls).from_pretrained(tmp_path / "lean")
+    inputs = example_inputs(lean, 2, tokens)
+    with torch.no_grad():
+        assert torch.equal(lean(**inputs)[0], again(**inputs)[0])
+    flows.same(lean, again)
+
+
+@pytest.mark.parametrize(("source", "options"), [("hf/llava", LLAVA), ("hf/qwen2_vl", QWEN2_VL)])
+def test_more_heads_leave_the_outputs_as_they_were(source: str, options: dict[str, Any]) -> None:
+    model = leanify.load(source, overrides=options).double()
+    inputs = {name: x.double() if x.is_floating_point() else x for name, x in example_inputs(model, 2, 40).items()}
+    with torch.no_grad():
+        old, new = (each(**inputs)[0] for each in (model, leanify.grow(model, factor=2)))
+    assert torch.allclose(old, new, atol=1e-10)
+    assert all(layer.mlp for layer in leanify.read(model).layers())
+
+
+def test_the_default_llava_is_the_published_one() -> None:
+    """By its default configuration the image's token has no row in the embedding. LLaVA 1.5: 7.06 B parameters."""
+    with pytest.warns(UserWarning, match="taken: llava-hf/llava-1.5-7b-hf"):
+        model = leanify.load("llava", device="meta", cls="LlavaForConditionalGeneration")
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(7.06e9, rel=0.002)
