@@ -1,0 +1,108 @@
+"""The laws of the moves, over the families of both zoos to which they apply.
+
+A slice of the models is every tenth one; all ten slices are all models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_warm_shrink import TOLERANCE, data, halved
+from torch import nn
+
+import leanify
+from leanify.errors import ShapeError, UnsupportedModel
+from leanify.lens.located import LocatedModel
+from leanify.lens.resize import features_of
+from leanify.lens.sites import locate
+from leanify.warm.clone import merge_copies, split_into_copies
+from leanify.warm.drop import drop
+from leanify.warm.narrow import narrow, output_of, projections
+from leanify.warm.residual import Residual, residuals
+from leanify.zoo import tiny
+from leanify.zoo.running import difference, outputs, randomised
+
+Call = Callable[[nn.Module], Any]
+SAMPLE = ["timm/vit_base_patch16_224", "hf/llama", "hf/gpt2"]
+
+
+def dead_block(model: nn.Module, call: Call, located: LocatedModel) -> bool | None:
+    """A residual block whose output projections are zero is dropped for nothing."""
+    for stage in located.stages:
+        if stage.container is None or len(stage.blocks) < 3:
+            continue
+        found = residuals(located, stage.name, lambda m: outputs(m, call))[1]
+        if not isinstance(found, Residual) or found.post_norm:
+            continue
+        alone = replace(located, stages=[replace(stage, blocks=stage.blocks[1:2])])
+        for module in projections(alone).values():
+            for parameter in module.parameters():
+                parameter.data.zero_()
+        return difference(outputs(drop(model, stage.name, [1]), call), outputs(model, call)) < TOLERANCE
+    return None
+
+
+def dead_units(model: nn.Module, call: Call, located: LocatedModel) -> bool | None:
+    """Hidden units without a way out are narrowed for nothing."""
+    shape = halved(model, heads=False)
+    if shape == located.architecture:
+        return None
+    for layer in located.layers:
+        module = output_of(layer.mlp, "m")[1] if layer.mlp is not None else None
+        if module is not None and layer.mlp is not None:
+            dead = torch.arange(0, layer.mlp.sizes["m"] // 2 * 2, 2)
+            module.weight.data.index_fill_(features_of(module).input_axis, dead, 0.0)  # type: ignore[operator, union-attr]
+    new = narrow(model, shape, data(model))
+    return leanify.read(new) == shape and difference(outputs(new, call), outputs(model, call)) < 1e-8
+
+
+def copies(model: nn.Module, call: Call, located: LocatedModel) -> bool | None:
+    """Splitting heads into copies changes nothing, and merging them gives the same bits back."""
+    twice = split_into_copies(model, 2)
+    once = merge_copies(twice, 2).state_dict()
+    same = difference(outputs(twice, call), outputs(model, call)) < TOLERANCE
+    return same and all(torch.equal(x, once[name]) for name, x in model.state_dict().items())
+
+
+LAWS = {"dead block": dead_block, "dead units": dead_units, "copies": copies}
+
+
+def held(name: str) -> Iterator[tuple[str, bool | None]]:
+    """Every law's outcome for a model; None where it does not apply or the move is refused with a reason."""
+    library, _, rest = name.partition("/")
+    for law, holds in LAWS.items():
+        model, call = tiny.build(library, rest)
+        model = randomised(model)
+        try:
+            yield law, holds(model, call, locate(model))
+        except (UnsupportedModel, ShapeError):
+            yield law, None
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_laws_of_the_moves(name: str) -> None:
+    assert dict(held(name)) == dict.fromkeys(LAWS, True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("library", ["timm", "hf"])
+def test_laws_of_the_moves_over_the_zoo(library: str, part: int) -> None:
+    broken, applied = [], 0
+    for name in tiny.names(library)[part::10]:
+        try:
+            model, call = tiny.build(library, name)
+            outputs(randomised(model), call)
+            locate(model)
+        except Exception:
+            continue  # the zoo's own tests say which models build here
+        for law, outcome in held(f"{library}/{name}"):
+            applied += outcome is not None
+            broken += [f"{name}: {law}"] if outcome is False else []
+    print(f"{library}, slice {part}: {applied} laws held against models, broken: {broken}")
+    assert applied > 10
+    assert not broken
