@@ -19,6 +19,7 @@ from leanify.errors import ShapeError, UnsupportedModel
 from leanify.lens.located import LocatedModel
 from leanify.lens.resize import features_of
 from leanify.lens.sites import locate
+from leanify.warm.calibration import run
 from leanify.warm.clone import merge_copies, split_into_copies
 from leanify.warm.drop import drop
 from leanify.warm.narrow import narrow, output_of, projections
@@ -97,6 +98,7 @@ def test_laws_of_the_moves_over_the_zoo(library: str, part: int) -> None:
         try:
             model, call = tiny.build(library, name)
             outputs(randomised(model), call)
+            run(model, data(model, 1)[0])
             locate(model)
         except Exception:
             continue  # the zoo's own tests say which models build here

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.architecture import Architecture, Layer
-from leanify.errors import ShapeError
+from leanify.errors import ShapeError, UnsupportedModel
 from leanify.lens import notation
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
@@ -146,7 +146,8 @@ def _narrowed(model: nn.Module, site: Site, picks: Picks, found: Mapping[str, Mo
 def importances(site: Site, symbol: str, found: Mapping[str, Moments]) -> Tensor:
     """E|W_S a_S|² of every head or unit S; |W_S|² where the data says nothing of the projection."""
     path, module = output_of(site, symbol)
-    assert module is not None
+    if module is None:
+        raise UnsupportedModel(f"{site.path} has no output projection by which its heads or units could be scored")
     matrix = matrix_of(module).double()
     of_inputs = matrix.square().sum(0)
     if path not in found:

@@ -76,7 +76,11 @@ def merged(minilm: Path, work: Path, base: nn.Module) -> nn.Module:
     for first, last in runs:
         lines += ["  - sources:", f"      - model: {source}", f"        layer_range: [{first}, {last}]"]
     (work / "merge.yml").write_text("\n".join(lines) + "\n")
-    command = [sys.executable, "-m", "mergekit.scripts.run_yaml", str(work / "merge.yml"), str(work / "merged")]
+    program = (  # leanify lets transformers import beside a torchvision of another build
+        "from leanify.upstream.libraries import import_transformers as load; load(); "
+        "from mergekit.scripts.run_yaml import main; main()"
+    )
+    command = [sys.executable, "-c", program, str(work / "merge.yml"), str(work / "merged")]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])

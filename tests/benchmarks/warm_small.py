@@ -308,8 +308,9 @@ def page(work: Path) -> list[str]:
     lines = HEAD.format(passes=PASSES).splitlines()
     for kind, title in TITLES.items():
         file = work / kind / "rows.json"
-        if file.is_file():
-            lines += ["", title, "", *table(kind, json.loads(file.read_text()))]
+        rows = json.loads(file.read_text()) if file.is_file() else {}
+        if len(rows) > 1:
+            lines += ["", title, "", *table(kind, rows)]
     return lines
 
 
@@ -318,17 +319,21 @@ def table(kind: str, rows: dict[str, Any]) -> list[str]:
     lines = [
         f"| arm | layers × heads, MLP | blocks | before | after | latency, ms |{' KV, bytes |' * cached} steps |",
         f"|---|---|---|---|---|---|{'---|' * cached}---|",
-        f"| base | | {base['body'] / 1e3:.0f} k | {base['quality']:.3f} | – | {base['latency_ms']:.1f} |"
+        f"| base | | {base['body'] / 1e3:.0f} k | {base['quality']:.3f} | – | {ms(base)} |"
         + f" {base.get('kv_bytes', 0):,} |" * cached + " – |",
     ]  # fmt: skip
     for name, row in rows.items():
         depth, heads, mlp = row["shape"]
         lines.append(
             f"| {name} | {depth} × {heads}, {mlp} | {row['before']['body'] / base['body']:.3f} | "
-            f"{row['before']['quality']:.3f} | {row['after']['quality']:.3f} | {row['latency_ms']:.1f} |"
+            f"{row['before']['quality']:.3f} | {row['after']['quality']:.3f} | {ms(row)} |"
             + f" {row['before'].get('kv_bytes', 0):,} |" * cached + f" {'; '.join(row['steps']) or '–'} |"
         )  # fmt: skip
     return [*lines, "", *conclusions(kind, base, rows)]
+
+
+def ms(row: dict[str, Any]) -> str:
+    return f"{row['latency_ms']:.1f}" if "latency_ms" in row else "–"
 
 
 def conclusions(kind: str, base: dict[str, Any], rows: dict[str, Any]) -> list[str]:
