@@ -193,3 +193,21 @@ def test_values_and_help_import_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(*(m for m in ('torch', 'timm', 'transformers', 'numpy') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_one_key_value_head_is_solved() -> None:
+    assert notation.solve([("h d", 12), ("d", 4), ("g d", 4)], {}) == {"h": 3, "d": 4, "g": 1}
+
+
+@pytest.mark.parametrize(
+    ("how", "heads", "places"),
+    [
+        ("h d", [0, 2], [0, 1, 4, 5]),
+        ("2 h d", [1], [2, 3, 8, 9]),
+        ("h d | g d", [2, 0], [4, 5, 0, 1, 6, 7]),
+        ("d h", [1], [1, 4]),
+    ],
+)
+def test_picked_are_the_positions_of_some_heads(how: str, heads: list[int], places: list[int]) -> None:
+    sizes = {"h": 3, "g": 1, "d": 2}
+    assert notation.picked(how, sizes, {"h": torch.tensor(heads)}).tolist() == places

@@ -85,6 +85,9 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
         console.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
     versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
     console.print(f"checked with {versions}\n{_HOW}")
+    later = Counter(model["checked_with"]["code"] for model in models if "checked_with" in model)
+    for code, count in later.items():
+        console.print(f"{count} of these rows were checked again, with code {code}")
 
 
 def _rendered(models: Sequence[dict[str, Any]]) -> Table:
