@@ -1,0 +1,185 @@
+"""Kills of every kind of run, a time limit, disks of every size: the end is the same bit for bit, and nothing is left.
+
+`tests/test_hostile_runs.py` has the plain kind; here are distillation, image workers, two processes, and small disks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import DIGITS, forked, outcome
+from test_training_processes import RECIPE as TWO
+
+import leanify
+from leanify.data.sampling import MODEL, seed_everything
+from leanify.sources import recipe as recipes
+from leanify.training import preparation
+
+CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+SHORT = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])
+
+
+def distilled(home: Path) -> str:
+    """From a teacher that is wider, with the maps that this takes."""
+    seed_everything(MODEL, 0)
+    leanify.save(preparation.build(recipes.with_settings(SHORT, ["model.override.embed_dim=24"])), home / "teacher")
+    settings = [f"distill.teacher={home / 'teacher'}", "distill.hidden_weight=0.5"]
+    return recipes.with_settings(SHORT, ["model.override.drop_path_rate=0", *settings]).to_toml()
+
+
+def pictured(home: Path) -> str:
+    """A folder of images that two workers read, change and erase."""
+    draw = np.random.default_rng(0)
+    for split, number in (("train", 40), ("validation", 8)):
+        for kind in "abc":
+            (home / "data" / split / kind).mkdir(parents=True)
+            for name in range(number):
+                pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(home / "data" / split / kind / f"{name}.png")
+    settings = ["data.name=pictures", f"data.path={home / 'data'}", "data.workers=2", "data.erase=0.3", "data.samples="]
+    settings += ["data.holdout=0", "model.override.in_chans=3", "model.override.num_classes=3", "schedule.epochs=3"]
+    settings += ["data.rand_augment=rand-m9-mstd0.5-inc1"]
+    return recipes.with_settings(SHORT, settings).to_toml()
+
+
+def nothing_left(run: Path) -> None:
+    assert [path.name for path in run.rglob(".*")] == []
+    for folder in (run / "checkpoints").iterdir():
+        assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.json", "model.safetensors", "state.pt"]
+
+
+def kills(seed: int, number: int) -> list[str]:
+    """Half of them aimed at the writing and pruning of checkpoints."""
+    draw = random.Random(seed)
+    aimed = [draw.choice([f"aim:{draw.randint(1, 14)}", f"write:{draw.randint(1, 90)}"]) for _ in range(number // 2)]
+    found = [*aimed, *(f"event:{draw.randint(1, 25)}" for _ in range(number - len(aimed)))]
+    draw.shuffle(found)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [distilled, pictured])
+def test_kills_of_a_run_with_a_teacher_or_with_workers(tmp_path: Path, kind: object) -> None:
+    assert callable(kind)
+    recipe = kind(tmp_path)
+    whole = forked(tmp_path / "whole", "whole", recipe=recipe)
+    codes = forked(tmp_path / "run", *kills(7, KILLS), "whole", recipe=recipe)
+    assert whole[-1][0] == codes[-1][0] == 0
+    assert {code for code, _ in codes[:-1]} <= {-signal.SIGKILL, 0}  # a run that was at its end already ends well
+    nothing_left(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+KILLS = int(os.environ.get("LEANIFY_KILLS", "20"))
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*launcher, sys.executable, "-c", CODE, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def ranks(launcher: int) -> list[int]:
+    """The processes that a launcher started."""
+    found = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(number) for number in found]
+
+
+@pytest.mark.long
+def test_kills_of_one_of_two_processes(tmp_path: Path) -> None:
+    """Either of them is killed once the run has begun; the launcher ends the other."""
+    recipe = tmp_path / "two.toml"
+    recipe.write_text(TWO.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 1"))
+    done = launch("train", str(recipe), "-o", str(tmp_path / "whole"))
+    assert done.wait() == 0, done.stderr
+    draw = random.Random(0)
+    for _ in range(max(2, KILLS // 4)):
+        run = tmp_path / "run"
+        before = run / "checkpoints"
+        known = {path.name for path in before.iterdir()} if before.is_dir() else set()
+        begun = ("--resume", str(run)) if run.exists() else (str(recipe), "-o", str(run))
+        process = launch("train", *begun)
+        while process.poll() is None:
+            now = {path.name for path in before.iterdir()} if before.is_dir() else set()
+            if now - known:  # a checkpoint more, or one that is being written
+                time.sleep(draw.random() * 0.05)
+                for rank in ranks(process.pid)[draw.randrange(2) :][:1]:
+                    os.kill(rank, signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        process.communicate()
+    done = launch("train", "--resume", str(tmp_path / "run"))
+    _, said = done.communicate()
+    assert done.returncode == 0, said
+    nothing_left(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+# -- a time limit -----------------------------------------------------------------------------------------------------
+
+
+def test_a_time_limit_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    """`timeout` sends SIGTERM; every piece of the run saves and says how to go on."""
+    modes = [f"term:{step}" for step in (2, 3, 5)]
+    codes = forked(tmp_path / "run", *modes, "whole", recipe=SHORT.to_toml())
+    assert [code for code, _ in codes] == [143, 143, 143, 0]
+    assert [step for _, step in codes] == [2, 3, 5, 6]
+    forked(tmp_path / "whole", "whole", recipe=SHORT.to_toml())
+    nothing_left(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+# -- small disks ------------------------------------------------------------------------------------------------------
+
+
+def said(*arguments: str) -> tuple[int, list[str]]:
+    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, cwd="/")
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("leanify:")]
+
+
+def mounted(place: Path, kilobytes: int, *more: str) -> bool:
+    options = ["-o", ",".join([f"size={kilobytes}k", *more])]
+    return subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True).returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root mounts a small disk")
+@pytest.mark.parametrize(
+    "kilobytes", [64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2560, 5120]
+)
+def test_a_disk_of_any_size_is_one_message_and_room_ends_the_run_as_if_nothing_were(
+    tmp_path: Path, kilobytes: int
+) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(recipes.with_settings(SHORT, ["model.override.embed_dim=32", "run.keep=0"]).to_toml())
+    assert said("train", str(recipe), "-o", str(tmp_path / "whole"))[0] == 0
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not mounted(disk, kilobytes):
+        pytest.skip("no disk can be mounted here")
+    try:
+        code, words = said("train", str(recipe), "-o", str(disk / "run"))
+        assert (code, len(words)) in ((0, 0), (2, 1)), words
+        if code:
+            assert "No space left" in words[0] or "room" in words[0] or "free" in words[0], words
+        assert mounted(disk, 20_000, "remount")
+        begun = (disk / "run" / "recipe.toml").exists()
+        again = ("--resume", str(disk / "run")) if begun else (str(recipe), "-o", str(disk / "run"))
+        assert said("train", *again)[0] == 0
+        nothing_left(disk / "run")
+        assert outcome(disk / "run") == outcome(tmp_path / "whole")
+        assert json.loads((disk / "run" / "environment.json").read_text())
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
