@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -253,3 +254,20 @@ def test_an_attention_of_somewhere_else_is_not_fetched(folder: Path, kernel: str
     with contextlib.suppress(LeanifyError):
         leanify.load(folder)
     assert not (folder / RAN).exists()
+
+
+def test_the_floors_of_the_dependencies_are_the_versions_that_are_run() -> None:
+    """.ci/oldest installs what .ci/oldest.txt says; the floors that pyproject.toml declares are the same."""
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    root = Path(__file__).parent.parent
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    floors = {}
+    for line in map(Requirement, declared):
+        [floor] = [each.version for each in line.specifier if each.operator == ">="]
+        floors[line.name] = Version(floor)
+    lines = (root / ".ci" / "oldest.txt").read_text().splitlines()
+    run = {line.name: line for line in map(Requirement, (line for line in lines if not line.startswith("#")))}
+    assert run.keys() == floors.keys()
+    assert {name for name, floor in floors.items() if not run[name].specifier.contains(floor)} == set()
