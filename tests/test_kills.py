@@ -102,7 +102,8 @@ def test_kills_of_one_of_two_processes(tmp_path: Path) -> None:
     recipe = tmp_path / "two.toml"
     recipe.write_text(TWO.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 1"))
     done = launch("train", str(recipe), "-o", str(tmp_path / "whole"))
-    assert done.wait() == 0, done.stderr
+    _, said = done.communicate()
+    assert done.returncode == 0, said
     draw = random.Random(0)
     for _ in range(max(2, KILLS // 4)):
         run = tmp_path / "run"
