@@ -292,3 +292,12 @@ def test_a_locale_without_greek_gets_question_marks() -> None:
     done = subprocess.run([sys.executable, "-c", CODE, "condition", "--help"], capture_output=True, env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"condition number ?" in done.stdout
+
+
+def test_a_current_directory_that_is_gone_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    line = 'cd "$1" && rmdir "$1" && exec "$2" -c "$3" runs'
+    command = ["bash", "-c", line, "x", str(tmp_path / "gone"), sys.executable, CODE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "leanify: the current directory is gone" in done.stderr.splitlines()[-1]

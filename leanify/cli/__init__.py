@@ -122,8 +122,17 @@ def _say_unexpected(error: Exception) -> None:
     )
 
 
+def _stands_somewhere() -> bool:
+    try:
+        return bool(Path.cwd())
+    except OSError:
+        return False
+
+
 def called() -> None:
     """Run the command that is asked for."""
+    if not _stands_somewhere():
+        raise LeanifyError("the current directory is gone, without which torch does not start: cd to another one")
     arguments = _without_frame(sys.argv[1:])
     asked = arguments[0] if arguments else ""
     if arguments in LISTS:
