@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.lens import sites
+from leanify.lens.resize import part_of
 from leanify.spectra.measure import CHANNELS, OBJECTS, condition
 from leanify.spectra.projections import head_weights
 from leanify.upstream.build import build_model
@@ -160,6 +161,7 @@ def test_head_weights_make_the_heads_values(model):
 def _maker_of_v(place) -> nn.Module:
     """The projection that makes v, alone or fused: its input is the attention's x."""
     rows = [part for part in place.attention.reading.rows if "norm" not in part and part != "gate"]
+    rows = [part for part in rows if part_of(place.attention.module, part) is not None]
     part = next((p for p in rows if p.rpartition(".")[2][0] == "v"), rows[-1])
     return place.attention.module.get_submodule(part)
 

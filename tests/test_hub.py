@@ -32,6 +32,7 @@ print(leanify.read(leanify.load("me/bert")))
 """
 
 
+@pytest.mark.long
 def test_pushed_and_pulled_back(tmp_path: Path) -> None:
     """In a process of its own: the hub's address is read when its client is imported. Its cache begins empty."""
     lean = {name: str(FAMILIES[key].lean(tmp_path / name)) for name, key in (("bert", "BERT"), ("swin", "Swin (timm)"))}

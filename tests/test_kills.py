@@ -130,6 +130,7 @@ def test_kills_of_one_of_two_processes(tmp_path: Path) -> None:
 # -- a time limit -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_time_limit_again_and_again_loses_nothing(tmp_path: Path) -> None:
     """`timeout` sends SIGTERM; every piece of the run saves and says how to go on."""
     modes = [f"term:{step}" for step in (2, 3, 5)]

@@ -20,6 +20,7 @@ from leanify.sources import recipe as recipes
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop
+from leanify.training.state import put
 
 STORIES = [f"Once there were {n} cats and {n * n} mice. " * (1 + n % 3) for n in range(40)]
 TINY = recipes.with_settings(
@@ -149,7 +150,7 @@ def test_the_test_split_is_evaluated_once_with_the_best_weights(tmp_path: Path) 
         False,
     )
     trainer = loop.Trainer(at(tmp_path, "data.test=test"))
-    loop.put(trainer.bare, best.weights())
+    put(trainer.bare, best.weights())
     assert trainer.splits.test is not None
     assert trainer.evaluate(trainer.splits.test)["loss"] == row["loss"] != trainer.evaluate()["loss"]
     before = run.rows()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -46,9 +46,13 @@ def shards_of(found: ModelSource) -> dict[str, Path] | None:
     return shards if all(_shape(shards[name], name) == shape for name, shape in wanted.items()) else None
 
 
-def _shape(file: Path, name: str) -> list[int]:
-    with safe_open(file, "pt") as tensors:
-        shape: list[int] = tensors.get_slice(name).get_shape()
+def _shape(file: Path, name: str) -> list[int] | None:
+    """None where the shard is damaged or lacks the tensor: reading the whole checkpoint then says so."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            shape: list[int] = tensors.get_slice(name).get_shape()
+    except (SafetensorError, OSError):
+        return None
     return shape
 
 

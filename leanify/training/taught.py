@@ -102,13 +102,13 @@ def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
 def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Any) -> None:
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         answers: Any = None
         with progress("embeddings of the teacher", len(samples)) as advance:
             for done, (indices, rows) in enumerate(_answers(teacher, samples, pooling, place), 1):
                 if answers is None:
                     shape = len(samples), rows.shape[1]
                     _check_room(file, shape[0] * shape[1] * BYTES)
+                    file.parent.mkdir(parents=True, exist_ok=True)
                     answers = np.lib.format.open_memmap(beside, "w+", np.float16, shape)
                 answers[indices] = rows
                 advance(done * BATCH)

@@ -48,7 +48,10 @@ def _with_heads(model: nn.Module, picks_of: object, scale: float) -> nn.Module:
     for layer in list(new.layers):
         site = layer.attention
         mixing = [part for part in site.reading.mixing if part_of(site.module, part) is not None]
-        if mixing or sum("h" in how.split() for how in site.reading.columns.values()) > 1:
+        out = [
+            p for p, how in site.reading.columns.items() if "h" in how.split() and part_of(site.module, p) is not None
+        ]
+        if mixing or len(out) > 1:
             raise UnsupportedModel(f"{site.path} mixes its heads, so that copies of them change what it gives")
         select(new.model, site, picks_of(layer))
         _, output = output_of(site, "h")
