@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from flows import FAMILIES
 from mock_hub import mock_hub
 

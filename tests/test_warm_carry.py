@@ -107,6 +107,23 @@ def test_pairing_down_to_half_the_depth_never_leaves_a_block_alone() -> None:
         carry(model, fewer, data[:2], data[2:], moves=("pair",))
 
 
+def test_the_last_pair_is_no_move_of_its_own() -> None:
+    """The last blocks' pair, once made, shortens nothing: it was tried again and again."""
+    library = import_transformers()
+    shape = {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+    torch.manual_seed(0)
+    model = library.LlamaModel(library.LlamaConfig(num_hidden_layers=4, **shape)).eval()
+    for block in model.layers[2:]:  # their pair costs nothing, and is taken first
+        nn.init.zeros_(block.self_attn.o_proj.weight)
+        nn.init.zeros_(block.mlp.down_proj.weight)
+    data = [example_inputs(model, 2, 12) for _ in range(4)]
+    old = leanify.read(model)
+    found = carry(
+        model, replace(old, stages=(old.stages[0].reshape(2, 4, mlp=32),)), data[:2], data[2:], moves=("pair",)
+    )
+    assert [step.blocks for step in found.steps[1:]] == [(2, 3), (0, 1)]
+
+
 def test_deeper_stages_repeat_their_last_block() -> None:
     model, data = built("hf/llama")
     shape = leanify.read(model)

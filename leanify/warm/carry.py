@@ -196,8 +196,9 @@ class _Carrier:
             moves = []
             if slot[0] in droppable:
                 moves.append(("drop", slot, [*slots[:place], *slots[place + 1 :]]))
-            joined = slot + (slots[place + 1] if place + 1 < len(slots) else ())
-            if joined in pairs:
+            last = place + 1 == len(slots)
+            joined = slot if last else slot + slots[place + 1]
+            if not last and joined in pairs:
                 moves.append(("pair", joined, [*slots[:place], joined, *slots[place + 2 :]]))
             for move, blocks, after in moves:
                 if least_depth(after, pairs, droppable) > depth:
