@@ -18,7 +18,7 @@ def console() -> Console:
     """Standard output: at most 100 columns wide, colours only on a terminal."""
     from rich.console import Console  # 30 ms, which `--help` does without
 
-    out = Console(highlight=False, emoji=False)  # a path may hold :x:, and emoji's names take 10 ms to import
+    out = Console(highlight=False, markup=False, emoji=False)  # a path may hold [x] and :x:; emoji's names take 10 ms
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     return out
 
@@ -43,14 +43,15 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """
     from rich.console import Console
 
-    err = Console(stderr=True)
+    err = Console(stderr=True, markup=False, emoji=False)
     if not err.is_terminal or os.environ.get("LEANIFY_QUIET"):
         yield lambda done: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     rest = (TimeElapsedColumn(),) if total is None else (BarColumn(bar_width=None), TimeRemainingColumn())
-    with drawn(Progress(SpinnerColumn(), TextColumn("{task.description}"), *rest, console=err, transient=True)) as bar:
+    words = TextColumn("{task.description}", markup=False)
+    with drawn(Progress(SpinnerColumn(), words, *rest, console=err, transient=True)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 

@@ -161,6 +161,13 @@ def test_more_jobs_than_memory_are_refused_with_the_number_that_fits() -> None:
         runner.check_jobs(plan("baseline"), 100_000)
 
 
+def test_jobs_that_are_refused_leave_no_folder(tmp_path: Path) -> None:
+    for jobs, words in ((100_000, "of memory"), (0, "is below 1")):
+        with pytest.raises(RecipeError, match=words):
+            leanify.compare(recipe_file(tmp_path), tmp_path / "study", designs=["baseline"], jobs=jobs)
+    assert not (tmp_path / "study").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -130,6 +130,15 @@ def test_rows_that_are_no_rows_are_named(copied: Path) -> None:
         RunDirectory.open(copied).rows()
 
 
+@pytest.mark.parametrize("sums", [None, [], ["model.safetensors"], "x", 3, {"../x": "0"}, {"state.pt": None}])
+def test_a_checkpoint_card_with_odd_sums_is_no_checkpoint(tmp_path: Path, sums: Any) -> None:
+    card = {"step": 2, "rows": 10, "score": None, "metrics": {}, "sums": {"state.pt": "0" * 64}}
+    (tmp_path / checkpoints.CARD).write_text(json.dumps(card))
+    assert checkpoints.Checkpoint.read(tmp_path) is not None
+    (tmp_path / checkpoints.CARD).write_text(json.dumps(card | {"sums": sums}))
+    assert checkpoints.Checkpoint.read(tmp_path) is None
+
+
 def test_files_of_a_checkpoint_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -14,11 +14,12 @@ import torch
 import leanify
 from leanify import training
 from leanify.cli import app
+from leanify.cli.predict import _print
 from leanify.data.image_folder import decoded, transforms
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
 from leanify.training.curves import curves_of, in_text
-from leanify.training.predicting import predict
+from leanify.training.predicting import Prediction, predict
 
 IMAGES = """
 [model]
@@ -142,6 +143,14 @@ def test_the_command_prints_predictions_in_every_format(texts: Path, capsys: Any
     (row,) = csv.DictReader(io.StringIO(called(capsys, "predict", texts, "good film 1", "--format", "csv")))
     (same,) = json.loads(called(capsys, "predict", texts, "good film 1", "--json"))["predictions"]
     assert (row["answer"], float(row["probability"])) == (same["answer"], same["probability"])
+
+
+def test_an_empty_text_and_one_in_brackets_keep_their_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    samples = ("", "[red] and [/red]", "x" * 99)
+    _print([Prediction(f"line {i}", sample, f"class-{i}", 0.5, {}) for i, sample in enumerate(samples)])
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert [row.find(f"class-{i}") for i, row in enumerate(rows)] == [header.index("answer")] * 3
+    assert "[red] and [/red]" in rows[1]
 
 
 def test_show_a_run_has_its_rows_as_curves_and_as_numbers(images: Path, tmp_path: Path, capsys: Any) -> None:

@@ -103,7 +103,7 @@ def compare(
     if dry_run:
         forecast = studies.forecast(studies.planned(request), at_once)
         return show(kind, forecast, forecast["designs"], lambda: study_tables.render_forecast(forecast))
-    folder = studies.folder_of(request, output)
+    folder = studies.folder_of(request, output, here=engine == "local" and not report)
     if not report:
         _train(folder, at_once, engine, retry)
     study = studies.finished(folder)
@@ -136,8 +136,9 @@ class Board:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.folder, self.plan = folder, folder.plan
-        self.console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        words = TextColumn("{task.description}", markup=False)
+        columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.tasks: dict[Key, Any] = {}
 

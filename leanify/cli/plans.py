@@ -81,7 +81,7 @@ def _table(plan: Plan, dropped: tuple[str, ...]) -> Table:
 
 def print_warnings(plan: Plan) -> None:
     """On standard error, one line each."""
-    err = Console(stderr=True, highlight=False)
+    err = Console(stderr=True, highlight=False, markup=False, emoji=False)
     for warning in plan.warnings:
         err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=not err.is_terminal)
 

@@ -58,13 +58,13 @@ def _print(found: list[Prediction]) -> None:
         others = sorted(((p, name) for name, p in one.probabilities.items() if name != one.answer), reverse=True)
         shown.add_row(
             one.where,
-            *(
-                [one.sample if len(one.sample) <= LONGEST else f"{one.sample[:LONGEST]}…"]
-                if texts and one.sample
-                else []
-            ),
+            *([_short(one.sample or "")] if texts else []),
             one.answer if isinstance(one.answer, str) else f"{one.answer:.4g}",
             "–" if one.probability is None else f"{one.probability:.1%}",
             ", ".join(f"{name} {p:.1%}" for p, name in others[:SHOWN]),
         )
     console().print(shown)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

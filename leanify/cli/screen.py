@@ -29,10 +29,11 @@ class Screen:
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self.live = self.console.is_terminal
         narrow = self.console.width < NARROW
-        columns = [SpinnerColumn(), *([] if narrow else [BarColumn(bar_width=None)]), TextColumn("{task.description}")]
+        words = TextColumn("{task.description}", markup=False)
+        columns = [SpinnerColumn(), *([] if narrow else [BarColumn(bar_width=None)]), words]
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
         self.stack = ExitStack()
         self.training: float | None = None  # the last training loss

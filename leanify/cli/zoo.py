@@ -74,7 +74,7 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
 
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 120) if console.is_terminal else 120
     console.print(_rendered(models))
     libraries = sorted({model["library"] for model in models})

@@ -62,11 +62,12 @@ class Checkpoint:
 
     def _is_typed(self) -> bool:
         """Whether every value is of its type: the card was read from a file."""
-        numbers = [*self.metrics.values()] if isinstance(self.metrics, dict) else [None]
-        numbers += [] if self.score is None else [self.score]
-        sums = [*self.sums.values()] if isinstance(self.sums, dict) else [None]
+        if not (isinstance(self.metrics, dict) and isinstance(self.sums, dict)):
+            return False
+        numbers = [*self.metrics.values(), *([] if self.score is None else [self.score])]
         whole = all(type(number) is int and number >= 0 for number in (self.step, self.rows))
-        plain = all(isinstance(number, int | float) for number in numbers) and all(isinstance(s, str) for s in sums)
+        plain = all(isinstance(number, int | float) for number in numbers)
+        plain = plain and all(isinstance(digest, str) for digest in self.sums.values())
         inside = [name.removeprefix(f"{shards.FOLDER}/") for name in self.sums]
         return whole and plain and all(Path(name).name == name for name in inside)
 

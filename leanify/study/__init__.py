@@ -48,6 +48,10 @@ class Request:
     weights: str | Path | None = None
     teacher: str | Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise RecipeError(f"--jobs {self.jobs} is below 1")
+
     @property
     def usual_seeds(self) -> int:
         return SEEDS if self.tournament is None else tournaments.SEEDS
@@ -93,7 +97,7 @@ def compare(
     request = replace(request, weights=weights, teacher=teacher)
     if isinstance(engine, str):
         engines.check_engine(engine)
-    folder = folder_of(request, output)
+    folder = folder_of(request, output, here=engine == "local")
     if retry:
         folder.forget_failures()
     opened = engines.engine_of(engine, folder, jobs) if isinstance(engine, str) else nullcontext(engine)
@@ -167,15 +171,20 @@ def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign
     return ranked(tuple(designer.priced(make)))
 
 
-def folder_of(request: Request, output: str | Path | None = None) -> StudyFolder:
-    """The study's folder, made with the plan or grown by it. Raises RecipeError where it holds another study."""
+def folder_of(request: Request, output: str | Path | None = None, here: bool = False) -> StudyFolder:
+    """The study's folder, made with the plan or grown by it. Raises RecipeError where it holds another study.
+
+    ``here``: this machine shall run it. What it has no memory for is refused before anything is written.
+    """
     path = Path(output) if output is not None else new_folder(request)
     folder = request.study or (StudyFolder(path) if is_study(path) else None)
-    if folder is None:
-        return StudyFolder.create(path, planned(request))
-    if request.study is not None and request == Request(recipe=request.recipe, jobs=request.jobs):
+    if folder is not None and request.study is not None and request == Request(request.recipe, jobs=request.jobs):
         return folder
-    plan = folder.plan.joined(planned(request))
+    plan = planned(request) if folder is None else folder.plan.joined(planned(request))
+    if here:
+        runner.check_jobs(plan, request.jobs)
+    if folder is None:
+        return StudyFolder.create(path, plan)
     if plan != folder.plan:  # a study that is gone on with is joined already
         folder.replan(plan)
     return folder

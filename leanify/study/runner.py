@@ -218,8 +218,6 @@ def threads_for(jobs: int) -> int:
 def check_jobs(plan: StudyPlan, jobs: int) -> None:
     """Refuse more runs at a time than this machine's memory holds. Raises RecipeError with the number that fits."""
     available = machine.memory("MemAvailable")
-    if jobs < 1:
-        raise RecipeError(f"--jobs {jobs} is below 1")
     if available is None:
         return
     each = PROCESS_BYTES + max(needed(plan, design.name) for design in plan.designs)
