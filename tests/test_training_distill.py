@@ -120,10 +120,10 @@ def test_layers_are_spread_evenly_or_as_said() -> None:
     ("settings", "error", "words"),
     [
         (["distill.teacher=vit_tiny"], RecipeError, "a model without weights"),
-        (["distill.weight=1.5"], RecipeError, "a share"),
+        (["distill.weight=1.5"], RecipeError, "between 0 and 1"),
         (["run.compile=true"], RecipeError, "do not go together"),
-        (["distill.weight=0"], RecipeError, "would teach nothing"),
-        (["distill.layers=[[0, 4]]", "distill.hidden_weight=1"], RecipeError, "one of the teacher, 0 … 3"),
+        (["distill.weight=0"], RecipeError, "nothing is learnt from the teacher"),
+        (["distill.layers=[[0, 4]]", "distill.hidden_weight=1"], RecipeError, "teacher layer 0 … 3"),
         (["distill.layers=odd"], RecipeError, "distill.layers is"),
         (["model.override.num_classes=11"], RecipeError, "give 11 and 10 logits"),
         (["model.override.patch_size=4", "distill.hidden_weight=1"], ShapeError, "5 × 16 and .* 17 × 24"),

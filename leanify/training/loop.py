@@ -70,13 +70,13 @@ class Trainer:
         self.splits = splits_of(data_of(recipe), self.bare)
         self.skipped: set[str] = set(self.splits.skipped)
         check_fit(self.bare, self.splits)
-        told, teacher = recipe.distill, None
-        if told is not None:
-            teacher = teachers.teacher_of(told)
-            teachers.check_alike(self.bare, teacher, told.teacher, data_of(recipe).tokenizer)
+        distill, teacher = recipe.distill, None
+        if distill is not None:
+            teacher = teachers.teacher_of(distill)
+            teachers.check_alike(self.bare, teacher, distill.teacher, data_of(recipe).tokenizer)
             if data.task == "sentence-embedding":
                 self.splits = taught(self.splits, teacher, teachers.pooling_of(teacher), self.accelerator)
-                told, teacher = teachers.of_layers(told, teacher)
+                distill, teacher = teachers.of_layers(distill, teacher)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         guards.check_processes(world, len(self.splits.train), schedule.batch_size)
@@ -88,9 +88,9 @@ class Trainer:
         self.steps = self.rate.steps if schedule.steps is not None else self.order.step_at(self.rate.steps)
 
         self.learner: distillation.Learner | None = None
-        if told is not None and teacher is not None:
+        if distill is not None and teacher is not None:
             sample = self.one()[0]
-            begun = distillation.begin(told, self.task, self.bare, teacher, sample, self.seed, self.accelerator)
+            begun = distillation.begin(distill, self.task, self.bare, teacher, sample, self.seed, self.accelerator)
             self.task, self.learner = begun, begun.learner
         self.validation: Reader | None = None  # from the first evaluation on
         self.need = memory_of(recipe, self.bare, self.accelerator, teacher)

@@ -1,7 +1,7 @@
 """Samples whose targets are a teacher's embeddings, computed once and kept in the cache.
 
-The file's name is a digest of the teacher's weights, the pooling and every token of the samples: what is found there is
-what would be computed. It is written beside its place and renamed when complete.
+The file's name is a digest of the teacher's weights, the pooling and every token of the samples, so a file that is
+there is valid. It is written under another name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from leanify.tasks.sentence_embedding import embed
 from leanify.terminal import progress
 
 BATCH = 64
-BYTES = 2  # of a number: embeddings have length 1, so that float16 keeps three digits of each
+BYTES = 2  # float16: embeddings have length 1, and three digits of each component are kept
 
 
 class Taught:
-    """The samples, and the row of a teacher's answers that belongs to each as its target."""
+    """Samples with the teacher's embedding of each as its target."""
 
     workers = 0
     targets = None
@@ -43,7 +43,7 @@ class Taught:
         return len(self.samples)
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ inputs as they were; the teacher's answers (B, width)"""
+        """→ the samples' own inputs; the teacher's embeddings (B, width), float32"""
         inputs, _ = self.samples.batch(indices)
         return inputs, torch.from_numpy(self.answers[indices].astype(np.float32))
 
@@ -51,7 +51,7 @@ class Taught:
 def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Any) -> Splits:
     """The splits with the teacher's embeddings as targets. ``place`` is the accelerator.
 
-    One process of each machine computes what is not in the cache. Raises DataError where it cannot be kept.
+    One process of each machine computes what the cache lacks. Raises DataError where the disk has no room.
     """
     teacher = teacher.to(place.device).requires_grad_(False).eval()
     known = weights_digest(teacher)
@@ -76,7 +76,7 @@ def _read(file: Path, count: int) -> Any:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Of every tensor's name, shape and bytes."""
+    """A digest of every tensor's name, shape and bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -92,7 +92,7 @@ def _digest(teacher: str, pooling: Sequence[str], samples: Any) -> str:
 
 
 def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-    """Every sample once, those of like length together."""
+    """Every sample once, sorted by length so that a batch needs little padding."""
     order = np.asarray(samples.lengths).argsort(kind="stable")
     for start in range(0, len(order), BATCH):
         indices = order[start : start + BATCH]
@@ -129,8 +129,8 @@ def _answers(
 
     for indices, inputs in _batches(samples):
         with place.autocast():
-            said = embed(teacher, send_to_device(inputs, place.device), pooling)
-        yield indices, F.normalize(said, dim=-1).to(torch.float16).cpu().numpy()
+            embedded = embed(teacher, send_to_device(inputs, place.device), pooling)
+        yield indices, F.normalize(embedded, dim=-1).to(torch.float16).cpu().numpy()
 
 
 def _check_room(file: Path, size: int) -> None:

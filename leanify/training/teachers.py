@@ -1,4 +1,4 @@
-"""A teacher: a SOURCE with weights, that is shown what the student is shown."""
+"""Load a teacher, a SOURCE with weights, and check that it can take the student's inputs."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
 
 
-def teacher_of(told: DistillSection) -> nn.Module:
-    """The teacher with its weights; one that would be drawn anew teaches nothing."""
-    if not 0 <= told.weight <= 1 or told.temperature <= 0 or told.hidden_weight < 0:
-        raise RecipeError("[distill] weight is a share, 0 … 1, temperature above 0, hidden_weight not below 0")
-    if not told.weight and not told.hidden_weight:
-        raise RecipeError("[distill] neither weight nor hidden_weight is above 0: the teacher would teach nothing")
-    if find.find(told.teacher).weights is None:
+def teacher_of(section: DistillSection) -> nn.Module:
+    """The teacher with its weights. Raises RecipeError where it has none: random weights teach nothing."""
+    if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
         raise RecipeError(
-            f"distill.teacher {told.teacher!r} names a model without weights; a run, a lean directory, a directory of "
-            "transformers', a checkpoint or a hub id has some"
+            "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
+            f"{section.weight}, {section.temperature} and {section.hidden_weight}"
         )
-    return with_all_layers(lambda: find.load(told.teacher), told.teacher)
+    if not section.weight and not section.hidden_weight:
+        raise RecipeError("[distill] weight and hidden_weight are both 0, so nothing is learnt from the teacher")
+    if find.find(section.teacher).weights is None:
+        raise RecipeError(
+            f"distill.teacher {section.teacher!r} names a model without weights; give a run, a lean directory, a "
+            "Hugging Face directory, a checkpoint or a hub id"
+        )
+    return with_all_layers(lambda: find.load(section.teacher), section.teacher)
 
 
 def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:
-    """Raise RecipeError where the teacher cannot be shown what the student is: other tokens, or images of another size.
+    """Raise RecipeError where the teacher cannot take the student's inputs: another vocabulary or another image size.
 
     ``name`` is the teacher's SOURCE, ``tokenizer`` the directory or hub id of the student's.
     """
-    (mine, x), (theirs, y) = (next(iter(example_inputs(model, 1).items())) for model in (student, teacher))
-    if mine != theirs:
-        raise RecipeError(f"the student takes {mine} and the teacher {name} takes {theirs}: they share no data")
-    if mine == "input_ids":
+    (own, x), (other, y) = (next(iter(example_inputs(model, 1).items())) for model in (student, teacher))
+    if own != other:
+        raise RecipeError(f"the student takes {own} and the teacher {name} takes {other}: they cannot share data")
+    if own == "input_ids":
         _check_words(student, teacher, name, tokenizer)
     elif x.shape[1:] != y.shape[1:]:
         sizes = [" × ".join(map(str, shape[1:])) for shape in (x.shape, y.shape)]
         raise RecipeError(
-            f"the student takes samples of {sizes[0]} and the teacher {name} of {sizes[1]}: a teacher sees what the "
-            "student sees, so both need the same size"
+            f"the student takes samples of {sizes[0]} and the teacher {name} of {sizes[1]}: both are given the "
+            "same samples, so both need the same size"
         )
 
 
 def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:
-    mine, theirs = (vocabulary_of(model, "distillation")[0] for model in (student, teacher))
-    if mine != theirs:
+    own, other = (vocabulary_of(model, "distillation")[0] for model in (student, teacher))
+    if own != other:
         raise RecipeError(
-            f"the student has a vocabulary of {mine:,} and the teacher {name} of {theirs:,}: a teacher reads the "
+            f"the student has a vocabulary of {own:,} and the teacher {name} of {other:,}: the teacher reads the "
             "student's tokens, so both need the same one"
         )
     place = Path(name).expanduser()
@@ -63,16 +66,16 @@ def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: s
     if unlike := [word for word, number in numbers.items() if others.get(word) != number]:
         raise RecipeError(
             f"the tokenizers of the student and of the teacher {name} number {len(unlike):,} words differently, "
-            f"{unlike[0]!r} among them: a teacher reads the student's tokens, so both need the same one"
+            f"{unlike[0]!r} among them: the teacher reads the student's tokens, so both need the same one"
         )
 
 
 def pooling_of(teacher: nn.Module) -> tuple[str, ...]:
-    """How the teacher's hidden states become an embedding: by the files beside it. Raises SourceError."""
+    """How the teacher pools hidden states into an embedding, read from the files beside it. Raises SourceError."""
     folder = side_files.source_of(teacher) if is_hf(teacher) else None
     return ("mean",) if folder is None else pooling.pooling_of(folder)
 
 
-def of_layers(told: DistillSection, teacher: nn.Module) -> tuple[DistillSection | None, nn.Module | None]:
-    """What is left to learn from a teacher whose embeddings are the targets already: its layers, where asked for."""
-    return (replace(told, weight=0.0), teacher) if told.hidden_weight else (None, None)
+def of_layers(section: DistillSection, teacher: nn.Module) -> tuple[DistillSection | None, nn.Module | None]:
+    """What a teacher still teaches when its embeddings are the targets: its hidden layers, where the recipe asks."""
+    return (replace(section, weight=0.0), teacher) if section.hidden_weight else (None, None)
