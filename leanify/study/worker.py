@@ -102,7 +102,7 @@ def kappa(trainer: Trainer) -> float | None:
     samples = trainer.splits.validation
     keys = [[(0, index) for index in range(min(PROBED, len(samples)))]]
     [batch] = Reader(samples, keys, trainer.seed, 0)
-    inputs, _ = trainer.moved(batch)
+    inputs, _ = trainer.evaluator.moved(batch)
     try:
         layers = condition(trainer.state.evaluated, inputs).layers
     except (UnsupportedModel, SourceError):

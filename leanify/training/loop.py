@@ -25,18 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import fingerprint
-from leanify.data.common import chosen
 from leanify.data.samples import Batch, Inputs, Reader, Samples
-from leanify.data.sampling import MODEL, STEP, Order, Passes, in_turn, seed_everything, seed_mixing
+from leanify.data.sampling import MODEL, STEP, Order, Passes, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, RecipeError, TrainingError
 from leanify.sources import lean_directory
 from leanify.sources.checkpoints import WEIGHTS, Checkpoint
 from leanify.sources.recipe import Recipe
 from leanify.sources.run_directory import RunDirectory
-from leanify.tasks import Tally, check_fit, merged, task_of
+from leanify.tasks import check_fit, task_of
 from leanify.training import distillation, engine, guards, heap, sharding, teachers
 from leanify.training.engine import accelerator_of, memory_of, tracked
+from leanify.training.evaluation import Evaluator, first_sample
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.preparation import build, data_of, trainable
 from leanify.training.saver import Saver
@@ -89,10 +89,9 @@ class Trainer:
 
         self.learner: distillation.Learner | None = None
         if distill is not None and teacher is not None:
-            sample = self.one()[0]
+            sample = self.splits.scaled(first_sample(self.splits)[0])
             begun = distillation.begin(distill, self.task, self.bare, teacher, sample, self.seed, self.accelerator)
             self.task, self.learner = begun, begun.learner
-        self.validation: Reader | None = None  # from the first evaluation on
         self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
         guards.check_memory(self.need, self.bare, self.accelerator, order.batch_size, recipe.run.accumulate)
         average = None if optim.ema is None else engine.average_of(self.bare, optim.ema)
@@ -110,7 +109,8 @@ class Trainer:
         self.window = Window()
         self.saver = Saver()
 
-        self.try_one()
+        self.evaluator = Evaluator(recipe, self.splits, self.task, self.accelerator, self.sharded, self.skipped)
+        self.evaluator.try_one(self.bare)
 
     def built(self) -> nn.Module:
         """The model; of a sharded one every process but the first has the shapes alone, unless it has a teacher."""
@@ -124,18 +124,6 @@ class Trainer:
         from accelerate.utils import broadcast_object_list
 
         return broadcast_object_list([value])[0]
-
-    @torch.no_grad()
-    def try_one(self) -> None:
-        """One validation sample through the model: what does not fit is found before anything is written."""
-        with wall(f"{self.recipe.model.source} does not run on a sample of the data", DataError):
-            self.task.found(self.bare.eval(), *self.moved(self.one()))
-        sharding.drop(self.bare.train())
-
-    def one(self) -> Batch:
-        """A batch of one validation sample."""
-        [(inputs, targets)] = Reader(self.splits.validation, [[(0, 0)]], self.seed, 0)
-        return self.splits.scaled(inputs), targets
 
     def lr(self, step: int) -> float:
         """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
@@ -256,7 +244,7 @@ class Trainer:
         full = self.accelerator.num_processes * share  # DDP and FSDP take the mean
         counted = self.order.counted(step)
         weights = [full if place < counted else 0.0 for place in range(len(self.order.passes(step)))]
-        passes = [self.moved(next(batches)) for _ in self.order.passes(step)]
+        passes = [self.evaluator.moved(next(batches)) for _ in self.order.passes(step)]
         seed_everything(STEP, self.seed, step, self.accelerator.process_index)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(step) * group.get("lr_scale", 1.0)
@@ -278,13 +266,6 @@ class Trainer:
         loss = self.task.loss(self.model, inputs, targets)
         self.accelerator.backward(loss * weight)
         self.window.add(step + 1, loss.detach(), self.task.count(targets) if weight else 0)
-
-    def moved(self, batch: Batch) -> Batch:
-        """On the device, and there as the model takes it."""
-        from accelerate.utils import send_to_device
-
-        inputs, targets = send_to_device(batch, self.accelerator.device, non_blocking=True)
-        return self.splits.scaled(inputs), targets
 
     # -- after a step -------------------------------------------------------------------------------------------------
 
@@ -337,40 +318,9 @@ class Trainer:
             if self.recipe.run.trackers:
                 self.accelerator.log({f"{split}/{name}": value for name, value in metrics.items()}, step=step)
 
-    @torch.no_grad()
     def evaluate(self, split: Samples | None = None) -> Metrics:
-        """The task's metrics over a split, else over ``eval_batches`` of validation; of averaged weights if any."""
-        samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
-        model = self.state.evaluated
-        world, rank, size = self.accelerator.num_processes, self.accelerator.process_index, self.order.batch_size
-        number = min(len(samples), size * (limit or len(samples)))
-        keys = in_turn(chosen(samples, number, self.recipe.data.subset), size, rank, world)
-        began, parts = time.perf_counter(), []
-        model.eval()
-        known = self.validation if split is None else None
-        again, workers = split is None, self.recipe.data.workers
-        reader = known or Reader(samples, keys, self.seed, workers, again=again, skipped=self.skipped)
-        if split is None:
-            self.validation = reader
-        for batch in reader:
-            with self.accelerator.autocast():
-                parts.append(
-                    {name: value.double() for name, value in self.task.found(model, *self.moved(batch)).items()}
-                )
-        if self.sharded and len(keys) < -(-number // size):  # the others gather weights once more, and this one helps
-            with self.accelerator.autocast():
-                self.task.found(model, *self.moved(self.one()))
-        sharding.drop(model.train())
-        metrics = self.task.metrics(self.everyones(merged(parts)))
-        return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
-
-    def everyones(self, mine: Tally) -> Tally:
-        """What all processes found; one that had no sample adds nothing."""
-        if self.accelerator.num_processes == 1:
-            return mine
-        from accelerate.utils import gather_object
-
-        return merged(gather_object([mine]))
+        """Metrics over a split, else over ``eval_batches`` of validation; of the averaged weights if there are any."""
+        return self.evaluator.metrics(self.state.evaluated, split)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

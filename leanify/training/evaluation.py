@@ -1,0 +1,94 @@
+"""A task's metrics over a split, computed by all processes together."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanify.data.common import chosen
+from leanify.data.samples import Batch, Reader, Samples, Splits
+from leanify.data.sampling import in_turn
+from leanify.errors import DataError
+from leanify.sources.recipe import TrainingRecipe
+from leanify.tasks import Tally, Task, merged
+from leanify.training import sharding
+from leanify.upstream.wall import wall
+
+
+def first_sample(splits: Splits) -> Batch:
+    """The first validation sample, as a batch of one."""
+    [batch] = Reader(splits.validation, [[(0, 0)]], seed=0, workers=0)
+    return batch
+
+
+class Evaluator:
+    """Evaluates models on the recipe's splits. ``skipped`` collects the samples that could not be read."""
+
+    def __init__(
+        self, recipe: TrainingRecipe, splits: Splits, task: Task, accelerator: Any, sharded: bool, skipped: set[str]
+    ) -> None:
+        self.recipe, self.splits, self.task, self.accelerator = recipe, splits, task, accelerator
+        self.sharded, self.skipped, self.first = sharded, skipped, first_sample(splits)
+        self.validation: Reader | None = None  # kept between evaluations, with its workers
+
+    @torch.no_grad()
+    def metrics(self, model: nn.Module, split: Samples | None = None) -> dict[str, float]:
+        """The metrics over a whole split; without one over ``run.eval_batches`` of the validation split.
+
+        ``samples_per_s`` is measured. Leaves the model in training mode.
+        """
+        samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
+        size = self.recipe.schedule.batch_size
+        number = min(len(samples), size * (limit or len(samples)))
+        keys = in_turn(
+            chosen(samples, number, self.recipe.data.subset),
+            size,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
+        began, parts = time.perf_counter(), []
+        model.eval()
+        for batch in self._reader(samples, keys, again=split is None):
+            with self.accelerator.autocast():
+                found = self.task.found(model, *self.moved(batch))
+            parts.append({name: value.double() for name, value in found.items()})
+        if self.sharded and len(keys) < -(-number // size):  # the others gather weights once more, and this one helps
+            with self.accelerator.autocast():
+                self.task.found(model, *self.moved(self.first))
+        sharding.drop(model.train())
+        metrics = self.task.metrics(self._gathered(merged(parts)))
+        return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
+
+    @torch.no_grad()
+    def try_one(self, model: nn.Module) -> None:
+        """Run one validation sample through the model, to find what does not fit before anything is written."""
+        with wall(f"{self.recipe.model.source} does not run on a sample of the data", DataError):
+            self.task.found(model.eval(), *self.moved(self.first))
+        sharding.drop(model.train())
+
+    def moved(self, batch: Batch) -> Batch:
+        """The batch on the device, its inputs scaled as the model takes them."""
+        from accelerate.utils import send_to_device
+
+        inputs, targets = send_to_device(batch, self.accelerator.device, non_blocking=True)
+        return self.splits.scaled(inputs), targets
+
+    def _reader(self, samples: Samples, keys: list[list[tuple[int, int]]], again: bool) -> Reader:
+        if again and self.validation is not None:
+            return self.validation
+        seed, workers = self.recipe.run.seed, self.recipe.data.workers
+        reader = Reader(samples, keys, seed, workers, again=again, skipped=self.skipped)
+        if again:
+            self.validation = reader
+        return reader
+
+    def _gathered(self, tally: Tally) -> Tally:
+        """The sum over all processes; one without samples adds nothing."""
+        if self.accelerator.num_processes == 1:
+            return tally
+        from accelerate.utils import gather_object
+
+        return merged(gather_object([tally]))
