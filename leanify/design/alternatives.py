@@ -1,4 +1,4 @@
-"""Designs by name, to train beside each other: what each of them holds equal to lean tells what it is evidence of.
+"""Named designs to train side by side. What a design keeps equal to lean decides what their comparison shows.
 
 baseline     the source as it stands
 lean         fewer layers, more heads

@@ -1,4 +1,4 @@
-"""Amounts as users write them, with their units. Knows no torch: the command line checks them before anything else."""
+"""Parse amounts with units, as users write them. Imports no torch: the command line checks them first."""
 
 from __future__ import annotations
 

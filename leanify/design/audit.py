@@ -1,4 +1,4 @@
-"""The rows of a publication, rebuilt: what its recipes print beside what their models have.
+"""Rebuild the rows of a publication: the printed count beside the count of the model its recipe gives.
 
 Every model is built on ``meta``, so an audit counts and allocates nothing.
 """

@@ -1,4 +1,4 @@
-"""Budgets as users write them: shares of the baseline or amounts, for all or for one tower. Knows no torch."""
+"""Parse budgets: shares of the baseline or amounts, for the whole model or for one tower. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What building a planned shape takes: room on the disk and in memory."""
+"""Check that a planned shape fits on the disk and into memory before it is built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leanify.errors import DirectoryError, LeanifyError
 
 
 def room_for(size: int, directory: Path) -> None:
-    """Refuse before hours are lost: ``size`` bytes of weights need room on the disk and in memory."""
+    """Raise unless ``size`` bytes of weights fit on the disk and into memory."""
     room_on_disk(size, directory)
     memory = machine.memory("MemAvailable")
     if memory is not None and size > memory:
@@ -21,7 +21,7 @@ def room_for(size: int, directory: Path) -> None:
 
 
 def room_on_disk(size: int, directory: Path) -> None:
-    """Refuse what the disk has no room for."""
+    """Raise unless the disk has room."""
     parent = next(folder for folder in directory.absolute().parents if folder.exists())
     free = shutil.disk_usage(parent).free
     if size > free:

@@ -1,4 +1,4 @@
-"""How long a model takes, measured beside the baseline: the two in turn, so that both meet the same disturbances.
+"""Measure a model's latency beside the baseline's, in turn, so that both see the same disturbances.
 
 On a CPU with one thread the clock is the process's own processor time, which other programs hardly change; with
 several threads it is the wall clock. On CUDA it is events on the stream. Disturbances only ever add time, so what

@@ -1,6 +1,6 @@
-"""What a sensible design keeps to: rules for the shape of one stage, each with its source and the flag that loosens it.
+"""Rules for a sensible shape of one stage, each with its source and the flag that loosens it.
 
-A rule binds what a search proposes. A pinned value (``--mlp 512``) is taken as it is.
+Rules bind what a search proposes. A pinned value (``--mlp 512``) is taken as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from leanify.errors import ShapeError
 
 MULTIPLE = 64
 SMALL_MULTIPLE = 8
-EXPERT_MULTIPLE = 16  # experts are narrow and many: 64 units in all of them can be a tenth of a model
+EXPERT_MULTIPLE = 16  # experts are narrow and many: 64 units in each can add up to a tenth of a model
 SMALL_WIDTH = 256  # below it, steps of 64 hidden units are a tenth of an MLP and more
 MANY_HEADS = 32  # from here on models are served on several devices
 DEEPEST_CUT = 3

@@ -1,4 +1,4 @@
-"""The control: lean's depth and parameters, the baseline's heads, wider MLPs. It isolates what heads are worth."""
+"""The control: lean's depth and parameters, the baseline's heads, wider MLPs. It isolates the effect of heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model costs, as a value. Knows no torch."""
+"""The cost of a model, as a value. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Cost:
     params       all parameters
     params_body  those of the blocks alone
     macs         multiply-adds of one forward pass of one sample
-    active       parameters that one token meets: of the experts as many as it is sent to
+    active       parameters used per token: of the experts only those that it is routed to
     kv           bytes of the key/value cache at the context that was asked for, at two bytes a number
     ns           nanoseconds by a fitted line (`latency`); 0 where nothing was timed
     """

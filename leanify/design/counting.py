@@ -1,6 +1,6 @@
 """What a model costs: parameters and multiply-adds, counted on ``meta``.
 
-Nothing is modelled: upstream's own forward runs, without weights where it can, and torch counts.
+Nothing is estimated: upstream's own forward runs, on ``meta`` where possible, and torch counts.
 """
 
 from __future__ import annotations

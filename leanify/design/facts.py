@@ -1,4 +1,4 @@
-"""What a search must know of a model, as values: they can be kept in a file and read again without torch."""
+"""The facts of a model that a search needs, as values that can be saved and read without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Facts:
     """A model as it stands.
 
-    library, name  where it comes from, and what upstream calls it
+    library, name  timm or transformers, and upstream's name of the model
     architecture   its shape
     context        tokens in the cache at which caches are compared
     inputs         what one sample is, in words
@@ -62,7 +62,7 @@ class Facts:
 
 
 class Appraiser(Protocol):
-    """Whoever says what a model costs in another shape: the live model, or what was remembered of it."""
+    """Something that gives a model's cost in another shape: the live model, or its cached prices."""
 
     @property
     def facts(self) -> Facts: ...

@@ -2,7 +2,7 @@
 
     seconds = a + b·layers + c·maps + d·MACs of attention and the rest + e·MACs of MLPs          a, …, e ≥ 0
 
-``layers`` is what a layer takes whatever its size (norms, launches), ``maps`` the entries of the softmax maps,
+``layers`` is the fixed time of a layer (norms, kernel launches), ``maps`` the entries of the softmax maps,
 heads × N² a layer: many narrow heads take as many MACs as few wide ones and up to 1.8 times as long. The weights are
 those of non-negative least squares on relative errors (Lawson and Hanson 1974).
 """

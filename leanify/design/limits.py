@@ -1,4 +1,4 @@
-"""What every tower may cost, and which of its designs keep to that."""
+"""The limits of every tower, and which of its designs keep to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on what only a built or traced model shows.
+"""Limits that need a built or traced model: memory and latency.
 
 Memory: the search goes on until the chosen design is predicted to train within the limit. Latency: a few shapes are
 timed, a line is fitted to them (`latency`), the search is on that, and what it chose is timed beside the baseline. What

@@ -1,4 +1,4 @@
-"""Why no sensible design was found: the smallest one there is, and what loosening a rule would buy."""
+"""Explain why no sensible design was found: the smallest one there is, and what loosening each rule would gain."""
 
 from __future__ import annotations
 

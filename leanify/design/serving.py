@@ -1,4 +1,4 @@
-"""What a decoder costs while it serves: its cache a token, and the MACs of a prompt and of one more token."""
+"""Serving costs of a decoder: cache bytes per token, MACs of prefill and of decoding one token."""
 
 from __future__ import annotations
 

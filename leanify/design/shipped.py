@@ -1,4 +1,4 @@
-"""The prices of common names that come with the package: ``python -m leanify.design.shipped`` counts them anew.
+"""Prices of common names, shipped with the package; ``python -m leanify.design.shipped`` counts them again.
 
 They are believed only under the versions of leanify, timm, transformers and torch that they were made with (`made_with`
 in the file). A test counts some of them in every run, and all of them in the long one.

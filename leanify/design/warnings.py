@@ -1,4 +1,4 @@
-"""What a published floor, or a rule, says about a plan, in words."""
+"""Warnings about a plan: where it goes below a published floor or breaks a rule."""
 
 from __future__ import annotations
 

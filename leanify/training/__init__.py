@@ -1,4 +1,4 @@
-"""Train a recipe: begin a run, go on with one, or rehearse it.
+"""Train a recipe: start a run, resume one, or rehearse it.
 
 `loop` is the training loop, to be read from top to bottom. `defaults` and `preparation` build the model and the data of
 a recipe, `engine`, `memory` and `heap` handle the device, `schedule` and `distillation` define a step, `saver` writes

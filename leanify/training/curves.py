@@ -1,4 +1,4 @@
-"""How a run went: its rows as curves, for the terminal and for a figure."""
+"""Training curves of a run, from the rows of its log, for the terminal and for figures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _plot(curves: Sequence[Curve], width: int, height: int) -> str:
 
 
 def figure(curves: Curves, title: str) -> Figure:
-    """The same for a page or a paper: colours that colour-blind readers tell apart, and markers for print."""
+    """The curves as a figure for a page or a paper: a colour-blind-safe palette, and markers for print."""
     drawn, axes = figure_of(2 if curves.quality else 1, title)
     for curve, name, colour, marker in (
         (curves.train, "training", COLOURS[0], ""),

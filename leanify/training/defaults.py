@@ -1,4 +1,4 @@
-"""The recipe of a model that comes without one: what its kind is usually trained by, on data that the user names."""
+"""A default recipe for a model that has none: the usual one for its kind, on the data that the user names."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ TAUGHT = {  # the usual teacher of a task: its weight beside the targets, and th
 
 
 def recipe_of(source: str | Path, path: str | None = None, teacher: str | None = None) -> Recipe:
-    """A recipe by file or built-in name, that of a run, or the usual one of the model that SOURCE names.
+    """A recipe from a file, a built-in name or a run; else the default recipe of the model that SOURCE names.
 
-    ``path`` is the data that the user names: what is found there decides the task; beside a teacher the model does.
+    ``path`` is the user's data, which decides the task; with a teacher the model decides it.
 
     Raises RecipeError, and SourceError for what names nothing.
     """
@@ -56,7 +56,7 @@ def recipe_of(source: str | Path, path: str | None = None, teacher: str | None =
 
 
 def of_data(found: data_found.Found, path: str) -> Recipe:
-    """The built-in recipe for data of one's own, on this data: for as many classes, and about as long for any size."""
+    """The built-in recipe for own data, set to its number of classes and to about the same duration for any size."""
     settings = [f"data.path={json.dumps(path)}"]
     if found.kind == "images":
         settings.append(f"model.override.num_classes={found.classes}")

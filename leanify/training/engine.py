@@ -1,4 +1,4 @@
-"""What training runs on: the device and its precision, the optimiser, and the memory that they need."""
+"""Set up what training runs on: device, precision, optimiser, and the memory they need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leanify.training import memory, sharding
 
 
 def accelerator_of(recipe: Recipe) -> Any:
-    """Accelerate's engine on the device that is there, in the recipe's precision or the one that suits the device."""
+    """The Accelerator for this device, in the recipe's precision or the best one that the device has."""
     import accelerate
     from accelerate.state import AcceleratorState
     from accelerate.tracking import get_available_trackers
@@ -53,7 +53,7 @@ def accelerator_of(recipe: Recipe) -> Any:
 
 
 def precision_of(wanted: str | None, gpu: bool, bf16: bool) -> str:
-    """The precision that is asked for, else bf16 on a GPU that has it and fp32 elsewhere. Raises RecipeError."""
+    """The requested precision; by default bf16 on a GPU that supports it, else fp32. Raises RecipeError."""
     precision = wanted or ("bf16" if gpu and bf16 else "fp32")
     if precision == "fp16" and not gpu:
         raise RecipeError("run.precision is fp16, which needs a GPU; here --set run.precision=fp32 or bf16")
@@ -63,7 +63,7 @@ def precision_of(wanted: str | None, gpu: bool, bf16: bool) -> str:
 
 
 def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Any) -> None:
-    """Shard models over the processes, each by itself, in place."""
+    """Shard each model over the processes, in place."""
     half = engine.mixed_precision == "bf16"
     for model in models:
         if any(True for _ in model.parameters()):
@@ -73,7 +73,7 @@ def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Any) -> 
 def prepared(
     model: nn.Module, bare: nn.Module, maps: nn.Module | None, recipe: TrainingRecipe, engine: Any, sharded: bool
 ) -> tuple[Any, Any]:
-    """The model as it is called in training, and its optimiser; ``maps`` are learnt along, without weight decay."""
+    """The model wrapped for training (DDP, compile), and its optimiser. ``maps`` are trained without weight decay."""
     optimizer = optimizer_of(recipe, bare, engine.device)
     if maps is not None and (learnt := list(maps.parameters())):
         optimizer.add_param_group({"params": learnt, "weight_decay": 0.0})
@@ -86,7 +86,7 @@ def prepared(
 
 @contextmanager
 def tracked(engine: Any, recipe: Recipe, run: RunDirectory) -> Iterator[None]:
-    """Send rows to the recipe's trackers, too, while a run goes."""
+    """Send metrics to the recipe's trackers while the run lasts."""
     if not recipe.run.trackers:
         yield
         return
@@ -101,7 +101,7 @@ def tracked(engine: Any, recipe: Recipe, run: RunDirectory) -> Iterator[None]:
 
 
 def optimizer_of(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """timm's optimiser by the recipe's name; AdamW fused where the device has that."""
+    """timm's optimiser of the recipe's name; AdamW uses the fused kernel where the device has one."""
     from timm.optim import create_optimizer_v2
 
     optim = recipe.optim
@@ -112,7 +112,7 @@ def optimizer_of(recipe: TrainingRecipe, model: nn.Module, device: torch.device)
 
 
 def average_of(model: nn.Module, decay: float) -> Any:
-    """timm's average over a model's weights, of a model on ``meta`` too."""
+    """timm's exponential moving average of a model's weights; also works on ``meta``."""
     from timm.utils import ModelEmaV3
 
     average = ModelEmaV3(nn.Linear(1, 1), decay=decay)
@@ -121,7 +121,7 @@ def average_of(model: nn.Module, decay: float) -> Any:
 
 
 def memory_of(recipe: TrainingRecipe, model: nn.Module, engine: Any, teacher: nn.Module | None) -> memory.Need | None:
-    """Memory that training by the recipe needs in this process."""
+    """The memory that this process needs to train the recipe."""
     return memory.need(
         model,
         recipe.data.length,

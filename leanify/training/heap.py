@@ -13,11 +13,12 @@ MIB = 1 << 20
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """What a step frees is there for the next one; the kernel has it back at the end.
+    """Keep freed memory in malloc between steps; trim the heap on exit.
 
-    glibc otherwise hands it back after each step and gets it again page by page, filled with zeros: 5 % of the time of
-    a small ViT on a CPU. Blocks from 32 MiB on still come and go, so that the peak stays what it was: 32 and 64 MiB are
-    where glibc's own adapting limits end. Other C libraries do as they do.
+    By default glibc returns it to the kernel after each step and gets it back page by page, zeroed, which took 5 % of
+    the time of a small ViT on a CPU. Blocks of 32 MiB and more are still mapped and unmapped one by one, so the peak
+    does not rise: 32 and 64 MiB are the upper ends of glibc's adaptive thresholds. Does nothing under other C
+    libraries.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt"):

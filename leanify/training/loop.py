@@ -52,7 +52,7 @@ Metrics = dict[str, float]
 
 
 class Trainer:
-    """Everything that a recipe leads to, built and checked before anything is written."""
+    """A recipe's model, data, task and optimiser, built and checked before anything is written."""
 
     @wall("this recipe cannot be trained", RecipeError)
     def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
@@ -65,7 +65,7 @@ class Trainer:
 
         seed_everything(MODEL, self.seed)
         self.sharded = sharding.asked(recipe)
-        self.bare = self.built()  # as the checkpoint knows it; self.model may be wrapped around it
+        self.bare = self.built()  # the module that checkpoints name; self.model may wrap it
         names = self.firsts(list(lean_directory.untied(self.bare)[0]) if self.main else [])
         self.splits = splits_of(data_of(recipe), self.bare)
         self.skipped: set[str] = set(self.splits.skipped)
@@ -113,12 +113,12 @@ class Trainer:
         self.evaluator.try_one(self.bare)
 
     def built(self) -> nn.Module:
-        """The model; of a sharded one every process but the first has the shapes alone, unless it has a teacher."""
+        """The model. When sharded without a teacher, only the first process holds weights; the others hold shapes."""
         shapes = self.sharded and not self.main and self.recipe.distill is None
         return build(self.recipe, on_meta=shapes)
 
     def firsts(self, value: Any) -> Any:
-        """A value of the first process, in all of them."""
+        """Broadcast a value from the first process to all."""
         if self.accelerator.num_processes == 1:
             return value
         from accelerate.utils import broadcast_object_list
@@ -126,13 +126,13 @@ class Trainer:
         return broadcast_object_list([value])[0]
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step: by the samples seen before it, unless the run's length is in steps."""
+        """The learning rate of a step, by steps if the run's length is in steps, else by samples seen."""
         return self.rate(step if self.recipe.schedule.steps is not None else self.order.position(step))
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def new_run(self, folder: Path) -> RunDirectory:
-        """The run's folder; the first process makes it."""
+        """Create the run's folder, in the first process only."""
         if self.main:
             facts = fingerprint.taken(self.recipe.data, self.splits)
             RunDirectory.create(folder, self.recipe, self.bare, self.splits.tokenizer, facts, self.splits.names)
@@ -159,7 +159,7 @@ class Trainer:
         return run
 
     def steps_from(self, start: int, run: RunDirectory) -> None:
-        """All steps from one on, with what comes after each."""
+        """Run all steps from ``start`` on, with logging, evaluation and checkpoints."""
         batches = self.batches(start)
         with Interrupts() as interrupts:
             for step in range(start, self.steps):
@@ -167,7 +167,7 @@ class Trainer:
                     with wall(f"step {step + 1} failed; what is saved goes on with: {run.resume_line}", TrainingError):
                         self.step(step, batches)
                 except DataError:
-                    if self.accelerator.num_processes == 1:  # several would wait for each other for ever
+                    if self.accelerator.num_processes == 1:  # with several processes the others would wait for ever
                         self.save(run, step)
                     raise
                 self.after(run, step + 1)
@@ -180,7 +180,7 @@ class Trainer:
                     raise Interrupted(message, interrupts.asked or signal.SIGINT)
 
     def test(self, run: RunDirectory) -> None:
-        """A row of the test split, if there is one, of the best checkpoint's weights."""
+        """Evaluate the best checkpoint on the test split, if there is one, and log the row."""
         best = run.best()
         if self.splits.test is None or best is None:
             return
@@ -188,7 +188,7 @@ class Trainer:
         self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def begin(self, run: RunDirectory) -> int:
-        """Restore, report where the run goes on, and return the step to do next."""
+        """Restore the newest intact checkpoint, report where the run resumes, and return the next step."""
         found, complaints = self.firsts(run.newest() if self.main else None)  # reading it all is one process's work
         for words in complaints:
             self.watcher.warned(f"{words}; going on from step {found.step if found else 0}")
@@ -210,7 +210,7 @@ class Trainer:
         return start
 
     def words(self) -> str:
-        """What is trained, on what, for how long."""
+        """One line: model, parameters, data, steps, devices."""
         parameters = sum(p.numel() for p in self.bare.parameters())
         where = f"{self.accelerator.num_processes} × {self.accelerator.device.type}"
         return (
@@ -219,14 +219,14 @@ class Trainer:
         )
 
     def batches(self, start: int) -> Iterator[Batch]:
-        """The batches of this process from a step on, in the order of its passes."""
+        """This process's batches from step ``start`` on, one per forward pass."""
         passes = Passes(self.order, start, self.steps)
         pin = self.accelerator.device.type == "cuda"
         workers = self.recipe.data.workers
         return iter(Reader(self.splits.train, passes, self.seed, workers, pin, skipped=self.skipped))
 
     def agreed(self, asked: bool, step: int) -> bool:
-        """Whether any process was interrupted; several ask each other only where they meet for the log anyway."""
+        """Whether any process was interrupted. Several exchange this only at logging steps, where they sync anyway."""
         if self.accelerator.num_processes == 1:
             return asked
         if step % self.recipe.run.log_every:
@@ -237,7 +237,7 @@ class Trainer:
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def step(self, step: int, batches: Iterator[Batch]) -> None:
-        """One update of the weights, by all processes together."""
+        """One optimiser step, by all processes together."""
         everyones = self.order.batch(step)
         targets = self.splits.train.targets
         share = (len(everyones) if targets is None else int(targets[everyones].sum())) ** -1
@@ -270,7 +270,7 @@ class Trainer:
     # -- after a step -------------------------------------------------------------------------------------------------
 
     def after(self, run: RunDirectory, step: int) -> None:
-        """Log, evaluate and save where it is time to; ``step`` is the number of updates done."""
+        """Log, evaluate and save when due; ``step`` is the number of updates done."""
         last = step == self.steps
         every = self.recipe.run.eval_every
         if last or step % self.recipe.run.log_every == 0:
@@ -285,7 +285,7 @@ class Trainer:
             self.save(run, step, metrics)
 
     def log(self, run: RunDirectory, step: int) -> None:
-        """A row of the mean training loss since the last one."""
+        """Log the mean training loss since the last row."""
         loss, targets = self.summed(run)
         if not targets:
             return
@@ -295,7 +295,7 @@ class Trainer:
         self.write(run, step, "train", row | {"samples_per_s": round(speed, 1)})
 
     def summed(self, run: RunDirectory) -> tuple[float, float]:
-        """The loss and the targets of all processes since the last row; raises where a loss was no number."""
+        """The summed loss and target count of all processes since the last row. Raises if a loss was not finite."""
         mine = torch.tensor(self.window.read(), dtype=torch.float64, device=self.accelerator.device)
         everyones = self.accelerator.gather(mine[None])
         broken = everyones[:, 2].min().item()

@@ -27,7 +27,7 @@ def need(
     kept: bool = False,
     parts: int = 1,
 ) -> Need | None:
-    """What a process takes to train a model, as `peak` counts it; None for a model that does not run without values.
+    """The memory a process needs to train a model (see `peak`); None for a model that cannot run without values.
 
     ``tokens`` is the length of a text. ``half``: activations and a copy of the weights in 16 bits. ``fused``: attention
     with dropout is fused too. ``kept``: gradients stay from pass to pass, as they do where a step has several or where

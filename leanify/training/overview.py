@@ -1,4 +1,4 @@
-"""Every run below a folder, one value each: what was trained, how far it came, and whether it is still running."""
+"""List the runs below a folder: what was trained, how far it got, and whether it is still running."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def runs_below(folder: Path, apart: Callable[[Path], bool] = lambda folder: Fals
 
 
 def overview(run: RunDirectory) -> RunOverview:
-    """What a run's folder says of itself; a damaged one is ``broken`` instead of an error."""
+    """The overview of one run. A damaged folder gives state ``broken``, not an error."""
     try:
         recipe = run.recipe
         checkpoints = run.checkpoints()

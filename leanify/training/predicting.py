@@ -1,4 +1,4 @@
-"""A run's model on new data: classes by name with their probabilities, or numbers."""
+"""Run a trained model on new data: class names with probabilities, or numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one sample.
+    """The model's answer for one sample.
 
     where          the file, and of a table the row
     sample         the text, None of an image

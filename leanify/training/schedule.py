@@ -53,7 +53,7 @@ class Rate:
 
 
 def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
-    """How many steps one unit of the schedule is: an epoch of ``samples``, a step, or a token of ``tokens`` a sample.
+    """Steps per unit of the schedule: per epoch of ``samples``, per step, or per token, with ``tokens`` in a sample.
 
     Tokens are counted by the epoch, whose last batch may be a short one.
     """

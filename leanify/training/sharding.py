@@ -39,13 +39,13 @@ def asked(recipe: Recipe) -> bool:
 
 @contextmanager
 def apart_from_accelerate() -> Iterator[None]:
-    """Keep Accelerate from sharding, too, where its launcher asks for that."""
-    told = os.environ.pop(LAUNCHER, None)
+    """Hide the launcher's request to shard from Accelerate: leanify shards by itself."""
+    asked_for = os.environ.pop(LAUNCHER, None)
     try:
         yield
     finally:
-        if told is not None:
-            os.environ[LAUNCHER] = told
+        if asked_for is not None:
+            os.environ[LAUNCHER] = asked_for
 
 
 def check(recipe: Recipe, precision: str) -> None:

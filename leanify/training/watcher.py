@@ -1,4 +1,4 @@
-"""Who looks on while a run goes."""
+"""Receive the progress of a run."""
 
 from __future__ import annotations
 

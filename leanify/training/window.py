@@ -1,4 +1,4 @@
-"""What a run has seen since the last row of its log."""
+"""Loss and sample counts since the last row of the log."""
 
 from __future__ import annotations
 

@@ -11,5 +11,5 @@
     calibration  what a model computes on calibration data
     carry        all of these together: from a trained model to a given shape
 
-Each function takes a model and returns a new one; the old one is left as it was.
+Each function takes a model and returns a new one; the input model is not changed.
 """

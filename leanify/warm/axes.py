@@ -1,7 +1,7 @@
 """Which axes of a layer's tensors hold heads or hidden units, and the selection of some of them.
 
-A row of `lens.families` says how heads lie along the axes of a module's tensors. Here that is spelled out tensor by
-tensor, so that selecting, reordering and concatenating heads or units are index operations.
+A row of `lens.families` describes how heads are laid out along the axes of a module's tensors. This module expands it
+tensor by tensor, so that selecting, reordering and concatenating heads or units become index operations.
 """
 
 from __future__ import annotations

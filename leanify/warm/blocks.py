@@ -1,4 +1,4 @@
-"""A model with other blocks in its lists: some left out, some replaced."""
+"""Replace or remove blocks of a model, without copying tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model computes on calibration data: second moments, changes from block to block, and the damage of a step."""
+"""Statistics on calibration data: second moments, block inputs and outputs, and the damage of a step."""
 
 from __future__ import annotations
 

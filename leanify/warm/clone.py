@@ -1,8 +1,8 @@
 """More heads by equal copies of each, and their merge: both exact.
 
-A head that is there twice attends alike twice; with half the output columns each, the two add up to what the one gave
-(Chen et al. 2016, Net2Net, do so with hidden units). Merging puts the copies' columns back together. Two heads that
-attend differently have no exact merge: softmax does not add up.
+Two copies of a head attend alike; with half the output columns each, their sum is the original output (Chen et al.
+2016, Net2Net, do the same with hidden units). Merging adds the copies' columns up again. Two heads that attend
+differently cannot be merged exactly, because softmax is not additive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drop blocks, those first that change their input least.
+"""Drop the blocks that change their input least.
 
 The influence of a run of blocks is the angle between what goes in and what comes out, arccos(cos(x, y)) / π, averaged
 over tokens (Gromov et al. 2024, The Unreasonable Ineffectiveness of the Deeper Layers, eq. 7). A run of n blocks with a

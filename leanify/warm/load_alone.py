@@ -2,7 +2,7 @@
 
     python -P load_alone.py FOLDER hf|timm CLASS INPUTS.safetensors OUTPUTS.safetensors
 
-It is run in a process of its own, in which leanify cannot be imported: what loads here loads for everybody.
+It runs in a process that cannot import leanify, so what loads here loads without leanify everywhere.
 """
 
 from __future__ import annotations

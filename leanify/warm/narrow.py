@@ -1,8 +1,8 @@
-"""Fewer heads and hidden units: those stay that contribute most, and the output projection makes up for the rest.
+"""Fewer heads and hidden units: keep those that contribute most, and correct the output projection for the rest.
 
 A head or unit contributes W_S a_S to the output, a being the input of the output projection W; its importance is the
 mean square E|W_S a_S|² on calibration data (activation norm times weight norm, as in Sun et al. 2023, Wanda, and An et
-al. 2023, FLAP). What goes is made up for by least squares: the new projection W' of the kept inputs minimises
+al. 2023, FLAP). The removed part is compensated by least squares: the new projection W' of the kept inputs minimises
 E|W a − W' a_S|² + λ|W' − W_S|² (Frantar & Alistarh 2023, SparseGPT, solve the same problem entry by entry). As W' = W_S
 is one of the candidates, the error on the calibration data never rises.
 """

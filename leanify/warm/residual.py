@@ -1,7 +1,7 @@
 """The residual sublayers of a block, x + s · F(norm(x)) or norm(x + F(x)), found by running the model and looking.
 
-Where a block keeps its norms and its LayerScale is written down nowhere. A block is run once; what each norm and each
-site took and gave tells which norm feeds which site, and whether what the next one takes is their sum.
+No table lists where a block keeps its norms and its LayerScale. So a block is run once: the inputs and outputs of its
+norms and sites show which norm feeds which site, and whether the next input is their sum.
 """
 
 from __future__ import annotations
