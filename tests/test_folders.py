@@ -165,7 +165,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, tmp_path: Path
     words = json.loads((bert / "tokenizer.json").read_text())
     words["model"]["vocab"] |= {f"w{i}": i + 100 for i in range(3)}
     (bert / "tokenizer.json").write_text(json.dumps(words))
-    with pytest.raises(leanify.SourceError, match=r"103 words, the model 14: it is the tokenizer of another model"):
+    with pytest.raises(leanify.SourceError, match=r"ids up to 102, .* has 14 rows: .* of another model"):
         leanify.save(leanify.load(bert), tmp_path / "lean")
     assert not (tmp_path / "lean").exists()
 
@@ -229,7 +229,7 @@ def test_a_flipped_bit_is_noticed_where_a_checksum_lies_beside_it(bert: Path, tm
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(leanify.SourceError, match="is not what was written"):
+    with pytest.raises(leanify.SourceError, match="has changed since it was written"):
         leanify.load(lean)
 
 
@@ -276,7 +276,7 @@ def test_what_is_no_small_text_file_is_one_message(kind: str, tmp_path: Path) ->
     else:
         file.write_bytes(b"[" * 100_000 if kind == "deep" else "é".encode("latin-1"))
     for source in (file, tmp_path):
-        with pytest.raises(leanify.SourceError, match=r"regular file|a pipe or a device|too deep|UTF-8|at most 64 MB"):
+        with pytest.raises(leanify.SourceError, match=r"regular file|a device, not|too deep|UTF-8|at most 64 MB"):
             leanify.load(source)
 
 
@@ -353,5 +353,5 @@ def test_a_llama_that_its_own_configuration_refuses_is_a_mistral_without_a_windo
     assert (words["model_type"], words["head_dim"], words["num_attention_heads"]) == ("mistral", 16, 5)
     assert flows.alone([("AutoModelForCausalLM", str(folder))]) == ["loads"]
     assert torch.equal(flows.outputs(llama), flows.outputs(leanify.load(folder)))
-    with pytest.raises(leanify.SourceError, match="is not a gpt2"):
+    with pytest.raises(leanify.SourceError, match="cannot be saved as gpt2"):
         same_shape.as_type(llama, "gpt2")

@@ -70,7 +70,7 @@ def test_amounts_are_no_shares() -> None:
         ("optim.lrr=1", "nearest: lr"),
         ("train.lr=1", "it is optim.lr"),
         ("optim.dropout=0.1", "model.override.drop_rate"),
-        ("schedule.epochs=abc", "it takes a number"),
+        ("schedule.epochs=abc", "it must be a number"),
         ("nonsense.nonsense=1", "there are model, data"),
     ],
 )

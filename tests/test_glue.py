@@ -288,7 +288,7 @@ def test_a_malformed_file_is_named_with_its_line(
         (["data.tokenizer=/nowhere"], DataError, "is not a directory here, and the hub did not provide it"),
         (["model.source=bert", "data.tokenizer="], DataError, "no tokenizer beside the model"),
         (["model.source=vit_tiny_patch16_224"], SourceError, "takes images"),
-        (["model.source=leanify/gpt2-tinystories"], SourceError, "no head for sentences"),
+        (["model.source=leanify/gpt2-tinystories"], SourceError, "no head for text classification"),
         (["data.path=/nowhere"], DataError, "does not exist"),
         (["data.holdout=0.999"], DataError, "a part would be empty"),
         (["data.img_size=3"], RecipeError, "is for images"),
@@ -316,7 +316,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, files: Path, t
 
 def test_the_encoders_weights_are_carried_over_and_the_rest_is_said(bert: Path) -> None:
     old = leanify.load(bert)
-    with pytest.warns(UserWarning, match=r"carried over, 4 re-initialised \(bert\.pooler.* left behind \(cls\."):
+    with pytest.warns(UserWarning, match=r"carried over, 4 re-initialised \(bert\.pooler.* unused \(cls\."):
         new = text_classifier.with_head(ModelSection(str(bert)), 3)
     assert type(new).__name__ == "BertForSequenceClassification"
     assert new.classifier.out_features == 3
@@ -345,7 +345,7 @@ def test_a_lean_bert_that_upstream_cannot_say_keeps_its_shape_under_a_head(bert:
 
 def test_a_model_without_weights_is_said_to_be_drawn_anew() -> None:
     override = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 16}
-    with pytest.warns(UserWarning, match="bert comes without weights: encoder and head are initialised"):
+    with pytest.warns(UserWarning, match="bert has no weights: encoder and head are randomly initialised"):
         model = text_classifier.with_head(ModelSection("bert", override=override, depth=1, heads=4), 1)
     assert leanify.read(model).depth == 1
     assert model.config.num_labels == 1
@@ -459,7 +459,7 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
     begun = [len(json.loads((out / name / "environment.json").read_text())) for name in ("stsb-1", "stsb-0")]
     assert begun == [2, 1]
     assert all(len(list((out / name / "checkpoints").iterdir())) == 1 for name in ("stsb-0", "stsb-1", "mnli-0"))
-    with pytest.raises(RecipeError, match=r"begun with another recipe.*optim.lr"):
+    with pytest.raises(RecipeError, match=r"started with another: .*optim.lr"):
         table.glue(bert, files, seeds=2, output=out, settings=[*quick, "optim.lr=1e-3"])
 
 

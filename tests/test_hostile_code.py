@@ -163,14 +163,14 @@ def test_an_adapter_is_merged_and_can_be_trained_on(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"megatron_config": {"a": 1}, "megatron_core": "evil"}, "asks for megatron_config"),
-        ({"corda_config": {"cache_file": "evil.pt"}}, "asks for corda_config"),
-        ({"loftq_config": {"a": 1}}, "asks for loftq_config"),
-        ({"init_lora_weights": "corda"}, "starts from 'corda' weights"),
-        ({"peft_type": "XLORA", "adapters": {"1": "evil"}}, "is of the type 'XLORA'"),
-        ({"base_model_name_or_path": "adapter"}, "is an adapter too"),
-        ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
-        ({"base_model_name_or_path": 7}, "names no base_model_name_or_path"),
+        ({"megatron_config": {"a": 1}, "megatron_core": "evil"}, "sets megatron_config"),
+        ({"corda_config": {"cache_file": "evil.pt"}}, "sets corda_config"),
+        ({"loftq_config": {"a": 1}}, "sets loftq_config"),
+        ({"init_lora_weights": "corda"}, "sets init_lora_weights to 'corda'"),
+        ({"peft_type": "XLORA", "adapters": {"1": "evil"}}, "has peft_type 'XLORA'"),
+        ({"base_model_name_or_path": "adapter"}, "is itself an adapter"),
+        ({"base_model_name_or_path": None}, "has no base_model_name_or_path"),
+        ({"base_model_name_or_path": 7}, "has no base_model_name_or_path"),
     ],
 )
 def test_an_adapter_imports_nothing_and_opens_nothing_that_it_names(

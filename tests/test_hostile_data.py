@@ -92,7 +92,7 @@ def test_short_rows_and_nulls_of_other_tables_are_named(tmp_path: Path) -> None:
 def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(DataError, match="is a pipe or a device"):
+    with pytest.raises(DataError, match="is a pipe, a socket or a device"):
         training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={tmp_path / 'pipe'}"])
     for place in (tmp_path / "pipe.toml", tmp_path):
         with pytest.raises(RecipeError, match="a folder, a pipe or a device"):
@@ -153,7 +153,7 @@ def broken(folder: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("pipe", "is a pipe or a device"),
+        ("pipe", "is a pipe, a socket or a device"),
         ("link", "is a link to nothing"),
         ("bomb", "exceeds limit"),
         ("cut", "cannot be"),
@@ -227,7 +227,7 @@ def test_truths_are_taken_as_people_type_them(word: str) -> None:
     assert value.run.compile is True
     assert recipes.parse(value.to_toml()) == value
     assert recipes.with_settings(value, ["run.compile=No"]).run.compile is False
-    with pytest.raises(RecipeError, match=r'run\.compile is "maybe"; it takes true or false'):
+    with pytest.raises(RecipeError, match=r'run\.compile is "maybe"; it must be true or false'):
         recipes.with_settings(value, ["run.compile=maybe"])
 
 

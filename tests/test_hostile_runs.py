@@ -98,7 +98,7 @@ def test_a_log_shorter_than_its_checkpoint_is_never_extended(copied: Path, whole
 def test_a_lost_log_is_one_message_and_nothing_is_written(copied: Path, damage: bytes | None) -> None:
     log = copied / "metrics.jsonl"
     log.unlink() if damage is None else log.write_bytes(damage)
-    with pytest.raises(DirectoryError, match=r"no checkpoint to go on from: .*metrics\.jsonl") as found:
+    with pytest.raises(DirectoryError, match=r"no checkpoint to resume from: .*metrics\.jsonl") as found:
         training.train(resume=copied)
     assert "\n" not in str(found.value)
     assert not log.exists() if damage is None else log.read_bytes() == damage
@@ -108,7 +108,7 @@ def test_a_lost_log_is_one_message_and_nothing_is_written(copied: Path, damage: 
 def test_a_lost_card_is_written_again_and_the_run_is_a_source(copied: Path, whole: Path, damage: str) -> None:
     card = copied / "leanify.json"
     card.unlink() if damage == "gone" else card.write_text(damage)
-    assert "leanify.json was missing or damaged and is written again" in resumed(copied)[0]
+    assert "leanify.json was missing or damaged and has been rewritten" in resumed(copied)[0]
     assert card.read_text() == (whole / "leanify.json").read_text()
     assert leanify.read(leanify.load(copied)) == leanify.read(leanify.load(whole))
 
@@ -126,7 +126,7 @@ def test_rows_that_are_no_rows_are_named(copied: Path) -> None:
     assert len(RunDirectory.open(copied).rows()) > 3
     with (copied / "metrics.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(DirectoryError, match=r"metrics\.jsonl, line \d+ is no row"):
+    with pytest.raises(DirectoryError, match=r"metrics\.jsonl, line \d+ is not a JSON object"):
         RunDirectory.open(copied).rows()
 
 

@@ -98,14 +98,14 @@ def test_a_checkpoint_with_sums_of_an_earlier_kind_is_intact(copied: Path) -> No
     sums = {name: hashlib.blake2b((found.path / name).read_bytes()).hexdigest() for name in found.sums}
     assert replace(found, sums=sums).broken() is None
     (found.path / "state.pt").write_bytes(b"")
-    assert replace(found, sums=sums).broken() == found.broken() == "state.pt is not what was written"
+    assert replace(found, sums=sums).broken() == found.broken() == "state.pt has changed since it was written"
 
 
 def test_without_an_intact_checkpoint_nothing_is_done(copied: Path) -> None:
     for found in RunDirectory.open(copied).checkpoints():
         (found.path / "state.pt").unlink()
     before = (copied / "metrics.jsonl").read_bytes()
-    with pytest.raises(DirectoryError, match=r"no checkpoint to go on from: .*step 24.*; .*step 22"):
+    with pytest.raises(DirectoryError, match=r"no checkpoint to resume from: .*step 24.*; .*step 22"):
         training.train(resume=copied)
     assert (copied / "metrics.jsonl").read_bytes() == before
 
@@ -168,7 +168,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(RunDirectory, "save", limited)
     try:
         with pytest.raises(
-            TrainingError, match=r"step 4 could not be written: .*; the checkpoint of step 2 is complete; go on"
+            TrainingError, match=r"step 4 could not be written: .*; the checkpoint of step 2 is complete; resume"
         ):
             training.train(recipe, run)
     finally:

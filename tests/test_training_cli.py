@@ -78,7 +78,7 @@ def test_a_dry_run_predicts_and_writes_nothing(recipe: Path, tmp_path: Path) -> 
     [
         (["digist"], "nearest: digits"),
         (["--set", "optim.lrr=1"], "nearest: lr"),
-        (["--resume", "nowhere"], "nowhere is no run"),
+        (["--resume", "nowhere"], "nowhere is not a run"),
         (["--resume", "nowhere", "--dry-run"], "--dry-run cannot be given beside it"),
         (["vit_tiny"], "leanify train vit_tiny --set data.path=DIR"),
         (["fashion-mnist"], "where fashion-mnist is on this machine: --set data.path=PATH"),

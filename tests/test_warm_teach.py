@@ -226,9 +226,9 @@ def test_a_teacher_without_weights_or_a_pooling_is_refused(home: Path, tmp_path:
     refused(home, tmp_path, RecipeError, "a model without weights", teacher="teacher/config.json")
     odd = encoder(tmp_path / "odd")
     (odd / "1_Pooling" / "config.json").write_text('{"pooling_mode": "median"}')
-    refused(home, tmp_path, SourceError, "names the pooling .'median'.; known are cls", teacher=str(odd))
+    refused(home, tmp_path, SourceError, "has the pooling mode .'median'.; supported: cls", teacher=str(odd))
     (odd / "modules.json").write_text('[{"type": "x.Pooling", "path": "../teacher"}]')
-    refused(home, tmp_path, SourceError, "lies outside of it", teacher=str(odd))
+    refused(home, tmp_path, SourceError, "is outside its folder", teacher=str(odd))
 
 
 @pytest.mark.parametrize(

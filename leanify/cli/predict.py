@@ -32,7 +32,7 @@ def predict(
 
     kind = kind_of(format, json)
     if not Path(run).is_dir():
-        raise DirectoryError(f"{run} is no run: name the folder of one; leanify runs lists those here")
+        raise DirectoryError(f"{run} is not a run; `leanify runs` lists the runs here")
     with progress("loading PyTorch", None):
         from leanify.training.predicting import predict as predict_all
 

@@ -1,7 +1,7 @@
-"""Adapters as PEFT writes them: a configuration and weights that are merged into a base model.
+"""PEFT adapters (LoRA, LoHa, LoKr, IA³): a configuration, and weights to merge into a base model.
 
-PEFT imports modules and opens files that an adapter's configuration names (`megatron_core`, `corda_config`, …), so its
-keys pass an allow-list: what adds to the weights, and what says where it is added.
+PEFT imports modules and opens files named in an adapter's configuration (`megatron_core`, `corda_config`, …). So only
+allow-listed keys reach it: those that define the update to the weights and the layers it applies to.
 """
 
 from __future__ import annotations
@@ -27,24 +27,30 @@ KEYS = frozenset({
 IDLE = frozenset({"peft_version", "auto_mapping", "revision", "inference_mode", "megatron_core", "init_lora_weights",
     "init_ia3_weights", "qalora_group_size",
 })  # fmt: skip
-# written by PEFT without being asked for; of no meaning to weights that are loaded
+# PEFT writes these by default; they do not affect how saved weights are merged
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The configuration of an adapter, without the keys that mean nothing to a merge. Raises SourceError."""
+    """Return an adapter's configuration, reduced to the keys that a merge needs.
+
+    Raises SourceError for a kind or a key that leanify does not merge, and for missing or unsafe weights.
+    """
     path = folder / CONFIG
-    words = read_json(path)
-    if not isinstance(words, dict) or not isinstance(words.get("base_model_name_or_path"), str):
-        raise SourceError(f"{path} names no base_model_name_or_path")
-    if words.get("peft_type") not in KINDS:
-        raise SourceError(f"{path} is of the type {words.get('peft_type')!r}; merged can be {', '.join(KINDS)}")
-    told = {key: value for key, value in words.items() if value not in (None, False, {}, [])}
-    if odd := sorted(told.keys() - KEYS - IDLE):
-        raise SourceError(f"{path} asks for {few(odd)}: not among what leanify merges; merge it with PEFT first")
-    if isinstance(words.get("init_lora_weights"), str) and words["init_lora_weights"] not in ("gaussian", "true"):
-        raise SourceError(f"{path} starts from {words['init_lora_weights']!r} weights: merge it with PEFT first")
+    config = read_json(path)
+    if not isinstance(config, dict) or not isinstance(config.get("base_model_name_or_path"), str):
+        raise SourceError(f"{path} has no base_model_name_or_path, so its base model is unknown")
+    if config.get("peft_type") not in KINDS:
+        raise SourceError(f"{path} has peft_type {config.get('peft_type')!r}; leanify merges {', '.join(KINDS)}")
+    given = {key: value for key, value in config.items() if value not in (None, False, {}, [])}
+    if odd := sorted(given.keys() - KEYS - IDLE):
+        raise SourceError(f"{path} sets {few(odd)}, which leanify does not merge; merge the adapter with PEFT first")
+    if isinstance(config.get("init_lora_weights"), str) and config["init_lora_weights"] not in ("gaussian", "true"):
+        raise SourceError(
+            f"{path} sets init_lora_weights to {config['init_lora_weights']!r}, which leanify does not merge; "
+            "merge the adapter with PEFT first"
+        )
     weights = next((folder / name for name in WEIGHTS if (folder / name).exists()), None)
     if weights is None:
-        raise SourceError(f"{folder} holds no weights of an adapter: looked for {' and '.join(WEIGHTS)}")
-    read_tensors(weights)  # refuses a pickle that names code, in words
-    return {key: value for key, value in told.items() if key in KEYS}
+        raise SourceError(f"{folder} has no adapter weights: looked for {' and '.join(WEIGHTS)}")
+    read_tensors(weights)  # refuses a pickle that would run code, with leanify's own message
+    return {key: value for key, value in given.items() if key in KEYS}

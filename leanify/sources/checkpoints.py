@@ -1,12 +1,12 @@
-"""A run's checkpoints: each is written whole or not at all, and is checked before it is read.
+"""A run's checkpoints: written completely or not at all, and verified before they are read.
 
-    STEP/model.safetensors   the weights that are evaluated and loaded
-    STEP/state.pt            what training needs besides: moments, and the weights behind an average
-    STEP/shards/             the same of a sharded model, each process's rows in a file (see `shards`)
-    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and the SHA-256 of all files
+    STEP/model.safetensors   the weights used for evaluation and loading (the averaged ones with EMA)
+    STEP/state.pt            the rest of the training state: optimiser moments, raw weights under EMA
+    STEP/shards/             the same for a sharded model, one file of rows per process (see `shards`)
+    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and the SHA-256 of every file
 
-Files are hashed while they are written, in one pass over the bytes. A folder is renamed to its name once it is complete
-and on the disk, and away from it before it is removed, so that no name ever stands for half a checkpoint.
+Files are hashed as they are written, in one pass over the bytes. A folder gets its final name by a rename once it is
+complete and synced, and loses it by a rename before it is deleted, so a partial checkpoint never has a valid name.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torch import Tensor
 from leanify.sources import shards
 
 WEIGHTS, STATE, CARD = "model.safetensors", "state.pt", "checkpoint.json"
-DIGESTS = {64: "sha256", 128: "blake2b"}  # by a sum's length; sha256 is written, because processors accelerate it
-CHUNK = 1 << 22  # bytes that are hashed and written at a time, while they are in the processor's cache
-DTYPES = {  # as safetensors spells them, in the order in which it lays them out: by size, then by name
+DIGESTS = {64: "sha256", 128: "blake2b"}  # by hex length; new sums are sha256, which processors accelerate
+CHUNK = 1 << 22  # bytes hashed and then written at a time: small enough to stay in the processor's cache
+DTYPES = {  # safetensors' names, in the order in which it lays tensors out: widest dtype first
     torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
     torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32",
     torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16",
@@ -42,7 +42,11 @@ DTYPES = {  # as safetensors spells them, in the order in which it lays them out
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint. ``rows``: the length in bytes that metrics.jsonl had; ``score``: better when higher."""
+    """A complete checkpoint.
+
+    ``rows`` is the length in bytes of metrics.jsonl at the time; ``score`` is higher-is-better; ``sums`` maps file
+    names to checksums.
+    """
 
     path: Path
     step: int
@@ -53,7 +57,7 @@ class Checkpoint:
 
     @staticmethod
     def read(folder: Path) -> Checkpoint | None:
-        """The checkpoint of a folder, by its card alone; None where the card is missing or damaged."""
+        """Read a checkpoint's card (not its tensors); None if the card is missing or damaged."""
         try:
             found = Checkpoint(folder, **json.loads((folder / CARD).read_text()))
         except (OSError, ValueError, TypeError, RecursionError):
@@ -61,7 +65,7 @@ class Checkpoint:
         return found if found._is_typed() else None
 
     def _is_typed(self) -> bool:
-        """Whether every value is of its type: the card was read from a file."""
+        """Whether every value has its declared type: the card comes from a file that anyone may have edited."""
         if not (isinstance(self.metrics, dict) and isinstance(self.sums, dict)):
             return False
         numbers = [*self.metrics.values(), *([] if self.score is None else [self.score])]
@@ -73,11 +77,11 @@ class Checkpoint:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether several processes wrote it together."""
+        """Whether several processes wrote the checkpoint together."""
         return any(name.startswith(f"{shards.FOLDER}/") for name in self.sums)
 
     def broken(self) -> str | None:
-        """What is wrong with the files; None where they are as they were written."""
+        """Verify every file's checksum. Returns what is wrong with the first bad file, or None."""
         for name, wanted in self.sums.items():
             try:
                 with (self.path / name).open("rb") as file:
@@ -85,7 +89,7 @@ class Checkpoint:
             except OSError as error:
                 return f"{name}: {error.strerror}"
             if found != wanted:
-                return f"{name} is not what was written"
+                return f"{name} has changed since it was written"
         return None
 
     def weights(self) -> dict[str, Tensor]:
@@ -100,7 +104,10 @@ class Checkpoint:
 
 
 def write(target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint to ``target``; ``facts`` are its card's besides the sums. Raises OSError, leaving nothing."""
+    """Write a checkpoint to ``target``; ``facts`` are the card's fields other than the checksums.
+
+    Raises OSError and leaves nothing behind on failure.
+    """
     folder = _begun(target)
     try:
         with summed(folder / WEIGHTS) as weights:
@@ -118,9 +125,10 @@ def write_together(
     state: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> None:
-    """`write` by all processes that share a model: ``parts`` side by side, ``tensors`` whole, one after another.
+    """`write` for a sharded model; every process must call it.
 
-    All of them call it. A tensor is gathered, written by the first process, and dropped before the next one is.
+    Each process writes its rows of ``parts`` in parallel. ``tensors`` are gathered one at a time and written by rank 0,
+    so that no process ever holds the whole model.
     """
     import torch.distributed as dist
 
@@ -147,7 +155,7 @@ def write_together(
 
 
 def _begun(target: Path) -> Path:
-    """A new folder beside the target."""
+    """Create an empty temporary folder beside the target."""
     folder = target.with_name(f".{target.name}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -157,7 +165,7 @@ def _begun(target: Path) -> Path:
 def _finish(
     folder: Path, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any], sums: Mapping[str, str]
 ) -> None:
-    """Write what is small, and give the folder its name."""
+    """Write the training state and the card, then rename the folder to its final name."""
     with summed(folder / STATE) as rest:
         torch.save(dict(state), rest)  # type: ignore[arg-type]
     card = {**facts, "sums": {**sums, STATE: rest.digest.hexdigest()}}
@@ -167,14 +175,14 @@ def _finish(
 
 
 class Summed:
-    """A file that is being written, and the digest of what was written to it."""
+    """A file open for writing that keeps a SHA-256 of what was written to it."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.digest = file, hashlib.sha256()
         self.failed: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Hash and write; a failure is kept, because torch replaces it by one of its own."""
+        """Hash and write. An OSError is also kept in ``failed``, because torch.save replaces it by a RuntimeError."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), CHUNK):
@@ -191,7 +199,10 @@ class Summed:
 
 @contextmanager
 def summed(path: Path) -> Iterator[Summed]:
-    """A new file to write to, which is on the disk at the end. Raises OSError, also where torch would raise another."""
+    """Open a new file as `Summed` and fsync it at the end.
+
+    Raises OSError if writing fails, even where torch.save reports a RuntimeError instead.
+    """
     with path.open("wb") as file:
         made = Summed(file)
         try:
@@ -203,10 +214,11 @@ def summed(path: Path) -> Iterator[Summed]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Summed) -> None:
-    """The safetensors format: the header's length in 8 bytes, the header as JSON, and the tensors' bytes in its order.
+    """Write tensors in the safetensors format: 8-byte header length, JSON header, tensor bytes in header order.
 
-    The same bytes as the library's own writer, which cannot be hashed on the way. Tensors are contiguous, on the CPU,
-    or spread over processes: then the others gather with this one, in the same order.
+    Byte-identical to the library's own writer, whose output cannot be hashed while it is written. Tensors must be
+    contiguous and on the CPU, or sharded; sharded ones are gathered here, so the other ranks must call `shards.whole`
+    in the same order (`write_together`).
     """
     names = _in_order(tensors)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -224,13 +236,13 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Summed) -> None:
 
 
 def _in_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names as the format lays their tensors out."""
+    """Tensor names in the order in which safetensors lays them out: by dtype, then by name."""
     order = list(DTYPES)
     return sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder; killed meanwhile, it leaves nothing under its name."""
+    """Rename a folder away, then delete it: if the process is killed in between, no half-deleted checkpoint is seen."""
     aside = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
@@ -238,7 +250,7 @@ def remove(folder: Path) -> None:
 
 
 def write_small(path: Path, text: str) -> None:
-    """A small file, whole or not at all."""
+    """Write a small file atomically: to a temporary file beside it, synced, then renamed."""
     beside = path.with_name(f".{path.name}")
     with beside.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -248,7 +260,7 @@ def write_small(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync a folder to disk, so that a rename in it survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""A live model → what builds it again: the inverse of loading, taken from the module as it stands.
+"""Describe a live model so that it can be rebuilt: the inverse of loading.
 
-A module outlives what was known when it was built: `reset_classifier`, `resize_token_embeddings`, `set_input_size` and
-`leanify.write` all change it. So the description is derived when it is asked for, and proved by building it.
+A module may have changed since it was built (`reset_classifier`, `resize_token_embeddings`, `set_input_size`,
+`leanify.write`). So the description is derived from the module when asked for, and verified by rebuilding it on meta.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from leanify.upstream.spelling import respell
 
 
 def describe(model: nn.Module) -> ModelSource:
-    """What builds this model again, without its weights: upstream alone, else upstream and then surgery.
+    """Return a `ModelSource` that rebuilds this model without its weights: by upstream alone, else with surgery.
 
-    Raises SourceError where nothing is known of how upstream built it, or where what is known builds another model.
+    Raises SourceError if the model did not come from a known library, or if the rebuilt tensors have other shapes.
     """
     origin = _origin(model)
     architecture = surgery.read(model)
@@ -36,19 +36,19 @@ def describe(model: nn.Module) -> ModelSource:
     problems = misfits(shapes_of(build_on_meta(found).state_dict()), shapes_of(model.state_dict()))
     if problems:
         raise SourceError(
-            f"this {type(model).__name__} is not what {origin} builds: {problems}. A head of another size must be "
-            "known to the model: config.num_labels in transformers, reset_classifier in timm"
+            f"this {type(model).__name__} differs from what {origin} builds: {problems}. If you replaced the head, "
+            "tell the model its size: config.num_labels in transformers, reset_classifier in timm"
         )
     return found
 
 
 def _origin(model: Any) -> Origin:
-    """How upstream builds the model, brought in line with the live module."""
+    """How upstream builds the model, updated with options that changed on the live module."""
     origin = origin_of(model)
     if origin is None:
         raise SourceError(
-            f"this {type(model).__name__} is neither a timm nor a transformers model, so no loader could build it "
-            "again; build it with leanify.load, timm.create_model or transformers"
+            f"this {type(model).__name__} is neither a timm nor a transformers model, so no loader could rebuild it; "
+            "create it with leanify.load, timm.create_model or transformers"
         )
     if origin.library == "hf":
         return Origin("hf", model.config.model_type, plain_words(model.config), type(model).__name__)
@@ -59,11 +59,14 @@ def _origin(model: Any) -> Origin:
 
 
 def expressed(model: Any, origin: Origin, architecture: Architecture) -> Origin | None:
-    """Upstream's own words for this shape, or None. Found by building: what upstream ignores does not read back."""
-    if is_hf(model):  # surgery keeps the live configuration in upstream's words
-        words = model.config.to_dict()
-        words.pop(KEY, None)
-        candidates = [Origin("hf", origin.name, words, origin.cls or type(model).__name__)]
+    """Upstream's own options for this shape, or None if it has none.
+
+    Each candidate is built on meta and read back, because upstream silently ignores options it does not know.
+    """
+    if is_hf(model):  # surgery updates the live configuration under upstream's own keys
+        config = model.config.to_dict()
+        config.pop(KEY, None)
+        candidates = [Origin("hf", origin.name, config, origin.cls or type(model).__name__)]
     else:
         baseline = surgery.read(build_model(origin, "meta"))
         candidates = [origin] if baseline == architecture else respell(origin, baseline, architecture)

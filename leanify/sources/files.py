@@ -1,4 +1,4 @@
-"""Reading small files that somebody else wrote: regular ones, of a sensible size, JSON that is not too deep."""
+"""Read small files from untrusted sources: regular files only, with limits on size and JSON nesting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LARGEST = 64 << 20  # bytes; the largest config.json and tokenizer.json in use a
 
 
 def read_text(path: Path, error: type[LeanifyError] = SourceError) -> str:
-    """A small text file. Raises ``error`` for a device, a FIFO, a file over 64 MB, or bytes that are not UTF-8."""
+    """Return a small text file's content. Raises ``error`` for a device, a FIFO, over 64 MB, or invalid UTF-8."""
     if not path.is_file():
         raise error(f"{path} is not a regular file" if path.exists() else f"{path} does not exist")
     try:
         size = path.stat().st_size
         if size > LARGEST:
-            raise error(f"{path} has {size >> 20} MB; a file of this kind has at most {LARGEST >> 20} MB")
+            raise error(f"{path} has {size >> 20} MB; at most {LARGEST >> 20} MB are accepted for a file of this kind")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as caught:
         raise error(f"{path} is not text in UTF-8: {caught.reason} at byte {caught.start}") from caught
@@ -27,20 +27,20 @@ def read_text(path: Path, error: type[LeanifyError] = SourceError) -> str:
 
 
 def check_regular(folder: Path, error: type[LeanifyError] = SourceError, below: bool = False) -> None:
-    """Raise ``error`` for a pipe, a socket or a device in a folder, ``below`` also further down.
+    """Raise ``error`` if a folder contains a pipe, a socket or a device; with ``below``, search subfolders too.
 
-    Whoever opens a pipe waits for ever, and /dev/zero has no end; upstream's loaders open what they find.
+    Upstream's loaders open whatever they find: a pipe would block for ever, and /dev/zero never ends.
     """
     for path in folder.rglob("*") if below else folder.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise error(f"{path} is a pipe or a device, where a file is expected; remove it")
+            raise error(f"{path} is a pipe, a socket or a device, not a file; remove it")
 
 
 def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
-    """The JSON in a small file. Raises ``error`` as `read_text` does, and for what is not JSON."""
+    """Parse a small JSON file. Raises ``error`` as `read_text` does, and for invalid or too deeply nested JSON."""
     try:
         return json.loads(read_text(path, error))
     except json.JSONDecodeError as caught:
         raise error(f"{path} is not JSON: {caught}") from caught
     except RecursionError as caught:
-        raise error(f"{path} is JSON nested too deep to be read") from caught
+        raise error(f"{path} cannot be read: its JSON is nested too deeply") from caught

@@ -1,8 +1,8 @@
-"""SOURCE → model: anything that names a model, and only that.
+"""Resolve a SOURCE, which is anything that names a model:
 
 vit_base, timm/vit_base_patch16_224     a timm name, or a short one that completes to its standard member
 bert, hf/gpt2                           a transformers model type with its default configuration
-leanify/crammed-bert                    one of leanify's own models: the paper's systems that no library has
+leanify/crammed-bert                    one of leanify's own models: systems of the paper that no library has
 org/name, bert-base-uncased             a model on the Hugging Face hub
 vit-base-lean, recipe.toml              the model of a recipe, in the recipe's shape
 path                                    a lean directory, a run, an upstream directory, a config.json, a checkpoint
@@ -42,7 +42,7 @@ HUB = (  # the hub's well-known models without a slash, as suggestions
     "distilbert-base-uncased", "roberta-base", "roberta-large", "distilroberta-base", "xlm-roberta-base",
     "albert-base-v2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large",
 )  # fmt: skip
-STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # the suffixes of a timm family's standard member
+STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # tried in order to complete a timm family's name
 CARDS = (lean_directory.CARD, "config.json")
 
 
@@ -54,20 +54,21 @@ def load(
     pretrained: bool = False,
     device: str = "cpu",
 ) -> nn.Module:
-    """The model that SOURCE names, in eval mode; with weights where the source has them, else initialised by upstream.
+    """Return the model that SOURCE names, in eval mode: with its weights if it has any, else initialised by upstream.
 
-    ``overrides`` reach upstream's constructor (timm) or configuration (transformers); ``cls`` names a transformers
-    class (``AutoModelForCausalLM``). On ``device="meta"`` the model has shapes and no weights. Raises SourceError.
+    ``overrides`` are passed to upstream's constructor (timm) or configuration (transformers); ``cls`` names a
+    transformers class (``AutoModelForCausalLM``); ``pretrained`` fetches timm's pretrained weights for a timm name. On
+    ``device="meta"`` the model has shapes but no weights. Raises SourceError.
     """
     found = find(source, overrides=overrides, cls=cls, pretrained=pretrained)
     return build_on_meta(found) if device == "meta" else weights.load(found).to(machine.device_of(device))
 
 
 def with_weights(found: ModelSource, source: str | Path | None, pretrained: bool = False) -> nn.Module:
-    """The found model with the weights of a SOURCE: a checkpoint file, a directory, a hub id; of its own for None.
+    """Return the found model with the weights of ``source`` (a checkpoint file, a directory, a hub id), or its own.
 
-    ``pretrained`` asks for the source's own weights where it lies in a directory, else for upstream's. Raises
-    SourceError.
+    Without ``source`` these are the model's own weights if it has any, else upstream's for its name; ``pretrained``
+    asks timm for its pretrained weights. Raises SourceError.
     """
     if source is None and found.weights is not None:
         return weights.load(found)
@@ -85,7 +86,10 @@ def find(
     cls: str | None = None,
     pretrained: bool = False,
 ) -> ModelSource:
-    """What SOURCE leads to; builds nothing but, on meta, what a recipe reshapes. Raises SourceError."""
+    """Resolve SOURCE to a `ModelSource` without building it (a recipe's model is built on meta to reshape it).
+
+    The arguments are those of `load`. Raises SourceError, with the nearest known names where there are any.
+    """
     text, wanted = str(source), dict(overrides or {})
     if (file := _recipe_file(text)) is not None:
         return _in_recipe(file, wanted, cls, pretrained)
@@ -103,7 +107,7 @@ def find(
 
 
 def is_model(path: Path) -> bool:
-    """Whether a path that is there holds a model, by the files that say so."""
+    """Whether a path is a model, judged by its file names alone."""
     names = (run_directory.RECIPE, lean_directory.CARD, "config.json", "adapter_config.json")
     return (_is(path, Path.is_file) and path.suffix in (*CHECKPOINTS, ".json")) or any(
         (path / name).is_file() for name in names
@@ -111,7 +115,7 @@ def is_model(path: Path) -> bool:
 
 
 def _is(path: Path, test: Any) -> bool:
-    """A test of a path that may be no path at all: a name too long for the file system is none."""
+    """Apply a test to what may not be a path: False for a name that the file system rejects as too long."""
     try:
         return bool(test(path))
     except (OSError, ValueError):
@@ -135,16 +139,16 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None) -> Mod
         return _adapted(path, overrides, cls)
     inside = sorted(p.name for p in path.iterdir())
     if models := [name for name in inside if any((path / name / card).is_file() for card in CARDS)]:
-        raise SourceError(f"{path} is no model itself; it holds {few(models)}: name one of them, as {path / models[0]}")
+        raise SourceError(f"{path} is not a model but contains {few(models)}: name one of them, as {path / models[0]}")
     here = ", ".join(inside[:5]) or "nothing"
     raise SourceError(
-        f"{path} is no model: it holds neither {lean_directory.CARD} (a lean directory) nor config.json "
+        f"{path} is not a model: it has neither {lean_directory.CARD} (a lean directory) nor config.json "
         f"(timm's or transformers'); found {here}"
     )
 
 
 def _in_run(path: Path) -> ModelSource:
-    """A run, with the weights of its best checkpoint; before the first one there is nothing to load."""
+    """A run, with the weights of its best checkpoint; before its first checkpoint, loading fails."""
     card = lean_directory.read_card(path)
     best = run_directory.RunDirectory.open(path).best()
     file = path / checkpoints.WEIGHTS if best is None else best.path / checkpoints.WEIGHTS
@@ -152,7 +156,7 @@ def _in_run(path: Path) -> ModelSource:
 
 
 def _carrying(found: ModelSource, path: Path) -> ModelSource:
-    """A transformers model carries its shape in its configuration, so that every class and option applies to it."""
+    """Move a transformers model's lean shape into its configuration, so that other classes and overrides apply too."""
     if found.origin.library != "hf" or found.architecture is None:
         return found
     shape = {KEY: {"architecture": found.architecture.to_json()}}
@@ -161,22 +165,22 @@ def _carrying(found: ModelSource, path: Path) -> ModelSource:
 
 
 def _adapted(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
-    """A PEFT adapter: its base model, under the adapter's weights."""
+    """A PEFT adapter: its base model, with the adapter as weights."""
     base = adapters.read(path)["base_model_name_or_path"]
     if (Path(base).expanduser() / adapters.CONFIG).is_file():
-        raise SourceError(f"{path / adapters.CONFIG}: its base model {base} is an adapter too; merge that one first")
+        raise SourceError(f"{path / adapters.CONFIG}: its base model {base} is itself an adapter; merge that one first")
     return replace(find(base, overrides=overrides, cls=cls), weights=path)
 
 
 def _names(value: Any) -> list[str]:
-    """The strings of a list in a configuration; none where it is no list."""
+    """The strings in a configuration's list; [] if the value is not a list."""
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
     config = read_json(path)
     if not isinstance(config, dict):
-        raise SourceError(f"{path} names no model: a JSON object was expected")
+        raise SourceError(f"{path} names no model: expected a JSON object")
     if "architecture" in config:
         return _in_timm_config(path, config)
     config = from_file(config)
@@ -185,8 +189,8 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
     model_type = next((name for name in named if name is not None), None)
     if model_type is None:
         raise SourceError(
-            f"{path} names no model: neither transformers' model_type nor timm's architecture is in it; "
-            "--class BertForMaskedLM or --override model_type=bert names one"
+            f"{path} names no model: it has neither transformers' model_type nor timm's architecture; "
+            "name one with --class BertForMaskedLM or --override model_type=bert"
         )
     return ModelSource(hf_origin(model_type, {**config, "_name_or_path": str(path.parent)}))
 
@@ -194,14 +198,14 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
 def _in_timm_config(path: Path, config: dict[str, Any]) -> ModelSource:
     name, options = config["architecture"], config.get("model_args") or {}
     if not isinstance(name, str) or not isinstance(options, dict):
-        raise SourceError(f"{path} is damaged: architecture is a name and model_args an object")
+        raise SourceError(f"{path} is damaged: architecture must be a string and model_args an object")
     if config.get("num_classes") is not None:
         options = {"num_classes": config["num_classes"], **options}
     if name != "leanify":
         return ModelSource(Origin("timm", name, options))
     base, shape = options.pop("base", None), options.pop("shape", None)
     if not isinstance(base, str) or not isinstance(shape, dict):
-        raise SourceError(f"{path} is damaged: a lean model has a base and a shape in model_args")
+        raise SourceError(f"{path} is damaged: a lean model's model_args must have base (string) and shape (object)")
     return ModelSource(Origin("timm", base, options), Architecture.from_json(shape))
 
 
@@ -211,13 +215,13 @@ def _in_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSou
     if path.suffix == ".json":
         return _in_config(path, overrides, cls)
     if path.suffix not in CHECKPOINTS:
-        raise SourceError(f"{path} is no model: known are directories, config.json and {', '.join(CHECKPOINTS)}")
+        raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
     beside = path.absolute().parent
     if not any((beside / name).is_file() for name in (lean_directory.CARD, "config.json")):
-        read_tensors(path)  # a damaged file is reported before a missing configuration
+        read_tensors(path)  # report a damaged file first: a configuration would not help it
         raise SourceError(
-            f"{path} holds tensors but not the model they belong to: put its config.json beside it, "
-            f"or name the model and carry the weights over: leanify redesign MODEL --weights {path}"
+            f"{path} has weights but does not say of which model: put the model's config.json beside it, "
+            f"or name the model: leanify redesign MODEL --weights {path}"
         )
     return replace(_in_directory(beside, overrides, cls), weights=path)
 
@@ -230,15 +234,15 @@ def _recipe_file(text: str) -> Path | None:
 
 
 def _in_recipe(path: Path, overrides: Mapping[str, Any], cls: str | None, pretrained: bool) -> ModelSource:
-    """The model of a recipe. A shape of its own is initialised; without one the source keeps its weights."""
+    """The model of a recipe: initialised if the recipe gives it a shape, else with its source's weights."""
     model = recipe.load(path).model
     if _recipe_file(model.source) is not None:
-        raise SourceError(f"{path}: the source of a recipe is a model, and {model.source!r} is another recipe")
+        raise SourceError(f"{path}: the source of a recipe must be a model; {model.source!r} is another recipe")
     found = find(model.source, overrides={**model.override, **overrides}, cls=cls or model.cls, pretrained=pretrained)
     if not model.reshapes:
         return found
     if pretrained:
-        raise SourceError(f"{path} gives {model.source} another shape, for which there are no pretrained weights")
+        raise SourceError(f"{path} changes the shape of {model.source}, so there are no pretrained weights for it")
     architecture = model.shape(surgery.read(build_on_meta(found)))
     return replace(found, architecture=architecture, weights=None)
 
@@ -259,7 +263,7 @@ def _by_name(name: str, pretrained: bool) -> ModelSource:
     if library == "leanify" and rest:
         if rest in MODELS:
             return ModelSource(Origin("leanify", rest))
-        raise SourceError(_unknown(name, rest, list(MODELS), "model of leanify's own"))
+        raise SourceError(_unknown(name, rest, list(MODELS), "leanify model"))
     if "/" in name:
         return _on_hub(name)
     if is_model_type(name):
@@ -278,15 +282,16 @@ def _on_hub(name: str) -> ModelSource:
 
 
 def _on_hub_or(name: str, unknown: SourceError) -> ModelSource:
-    """The hub's oldest models have no slash (``bert-base-uncased``, ``distilgpt2``); timm's names have underscores,
-    so a misspelt one does not ask the network.
+    """Look a name without a slash up on the hub, whose oldest models have none (``bert-base-uncased``).
+
+    Names with underscores are taken for misspelt timm names and raise ``unknown`` without asking the network.
     """
     if "_" in name:
         raise unknown
     try:
         return _on_hub(name)
     except LeanifyError:
-        where = "the hub has no such model" if hub.answers() else "the Hugging Face hub cannot be reached from here"
+        where = "the hub has no such model" if hub.answers() else "the Hugging Face hub cannot be reached"
         raise SourceError(f"{unknown}; {where}") from None
 
 
@@ -296,9 +301,9 @@ def _in_timm(asked: str, name: str, pretrained: bool) -> ModelSource:
 
 
 def complete(asked: str, name: str) -> str:
-    """The timm model that a name means: itself, its standard member, or the only one that begins so.
+    """Complete a short timm name: the name itself, else with a standard suffix, else the only name that starts with it.
 
-    Ambiguous and unknown names are refused.
+    Raises SourceError for ambiguous and unknown names, listing candidates.
     """
     timm = import_timm()
     bare, dot, tag = name.partition(".")
@@ -307,39 +312,39 @@ def complete(asked: str, name: str) -> str:
     for suffix in STANDARD:
         if timm.is_model(bare + suffix):
             return bare + suffix + dot + tag
-    members = sorted(timm.list_models(f"{bare}_*"), key=lambda member: (_standing(member), len(member)))
+    members = sorted(timm.list_models(f"{bare}_*"), key=lambda member: (_standard_rank(member), len(member)))
     if len(members) == 1:
         return str(members[0] + dot + tag)
-    members = members or sorted(timm.list_models(f"{bare}*"), key=lambda member: (_standing(member), len(member)))
+    members = members or sorted(timm.list_models(f"{bare}*"), key=lambda member: (_standard_rank(member), len(member)))
     if members:
         shown = ", ".join(members[:8]) + (f", … ({len(members)} in all)" if len(members) > 8 else "")
-        raise SourceError(f"{asked!r} is ambiguous in timm; it could be {shown}")
+        raise SourceError(f"{asked!r} is ambiguous: timm has {shown}")
     known = timm.list_models()
     if not asked.startswith("timm/"):
         known += [*_model_types(), *recipe.stems(), *HUB, *hub.near_paths(asked)]
     raise SourceError(_unknown(asked, bare, known, "timm model, transformers model type, recipe, hub id or path"))
 
 
-def _standing(name: str) -> int:
-    """How far a timm name is from a standard member: the number of suffixes that would be tried before its own."""
+def _standard_rank(name: str) -> int:
+    """Sort key that puts standard members first: the index of the name's suffix in STANDARD, else its length."""
     return next((i for i, suffix in enumerate(STANDARD) if name.endswith(suffix)), len(STANDARD))
 
 
 def _unknown(asked: str, name: str, known: list[str], kinds: str) -> str:
     stems = {stem: full for full in known for stem in (full, *(full.removesuffix(s) for s in STANDARD))}
     near = list(dict.fromkeys(stems[match] for match in difflib.get_close_matches(name[:200], stems, n=5, cutoff=0.6)))
-    return f"{asked[:200]!r} is no {kinds}" + (f"; nearest: {', '.join(near)}" if near else "")
+    return f"{asked[:200]!r} is not a {kinds}" + (f"; nearest: {', '.join(near)}" if near else "")
 
 
 def _model_types() -> list[str]:
-    """transformers' model types, by its folders: listing them imports nothing."""
+    """transformers' model types, read from its folder names so that transformers need not be imported."""
     spec = importlib.util.find_spec("transformers")
     places = list(spec.submodule_search_locations or []) if spec else []
     return sorted(p.parent.name for place in places for p in Path(place).glob("models/*/configuration_*.py"))
 
 
 def _every_model_type() -> list[str]:
-    """All of transformers' model types, those of towers (``clip_vision_model``) among them; imports it."""
+    """All of transformers' model types, including towers (``clip_vision_model``); imports transformers."""
     return list(import_transformers().CONFIG_MAPPING)
 
 

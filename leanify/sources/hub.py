@@ -1,4 +1,4 @@
-"""The Hugging Face hub, or its cache here where there is no network."""
+"""The Hugging Face hub, or its local cache when there is no network."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from leanify.upstream.libraries import first_line, import_transformers
 
 
 def config_on_hub(name: str) -> dict[str, Any]:
-    """The configuration of a transformers model on the hub. Raises SourceError."""
+    """Return the configuration of a transformers model on the hub. Raises SourceError if there is none."""
     library = import_transformers()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # the message below reports its retries
     try:
         config, _ = library.PreTrainedConfig.get_config_dict(name, local_files_only=not answers())
     except Exception as error:  # the hub client raises from several libraries
-        why = "did not give it: " + first_line(error) if answers() else "cannot be reached from here: this is offline"
-        near = f"; near it lies {', '.join(found)}" if (found := near_paths(name)) else ""
-        raise SourceError(f"{name!r} is no file or directory here{near}, and the Hugging Face hub {why}") from error
+        why = "did not serve it: " + first_line(error) if answers() else "cannot be reached: this machine is offline"
+        near = f" (similar: {', '.join(found)})" if (found := near_paths(name)) else ""
+        raise SourceError(f"there is no file or directory {name!r}{near}, and the Hugging Face hub {why}") from error
     if "model_type" not in config or config["model_type"] == "timm_wrapper":
         raise SourceError(f"{name!r} on the hub is not a transformers model; name a timm model as timm/NAME")
     return {**config, "_name_or_path": name}
 
 
 def near_paths(name: str) -> list[str]:
-    """Files and folders here whose paths look like this one, best first."""
+    """Up to three existing paths similar to a missing one, best match first."""
     place = Path(name[:200]).expanduser()
     try:
         beside = [entry.name for entry in place.parent.iterdir() if not entry.name.startswith(".")]
@@ -41,7 +41,10 @@ def near_paths(name: str) -> list[str]:
 
 @cache
 def answers() -> bool:
-    """Whether the hub's name resolves; without a network only the local cache is asked, at once."""
+    """Whether the hub can be reached (its host name resolves, and offline mode is off).
+
+    If not, callers use only the local cache, without waiting for timeouts.
+    """
     from huggingface_hub import constants
 
     try:

@@ -1,18 +1,18 @@
-"""The lean directory that `redesign` writes: upstream's own layout, and a card.
+"""The lean directory that `redesign` writes: upstream's own layout plus a card.
 
-    config.json         upstream's configuration, with the architecture where upstream's own keys cannot express it
-    model.safetensors   weights, in shards where they are large
-    tokenizer*, …       what lay beside the source: tokenizer, processors, chat template, sentence-transformers' modules
-    leanify.json        how upstream builds the source, the architecture, versions, checksums of the weights
-    README.md           the lines that load it
+    config.json         upstream's configuration, plus the architecture if upstream's keys cannot express it
+    model.safetensors   the weights; large ones in shards
+    tokenizer*, …       copied from the source: tokenizer, processors, chat template, sentence-transformers' modules
+    leanify.json        the card: how upstream builds the source, the architecture, versions, weight checksums
+    README.md           the lines of code that load the model
 
-config.json is the truth; the card is read where there is none (leanify's own models). Upstream alone loads what it can
-express. What it cannot, it refuses, because config.json then names a model type that only leanify registers
-(`transformers_hooks`, `timm_hooks`).
+config.json is authoritative; the card is read only if there is none (leanify's own models). Upstream alone loads the
+shapes that it can express. It refuses the others, because their config.json names a model type that only leanify
+registers (`transformers_hooks`, `timm_hooks`).
 
-Nothing is ever half written: the directory is made beside its place, then renamed. The folder in the making is named
-``.NAME.leanify-XXXXXXXX`` and locked by the process that writes it. A process that is killed cannot clean up, but the
-kernel drops its lock: whoever next writes beside it knows the folder by its name and the free lock, and removes it.
+Writing is atomic: the directory is built beside its target, then renamed. Until then it is called
+``.NAME.leanify-XXXXXXXX`` and locked by the process that writes it. If that process is killed, the kernel releases the
+lock, and the next write to the same parent recognises the folder by its name and free lock and removes it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ FORMAT = 2
 
 
 def save(model: nn.Module, directory: str | Path, force: bool = False, model_type: str | None = None) -> Path:
-    """Write ``model`` as a lean directory, which `leanify.load` and, once leanify is imported, upstream's loader load.
+    """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
-    What lay beside the source of its weights is carried over. ``model_type`` writes it as another type of transformers
-    that says the same shape (`same_shape`). Raises DirectoryError where the directory cannot be
-    written or is not empty, SourceError where nothing would build the model again.
+    Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another transformers type
+    that can express the shape (`same_shape`). Returns the directory. Raises DirectoryError if it is not empty or cannot
+    be written, SourceError if the model could not be rebuilt from it.
     """
     if model_type is not None:
         model = as_type(model, model_type)
@@ -66,7 +66,7 @@ def save(model: nn.Module, directory: str | Path, force: bool = False, model_typ
 
 
 def write_around(model: nn.Module, found: ModelSource, folder: Path, tied: dict[str, str], name: str) -> None:
-    """What stands beside the weights in a lean directory called ``name``: side files, card and README."""
+    """Write what accompanies the weights in a lean directory called ``name``: side files, card and README."""
     if found.origin.library == "hf":
         side_files.carry(model, folder)
     (folder / CARD).write_text(json.dumps(_card(model, found, tied, folder), indent=2) + "\n", encoding="utf-8")
@@ -74,7 +74,7 @@ def write_around(model: nn.Module, found: ModelSource, folder: Path, tied: dict[
 
 
 def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
-    """Weights and upstream's configuration. Returns tied names: dropped → kept."""
+    """Write the weights and upstream's configuration. Returns tied tensor names: dropped → kept."""
     if found.origin.library == "hf":
         with wall(f"transformers does not save this {type(model).__name__}", DirectoryError):
             model.save_pretrained(folder)
@@ -82,8 +82,8 @@ def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
     tensors, tied = untied(model)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if found.origin.library == "timm":
-        words = timm_hooks.config_of(model, found)
-        (folder / "config.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+        config = timm_hooks.config_of(model, found)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return tied
 
 
@@ -102,7 +102,7 @@ def _card(model: nn.Module, found: ModelSource, tied: dict[str, str], folder: Pa
 
 
 def requirements(origin: Origin) -> dict[str, str]:
-    """The lowest versions that load the directory, as this distribution states them."""
+    """The minimum library versions to load the directory, from leanify's package metadata: name → ``>=…``."""
     names = ("torch", *{"timm": ("timm",), "hf": ("transformers",)}.get(origin.library, ()))
     lines = metadata.requires("leanify") or []
     return {name: line[len(name) :] for line in lines for name in names if line.startswith(f"{name}>")}
@@ -129,7 +129,7 @@ def _readme(model: nn.Module, found: ModelSource, name: str) -> str:
 
 
 def untied(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A model's tensors on the CPU, tied ones once, and the tied names: dropped → kept."""
+    """Return a model's tensors on the CPU, each tied tensor once, and the tied names: dropped → kept."""
     kept: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -145,14 +145,14 @@ def untied(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 # -- a directory that is there whole or not at all ----------------------------------------------------------------
 
 _OURS = re.compile(r"\..+\.leanify-[0-9a-f]{8}")
-_SETTLING = 60.0  # seconds between making a folder and locking it that no process needs
+_SETTLING = 60.0  # seconds; a younger folder may have been created but not locked yet, so it is not removed
 
 
 @contextmanager
 def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
-    """A folder to write into that becomes ``directory`` when all went well, and leaves nothing where it did not.
+    """Yield a temporary folder that is renamed to ``directory`` on success and removed on failure.
 
-    Parents are made. With ``force`` a directory that leanify wrote is replaced.
+    Creates missing parents. ``force`` replaces a directory that leanify wrote. Raises DirectoryError.
     """
     target = Path(directory)
     check_new_directory(target, force)
@@ -176,7 +176,7 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
 
 
 def _put(folder: Path, target: Path) -> None:
-    """Rename into place; what stood there is renamed first and removed last, so that at no time both are gone."""
+    """Rename into place. The previous directory is renamed first and removed last, so one of them always exists."""
     old = folder.with_name(f"{folder.name}.old")
     if target.exists():
         target.rename(old)
@@ -185,7 +185,7 @@ def _put(folder: Path, target: Path) -> None:
 
 
 def check_new_directory(directory: str | Path, force: bool = False) -> None:
-    """Raise DirectoryError unless ``directory`` can be made here, or stands here empty, or may be replaced."""
+    """Raise DirectoryError unless ``directory`` can be created, or exists and is empty or may be replaced."""
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise DirectoryError(f"the output directory {target} is a file; name a directory that does not exist yet")
@@ -197,32 +197,32 @@ def check_new_directory(directory: str | Path, force: bool = False) -> None:
         )
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        why = "no permission in" if parent.is_dir() else "a file stands in the way:"
+        why = "no write permission in" if parent.is_dir() else "this is a file:"
         raise DirectoryError(f"the output directory {target} cannot be written: {why} {parent}")
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether leanify wrote a directory: a lean directory, or nothing but such (lean beside its control)."""
+    """Whether leanify wrote a directory: a lean directory, or a folder of nothing else (lean/ and control/)."""
     if (directory / CARD).is_file():
         return not (directory / "metrics.jsonl").exists()  # a run is never replaced
     return all((inside / CARD).is_file() for inside in directory.iterdir())
 
 
 def remove_litter(parent: Path) -> None:
-    """Remove the folders that killed processes left half written in ``parent``."""
+    """Remove unfinished folders that killed processes left in ``parent``."""
     with suppress(OSError):
         for folder in [path for path in parent.iterdir() if _OURS.fullmatch(path.name) and not path.is_symlink()]:
             if time.time() - folder.stat().st_mtime < _SETTLING:
                 continue
-            with suppress(OSError):  # held by a living process, or not ours to remove
+            with suppress(OSError):  # locked by a running process, or no permission
                 lock = _locked(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
 
 def _locked(folder: Path) -> int:
-    """Lock a folder for as long as the returned descriptor is open; OSError where another process holds it."""
-    import fcntl  # Unix alone
+    """Lock a folder until the returned descriptor is closed. Raises OSError if another process holds the lock."""
+    import fcntl  # Unix only
 
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -234,7 +234,7 @@ def _locked(folder: Path) -> int:
 
 
 def _follow_umask(folder: Path) -> None:
-    """Files as readable as the umask lets a folder be: safetensors writes for the owner alone."""
+    """Make files as readable as the umask allows: safetensors writes them for the owner only."""
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -246,7 +246,7 @@ def _follow_umask(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Card:
-    """What leanify.json says: how upstream builds the source, and the shape that leanify gives it."""
+    """The contents of leanify.json: how upstream builds the source, and the lean shape to give it."""
 
     origin: Origin
     architecture: Architecture
@@ -254,7 +254,7 @@ class Card:
 
 
 def read_card(directory: Path) -> Card:
-    """The card of a lean directory or of a run. Raises DirectoryError where it is damaged or too new."""
+    """Read the card of a lean directory or a run. Raises DirectoryError if it is damaged or of a newer format."""
     file = directory / CARD
     card = read_json(file, DirectoryError)
     try:
@@ -264,7 +264,7 @@ def read_card(directory: Path) -> Card:
             )
         origin = Origin(**card["origin"])
         if not isinstance(origin.options, dict) or not isinstance(origin.name, str):
-            raise TypeError("origin has a name and an object of options")
+            raise TypeError("origin must have a name (string) and options (object)")
         return Card(origin, Architecture.from_json(card["architecture"]), dict(card.get("tied") or {}))
     except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise DirectoryError(f"{file} is damaged: {error}") from error

@@ -1,11 +1,11 @@
-"""What users call the keys of a recipe, and what leanify calls them."""
+"""Other names for recipe keys: from what users type to the key that leanify has, for error messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
 
-# By what other libraries, papers and people say; a key is `section.key`.
+# Names from other libraries and papers → `section.key`.
 MEANINGS: Mapping[str, str] = {
     "learning_rate": "optim.lr",
     "base_lr": "optim.lr",
@@ -104,7 +104,7 @@ MEANINGS: Mapping[str, str] = {
     "intermediate_size": "model.mlp",
     "temperature": "distill.temperature",
 }
-# What the model alone knows: upstream's own key says it.
+# Settings that belong to the model, or to the environment: not keys of their own in a recipe.
 UPSTREAM = {
     "dropout": "model.override.drop_rate (timm) or model.override.hidden_dropout_prob (transformers)",
     "drop_path": "model.override.drop_path_rate (timm)",
@@ -118,9 +118,9 @@ UPSTREAM = {
 
 
 def meant(key: str, section: str, known: Iterable[str]) -> str | None:
-    """The ``section.key`` that a key which does not exist was meant to be: by meaning, else by letters.
+    """Guess the ``section.key`` meant by an unknown key: by meaning, then by name, then by spelling.
 
-    None where nothing else than a key of its own section is near: whoever asks names that one.
+    Returns None if nothing is close, or if a key of the same section is: the caller suggests that one itself.
     """
     names = list(known)
     word = key.rpartition(".")[2].lower().replace("-", "_")

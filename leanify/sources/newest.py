@@ -1,4 +1,4 @@
-"""The newest model that leanify wrote here, and what it was redesigned from."""
+"""The newest model that leanify wrote in this folder, and its baseline."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from leanify.sources import find, lean_directory, run_directory
 from leanify.sources.source import ModelSource
 from leanify.upstream.lean_config import KEY
 
-DEEP = ("*", "*/*", "*/*/*")  # folders below this one in which a model is looked for
+DEEP = ("*", "*/*", "*/*/*")  # search three levels down: a comparison's runs are that deep
 
 
 def newest(folder: Path) -> Path | None:
-    """The lean directory or run in or below a folder whose card was written last; None where there is none."""
+    """Return the lean directory or run, up to three levels below a folder, whose card is the newest; or None."""
     cards = [card for deep in DEEP for card in folder.glob(f"{deep}/{lean_directory.CARD}")]
     cards = [card for card in cards if not any(part.startswith(".") for part in card.parts)]
     return max(cards, key=lambda card: card.stat().st_mtime).parent if cards else None
 
 
 def baseline_of(directory: Path) -> ModelSource:
-    """The model that a lean directory or a run comes from, in its own shape. Raises LeanifyError."""
+    """Return the model that a lean directory or a run was redesigned from, in its original shape.
+
+    Raises LeanifyError if the directory or its source cannot be read.
+    """
     if run_directory.is_run(directory):
         model = run_directory.RunDirectory.open(directory).recipe.model
         place = Path(model.source).expanduser()
@@ -34,9 +37,9 @@ def baseline_of(directory: Path) -> ModelSource:
 
 
 def with_baseline(folder: Path = Path()) -> list[str | ModelSource]:
-    """The baseline of the newest model here, and that model; nothing where there is none.
+    """Return [baseline, newest model] for a folder; [] if it has no model.
 
-    A run of an ordinary model is its own baseline.
+    A run of an unmodified model is its own baseline and is returned alone.
     """
     found = newest(folder)
     if found is None:

@@ -1,6 +1,4 @@
-"""Origins of transformers models, and what a user changes in an origin: configuration keys, constructor keywords, the
-class.
-"""
+"""Origins of transformers models, and a user's overrides: configuration keys, constructor arguments, model class."""
 
 from __future__ import annotations
 
@@ -24,43 +22,44 @@ DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidd
 
 
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
-    """The origin of a model type so configured, as its first named architecture, else as AutoModel's choice.
+    """Return the origin of a model type with a configuration.
 
-    A quantised checkpoint's shapes are those of the model before it was quantised: that is warned of. A type whose
-    default configuration does not build has that of its published checkpoint, which is warned of as well.
+    The class is the first of the configuration's ``architectures``, else AutoModel's. Warns in two cases: a quantised
+    checkpoint is described by its shapes before quantisation, and a type whose default configuration does not build
+    gets its published checkpoint's. Raises SourceError.
     """
     library = import_transformers()
-    words = dict(config)
-    if not words and model_type in PUBLISHED:
-        name, words = PUBLISHED[model_type]
-        warnings.warn(f"transformers does not run {model_type}'s default configuration; taken: {name}", stacklevel=2)
+    keys = dict(config)
+    if not keys and model_type in PUBLISHED:
+        name, keys = PUBLISHED[model_type]
+        warnings.warn(f"transformers cannot run {model_type}'s default configuration; using {name}'s", stacklevel=2)
     if not isinstance(model_type, str):
         raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(_some_types())}, …")
     if model_type not in library.CONFIG_MAPPING and model_type.replace("_", "-") in library.CONFIG_MAPPING:
         model_type = model_type.replace("_", "-")
-    if method := quantised_by(words):
-        words.pop("quantization_config")
+    if method := quantised_by(keys):
+        keys.pop("quantization_config")
         warnings.warn(
-            f"{words.get('_name_or_path') or model_type} is quantised ({method}); what is shown is the model before "
+            f"{keys.get('_name_or_path') or model_type} is quantised ({method}); shapes and counts are those before "
             "quantisation",
             stacklevel=2,
         )
-    full = full_config(model_type, words)
-    return Origin("hf", full.model_type, full.to_dict(), _named_class(words) or class_name("AutoModel", full))
+    full = full_config(model_type, keys)
+    return Origin("hf", full.model_type, full.to_dict(), _named_class(keys) or class_name("AutoModel", full))
 
 
-def full_config(model_type: str, words: Mapping[str, Any]) -> Any:
-    """transformers' configuration of this type with these words. Raises SourceError."""
+def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
+    """Return transformers' configuration object of this type with these keys. Raises SourceError."""
     from leanify.upstream.build import check_depth
 
-    check_depth(words)
-    with wall(f"transformers takes no {model_type!r} so configured"):
-        return import_transformers().AutoConfig.for_model(model_type, **without_type(dict(words)))
+    check_depth(keys)
+    with wall(f"transformers rejects this configuration of {model_type!r}"):
+        return import_transformers().AutoConfig.for_model(model_type, **without_type(dict(keys)))
 
 
-def quantised_by(words: Mapping[str, Any]) -> str | None:
-    """The method that a configuration names (gptq, awq, bitsandbytes, …), None where the weights are plain."""
-    found = words.get("quantization_config")
+def quantised_by(keys: Mapping[str, Any]) -> str | None:
+    """The quantisation method in a configuration (gptq, awq, bitsandbytes, …); None if the weights are plain."""
+    found = keys.get("quantization_config")
     return str(found.get("quant_method", "of unknown kind")) if isinstance(found, Mapping) else None
 
 
@@ -68,9 +67,9 @@ def _some_types() -> list[str]:
     return list(import_transformers().CONFIG_MAPPING)[:3]
 
 
-def _named_class(words: Mapping[str, Any]) -> str | None:
-    """The first of a configuration's architectures that is a model class of transformers."""
-    named = words.get("architectures")
+def _named_class(keys: Mapping[str, Any]) -> str | None:
+    """The first of a configuration's ``architectures`` that transformers has."""
+    named = keys.get("architectures")
     return next((name for name in named if is_model_class(name)), None) if isinstance(named, list) else None
 
 
@@ -81,7 +80,10 @@ def is_model_class(name: Any) -> bool:
 
 
 def class_name(auto: str, config: Any) -> str:
-    """The class that an Auto class (``AutoModelForCausalLM``) takes for a configuration; another class is itself."""
+    """Resolve an Auto class (``AutoModelForCausalLM``) for a configuration; any other class name is returned as is.
+
+    Raises SourceError if transformers has no such class, or none for this model type.
+    """
     library = import_transformers()
     if not hasattr(library, auto):
         raise SourceError(f"transformers has no class {auto!r}; try AutoModel, AutoModelForCausalLM, …")
@@ -97,21 +99,24 @@ def class_name(auto: str, config: Any) -> str:
 
 
 def type_of_class(name: str) -> str | None:
-    """The model type that a class (``BertForMaskedLM``) is for; None for an Auto class or an unknown name."""
+    """The model type of a class (``BertForMaskedLM`` → ``bert``); None for an Auto class or an unknown name."""
     if not is_model_class(name):
         return None
     return str(getattr(import_transformers(), name).config_class.model_type)
 
 
 def overridden(found: ModelSource, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
-    """A source with other configuration keys, constructor keywords or another class. Raises SourceError."""
+    """Apply overrides to a source: configuration keys (transformers), constructor arguments (timm), model class.
+
+    Raises SourceError for an unknown key or a class that does not fit.
+    """
     origin = found.origin
     if cls is not None and origin.library != "hf":
-        raise SourceError(f"{origin} is not a transformers model, so it has no class {cls!r}")
+        raise SourceError(f"class {cls!r} was asked for, and {origin} is not a transformers model")
     if not overrides and cls is None:
         return found
     if overrides and found.architecture is not None and origin.library == "leanify":
-        raise SourceError("a lean directory keeps its shape: override the source that it was redesigned from")
+        raise SourceError("a lean directory's shape is fixed; apply the override to the model it was redesigned from")
     if origin.library != "hf":
         return replace(found, origin=replace(origin, options={**origin.options, **overrides}))
     names = import_transformers().CONFIG_MAPPING[origin.name].attribute_map
@@ -127,10 +132,10 @@ def overridden(found: ModelSource, overrides: Mapping[str, Any], cls: str | None
 def _derived_again(
     old: Mapping[str, Any], new: dict[str, Any], asked: Mapping[str, Any], names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The new words, where sizes that upstream once derived from others follow them, unless they are asked for too.
+    """Recompute sizes that upstream derives from others, unless the user set them too.
 
-    head_dim is width / heads, and key/value heads are as many as heads, where they were so before; the kinds of layers
-    are as many as layers. What was asked for first and what last makes no difference.
+    head_dim follows width / heads, and the key/value heads follow the heads, where that held before; ``layer_types`` is
+    dropped when the number of layers changes. The order of the overrides makes no difference.
     """
     width, heads, kv, layers = (names.get(name, name) for name in DERIVE)
     derived = dict(new)
@@ -144,17 +149,17 @@ def _derived_again(
 
 
 def _is_ratio(config: Mapping[str, Any], width: str, heads: str) -> bool:
-    """Whether a configuration's head_dim is what upstream would take for width and heads."""
+    """Whether a configuration's head_dim is upstream's default, width // heads."""
     sizes = [config.get(key) for key in ("head_dim", width, heads)]
     return all(isinstance(size, int) and size > 0 for size in sizes) and sizes[0] == sizes[1] // sizes[2]  # type: ignore[operator]
 
 
 def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[str, Any]:
-    """``config`` with one key changed, by its own spelling. Raises SourceError for an unknown key."""
+    """Return ``config`` with one key changed. Raises SourceError for an unknown key."""
     names = import_transformers().CONFIG_MAPPING[model_type].attribute_map
-    if key == "num_labels":  # transformers keeps the names of the classes, not their number
+    if key == "num_labels":  # transformers stores the names of the classes, not their number
         if not isinstance(value, int) or not 0 < value <= 10**6:
-            raise SourceError(f"num_labels {value!r} is not a number of classes")
+            raise SourceError(f"num_labels must be an integer from 1 to 1,000,000, not {value!r}")
         labels = {index: f"LABEL_{index}" for index in range(value)}
         return {**config, "id2label": labels, "label2id": {label: index for index, label in labels.items()}}
     if key not in config and key not in _keys(model_type):
@@ -170,7 +175,7 @@ def _keys(model_type: str) -> list[str]:
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """``key=value`` pairs; values are read as JSON where they are JSON, else as words."""
+    """Parse ``key=value`` pairs; a value that is not JSON is a string. Raises SourceError for a malformed pair."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

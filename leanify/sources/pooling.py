@@ -1,7 +1,7 @@
-"""How the hidden states of a text become one vector: what sentence-transformers keeps beside a checkpoint.
+"""Pooling of a text's hidden states into one vector, as sentence-transformers stores it beside a checkpoint.
 
-``modules.json`` names a Transformer, a Pooling and perhaps more (Normalize, Dense). Their order and what follows the
-pooling do not change whether two embeddings point the same way, as long as both models share it.
+``modules.json`` lists a Transformer, a Pooling and perhaps more (Normalize, Dense). Modules after the pooling are
+ignored: they do not change whether two embeddings point the same way, as long as both models share them.
 """
 
 from __future__ import annotations
@@ -19,44 +19,47 @@ MODES = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_weightedmean_tokens": "weightedmean",
-}  # the older spelling: a truth for each; the newer one is ``pooling_mode``: a name
+}  # older files have one boolean per mode; newer ones have ``pooling_mode``, a name or a list
 MODULES = "modules.json"
 
 
 def has_modules(folder: Path) -> bool:
-    """Whether sentence-transformers would load a folder as its own."""
+    """Whether a folder is in sentence-transformers' layout."""
     return (folder / MODULES).is_file()
 
 
 def pooling_of(folder: Path) -> tuple[str, ...]:
-    """The modes whose vectors are strung together; the mean where nothing is said. Raises SourceError."""
+    """Return the pooling modes whose vectors are concatenated; the mean if the folder does not specify any.
+
+    Raises SourceError for a damaged file or an unknown mode.
+    """
     if not has_modules(folder):
         return ("mean",)
     modules = read_json(folder / MODULES)
     entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
     found = next((entry for entry in entries if str(entry.get("type", "")).endswith("Pooling")), None)
     if found is None:
-        raise SourceError(f"{folder / MODULES} names no pooling, so its embeddings are none of a text")
+        raise SourceError(f"{folder / MODULES} has no Pooling module, so it yields no embedding of a whole text")
     file = folder / str(found.get("path", "")) / "config.json"
     if folder.resolve() not in file.resolve().parents:
-        raise SourceError(f"{folder / MODULES} names {found.get('path')!r}, which lies outside of it")
+        raise SourceError(f"{folder / MODULES} names {found.get('path')!r}, which is outside its folder")
     return _modes(file, read_json(file))
 
 
-def _modes(file: Path, words: Any) -> tuple[str, ...]:
-    if not isinstance(words, dict):
-        raise SourceError(f"{file} is damaged: a JSON object was expected")
-    named = words.get("pooling_mode")
+def _modes(file: Path, config: Any) -> tuple[str, ...]:
+    if not isinstance(config, dict):
+        raise SourceError(f"{file} is damaged: expected a JSON object")
+    named = config.get("pooling_mode")
     modes = tuple(named) if isinstance(named, list) else (named,) if isinstance(named, str) else ()
-    modes = modes or tuple(mode for key, mode in MODES.items() if words.get(key))
+    modes = modes or tuple(mode for key, mode in MODES.items() if config.get(key))
     if not modes or any(mode not in MODES.values() for mode in modes):
-        raise SourceError(f"{file} names the pooling {list(modes)}; known are {', '.join(MODES.values())}")
+        raise SourceError(f"{file} has the pooling mode {list(modes)}; supported: {', '.join(MODES.values())}")
     return modes
 
 
 def longest_of(folder: Path) -> int | None:
-    """The tokens that sentence-transformers cuts a text to; None where it does not say."""
+    """The length in tokens to which sentence-transformers truncates a text; None if not specified."""
     file = folder / "sentence_bert_config.json"
-    words = read_json(file) if file.is_file() else {}
-    length = words.get("max_seq_length") if isinstance(words, dict) else None
+    config = read_json(file) if file.is_file() else {}
+    length = config.get("max_seq_length") if isinstance(config, dict) else None
     return length if isinstance(length, int) and length > 0 else None

@@ -1,16 +1,16 @@
-"""A recipe: one TOML file that says which model, on which data, trained how.
+"""A recipe: one TOML file with the model, the data and the training settings.
 
-    [model]     the source, what overrides it, and the shape it is given
-    [data]      the data set, its splits, how samples are changed
+    [model]     the source, overrides, and the shape to give it
+    [data]      the data set, its splits, augmentation
     [optim]     the optimiser and the loss
-    [schedule]  how long, in batches of what size, at which learning rate
-    [run]       seed, precision, how often to log, evaluate and keep a checkpoint
-    [distill]   a teacher
+    [schedule]  length, batch size, learning-rate schedule
+    [run]       seed, precision, how often to log, evaluate and save
+    [distill]   the teacher
     [parallel]  how several processes share the model
-    [paper]     what a publication prints for this row, and what its numbers turned out to be
+    [paper]     the printed row of a publication, and the counts of the rebuilt model
 
-Only ``[model]`` is needed. Keys are strict: an unknown one, or a value of another type, is an error that names what is
-known. The sections are frozen dataclasses; a recipe is a value, knows no torch, and is a SOURCE.
+Only ``[model]`` is required. Parsing is strict: an unknown key or a value of the wrong type is an error that lists what
+is allowed. Sections are frozen dataclasses. This module does not import torch. A recipe can be used as a SOURCE.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from leanify.sources.built_in import find as find
 from leanify.sources.built_in import stems as stems
 from leanify.sources.strict_toml import UnknownKey, read_table, to_table, toml_lines, types_of
 
-LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe gives one
-LARGEST = 1 << 20  # bytes of a recipe's file
-Counts = int | tuple[int, ...] | None  # one number for the stages that a redesign turns, or one a stage
+LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
+LARGEST = 1 << 20  # bytes; a larger file is not a recipe
+Counts = int | tuple[int, ...] | None  # one number for all stages that a redesign changes, or one number per stage
 
 
 @dataclass(frozen=True)
 class ModelSection:
-    """The model: any SOURCE but a recipe, and the shape that it is given."""
+    """The model: any SOURCE except a recipe, and the shape to give it."""
 
-    source: Annotated[str, "what `leanify redesign` takes, but no recipe"]
+    source: Annotated[str, "any SOURCE of `leanify redesign` except a recipe"]
     cls: Annotated[str | None, "transformers class, such as AutoModelForCausalLM; default: the source's own"] = field(
         default=None, metadata={"key": "class"}
     )
@@ -48,10 +48,10 @@ class ModelSection:
         default_factory=dict
     )
     depth: Annotated[
-        Counts, "layers; a list gives one number a stage; default: the source's, as for the next three"
+        Counts, "layers; a list gives one number per stage; default: the source's, as for the next three"
     ] = None
-    heads: Annotated[Counts, "attention heads a layer"] = None
-    head_dim: Annotated[Counts, "channels a head"] = None
+    heads: Annotated[Counts, "attention heads per layer"] = None
+    head_dim: Annotated[Counts, "channels per head"] = None
     mlp: Annotated[Counts, "hidden units of each MLP"] = None
     heads_mode: Annotated[
         Literal["grow", "split"], "with `heads` but no `head_dim`: grow keeps head_dim, split keeps heads × head_dim"
@@ -62,7 +62,7 @@ class ModelSection:
         return any(value is not None for value in (self.depth, self.heads, self.head_dim, self.mlp))
 
     def shape(self, old: Architecture) -> Architecture:
-        """The architecture that the source's becomes."""
+        """Return the source's architecture with this section's depth, heads, head_dim and MLP. Raises ShapeError."""
         wanted = [old.per_stage(getattr(self, name), name) for name in ("depth", "heads", "head_dim", "mlp")]
         stages = [
             stage.reshape(depth, heads, head_dim or self._head_dim(stage, heads), mlp)
@@ -75,7 +75,9 @@ class ModelSection:
         if self.heads_mode == "grow" or heads is None or primary is None:
             return None
         if primary.inner % heads:
-            raise ShapeError(f"{heads} heads do not split the {primary.inner} inner channels of stage {stage.name!r}")
+            raise ShapeError(
+                f"{primary.inner} inner channels of stage {stage.name!r} are not divisible by {heads} heads"
+            )
         return primary.inner // heads
 
 
@@ -103,7 +105,7 @@ class DataSection:
     validation: Annotated[str, "name of the validation split"] = "validation"
     test: Annotated[str | None, "name of the test split; the best checkpoint is evaluated on it at the end"] = None
     holdout: Annotated[float, "share of `train` held out for validation (0 to 1)"] = 0.0
-    samples: Annotated[int | None, "train on so many samples; default: all"] = None
+    samples: Annotated[int | None, "number of training samples; default: all"] = None
     subset: Annotated[
         Literal["random", "first"], "which samples: a fixed random subset with classes in proportion, or the first ones"
     ] = "random"
@@ -111,7 +113,7 @@ class DataSection:
     tokenizer: Annotated[
         str | None, "a directory or hub id; for masked-lm also `bytes` or `wordpiece-32768`; default: the model's"
     ] = None
-    length: Annotated[int | None, "tokens a sample"] = None
+    length: Annotated[int | None, "tokens per sample"] = None
     text: Annotated[tuple[str, ...], "one or two text columns of a table; default: guessed by name"] = ()
     label: Annotated[str | None, "label column of a table; default: guessed by name"] = None
     image: Annotated[str | None, "column of images or their paths in a table; default: guessed by name"] = None
@@ -128,7 +130,7 @@ class DataSection:
     erase: Annotated[float, "probability of random erasing"] = 0.0
     mixup: Annotated[float, "α of mixup (Zhang et al. 2018); 0 is off"] = 0.0
     cutmix: Annotated[float, "α of CutMix (Yun et al. 2019); 0 is off"] = 0.0
-    workers: Annotated[int | None, "processes that read ahead; default: what suits the data and the cores"] = None
+    workers: Annotated[int | None, "data-loading processes; default: chosen for the data and the cores"] = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class OptimSection:
     weight_decay: Annotated[float, "decoupled weight decay of matrices"] = 0.0
     betas: Annotated[tuple[float, ...], "AdamW's β₁ and β₂"] = (0.9, 0.999)
     eps: Annotated[float, "AdamW's ε"] = 1e-8
-    clip: Annotated[float | None, "largest norm of the gradient; default: not clipped"] = None
+    clip: Annotated[float | None, "largest gradient norm; default: no clipping"] = None
     label_smoothing: Annotated[float, "label smoothing (0 to 1)"] = 0.0
     ema: Annotated[float | None, "decay of an exponential moving average of the weights; it is what is evaluated"] = (
         None
@@ -151,7 +153,7 @@ class OptimSection:
 class ScheduleSection:
     """How long to train (one of epochs, steps and tokens) and at which learning rate."""
 
-    batch_size: Annotated[int, "samples a step, over all processes"]
+    batch_size: Annotated[int, "samples per step, over all processes"]
     epochs: Annotated[float | None, "length in passes over the training split"] = None
     steps: Annotated[int | None, "length in optimiser steps"] = None
     tokens: Annotated[int | None, "length in tokens"] = None
@@ -177,12 +179,12 @@ class RunSection:
 
     seed: Annotated[int, "of weights, order and augmentation"] = 0
     precision: Annotated[Literal["fp32", "bf16", "fp16"] | None, "default: bf16 on a GPU that has it, else fp32"] = None
-    eval_every: Annotated[int | None, "steps between evaluations; default: one an epoch"] = None
-    eval_batches: Annotated[int | None, "batches an evaluation, the same each time; default: the whole split"] = None
+    eval_every: Annotated[int | None, "steps between evaluations; default: one per epoch"] = None
+    eval_batches: Annotated[int | None, "batches per evaluation, the same each time; default: the whole split"] = None
     log_every: Annotated[int, "steps between log rows"] = 50
     checkpoint_every: Annotated[int | None, "steps between checkpoints; default: after each evaluation"] = None
-    keep: Annotated[int, "checkpoints to keep, beside the best one; 0 keeps all"] = 3
-    accumulate: Annotated[int, "forward passes that one step is cut into"] = 1
+    keep: Annotated[int, "checkpoints to keep in addition to the best one; 0 keeps all"] = 3
+    accumulate: Annotated[int, "forward passes per optimiser step"] = 1
     compile: Annotated[bool, "use torch.compile"] = False
     gradient_checkpointing: Annotated[bool, "recompute blocks in the backward pass: less memory, more time"] = False
     trackers: Annotated[tuple[str, ...], "Accelerate's trackers by name: tensorboard, wandb, …"] = ()
@@ -204,19 +206,19 @@ class DistillSection:
 
 @dataclass(frozen=True)
 class ParallelSection:
-    """How several processes share the model; a single one has all of it, whatever is said here."""
+    """How several processes share the model; ignored by a single process, which holds all of it."""
 
-    shard: Annotated[bool, "weights, gradients and moments in parts (FSDP2); else all of it in every process"] = False
-    static_graph: Annotated[bool, "every step uses the same parameters in the same order (DDP is told)"] = False
+    shard: Annotated[bool, "shard weights, gradients and moments (FSDP2); else every process holds all of them"] = False
+    static_graph: Annotated[bool, "DDP's static_graph: every step uses the same parameters in the same order"] = False
 
 
 @dataclass(frozen=True)
 class PaperSection:
-    """A row of a publication as printed, and the count that its rebuilt shape has."""
+    """A row of a publication as printed, and the parameter count of the rebuilt shape."""
 
     place: Annotated[str, "table and row"]
     role: Annotated[Literal["baseline", "lean", "control"], "which part the row plays in its comparison"]
-    verdict: Annotated[str, "how printed and rebuilt numbers agree, in words"]
+    verdict: Annotated[str, "how well printed and rebuilt numbers agree"]
     shape: Annotated[str | None, "shape as printed"] = None
     printed_params: Annotated[int | None, "parameters as printed"] = None
     rebuilt_params: Annotated[int | None, "parameters of the rebuilt model"] = None
@@ -237,18 +239,18 @@ class Recipe:
     parallel: ParallelSection = field(default_factory=ParallelSection)
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, without what is left at its default."""
+        """Nested plain values, without keys at their default."""
         return to_table(self)
 
     def to_toml(self) -> str:
-        """The recipe as a file; `parse` reads it back."""
+        """The recipe as TOML text, which `parse` reads back."""
         return "\n".join([*toml_lines(self.to_dict()), ""])
 
     def to_train(self) -> TrainingRecipe:
-        """The same recipe, with all sections that training needs. Raises RecipeError where one is missing."""
+        """Return the same recipe with the type of a complete one. Raises RecipeError if a section is missing."""
         if self.data is None or self.optim is None or self.schedule is None:
             missing = next(name for name in ("data", "optim", "schedule") if getattr(self, name) is None)
-            raise RecipeError(f"this recipe has no [{missing}] section, which training needs")
+            raise RecipeError(f"training needs a [{missing}] section, which this recipe lacks")
         return TrainingRecipe(
             self.model, self.data, self.optim, self.schedule, self.run, self.distill, self.paper, self.parallel
         )
@@ -256,7 +258,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TrainingRecipe(Recipe):
-    """A recipe that has every section that training needs; made by `Recipe.to_train`."""
+    """A recipe with every section that training needs; see `Recipe.to_train`."""
 
     data: DataSection
     optim: OptimSection
@@ -279,7 +281,7 @@ SECTIONS: Mapping[str, type] = {
 
 
 def load(source: str | Path) -> Recipe:
-    """The recipe of a TOML file, or a built-in one by its name. Raises RecipeError."""
+    """Load a recipe from a TOML file, or a built-in one by its name. Raises RecipeError."""
     path = find(str(source)) or Path(source)
     try:
         return parse(_text_of(path))
@@ -290,26 +292,26 @@ def load(source: str | Path) -> Recipe:
 
 
 def _text_of(path: Path) -> str:
-    """The text of a small, regular file: a pipe would block, and a device never ends. Raises OSError, RecipeError."""
+    """Read a small regular file; a pipe would block and a device never end. Raises OSError or RecipeError."""
     if path.exists() and not path.is_file():
-        raise RecipeError("this is a folder, a pipe or a device; a recipe is a TOML file")
+        raise RecipeError("this is a folder, a pipe or a device; a recipe must be a TOML file")
     if (size := path.stat().st_size) > LARGEST:
-        raise RecipeError(f"this file has {size:,} bytes; a recipe has a few thousand, and {LARGEST:,} at most")
+        raise RecipeError(f"this file has {size:,} bytes; a recipe has a few thousand, at most {LARGEST:,}")
     return path.read_text(encoding="utf-8")
 
 
 def parse(text: str) -> Recipe:
-    """The recipe that TOML text holds. Raises RecipeError."""
+    """Parse a recipe from TOML text. Raises RecipeError."""
     try:
         return from_dict(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"this is not TOML: {error}") from error
     except RecursionError as error:
-        raise RecipeError("this is not a recipe: its tables or lists are nested too deep") from error
+        raise RecipeError("this is not a recipe: its tables or lists are nested too deeply") from error
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
-    """The inverse of `Recipe.to_dict`, strict."""
+    """Build a recipe from nested values, strictly: the inverse of `Recipe.to_dict`. Raises RecipeError."""
     try:
         recipe: Recipe = read_table(Recipe, values, "")
     except UnknownKey as error:
@@ -321,18 +323,21 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 
 @cache
 def keys() -> Mapping[str, Any]:
-    """Every ``section.key`` of a recipe, with its type."""
+    """Every ``section.key`` that a recipe can have → its type."""
     return dict(types_of(Recipe))
 
 
 def split_setting(setting: str) -> tuple[str, str]:
-    """``section.key`` and the text of its value. Raises RecipeError, with the section that a bare key belongs to."""
+    """Split a setting into ``section.key`` and the text of its value.
+
+    Raises RecipeError; for a key without a section, the message names the section.
+    """
     path, equals, text = (part.strip() for part in setting.partition("="))
     if not equals:
-        raise RecipeError(f"a setting is section.key=value, optim.lr=1e-3; {setting!r} has no equals sign")
+        raise RecipeError(f"a setting has the form section.key=value (optim.lr=1e-3); {setting!r} has no equals sign")
     if "." not in path.strip("."):
         instead = meanings.meant(path, "", keys())
-        hint = "a setting is section.key=value, optim.lr=1e-3"
+        hint = "a setting has the form section.key=value (optim.lr=1e-3)"
         if instead is not None:
             hint = f"it is {instead}" + (f": --set {instead}={text}" if instead in keys() else "")
         raise RecipeError(f"--set {setting} has no section; {hint}")
@@ -340,10 +345,11 @@ def split_setting(setting: str) -> tuple[str, str]:
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with ``section.key=value`` set: values are TOML, else strings; an empty value removes a key.
+    """Return the recipe with ``section.key=value`` settings applied.
 
-    A length of the schedule replaces the recipe's in another unit; warm-up and cool-down then keep their shares of it,
-    as they do in a length that they would not fit into.
+    A value is TOML, else a string; an empty value removes the key. A schedule length replaces the recipe's, even in
+    another unit. Warm-up and cool-down that are not set too then scale with it, if the unit changes or they would not
+    fit. Raises RecipeError.
     """
     values = recipe.to_dict()
     given = {setting.partition("=")[0].strip() for setting in settings}
@@ -357,7 +363,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
         for key in above:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise RecipeError(f"{key} is a value, not a table, so {setting!r} sets nothing")
+                raise RecipeError(f"{setting!r} cannot be set: {key} is a value, not a table")
         if text:
             table[last] = value_of(text)
         else:
@@ -367,7 +373,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collection[str]) -> None:
-    """Scale warm-up and cool-down to a new length in another unit, or a shorter one; but those that are given."""
+    """Scale warm-up and cool-down to the new length if its unit changed or they do not fit; not those that were set."""
     old, new = (next(((unit, x[unit]) for unit in LENGTHS if unit in x), None) for x in (before, now))
     if old is None or new is None or not isinstance(new[1], int | float):
         return
@@ -379,7 +385,7 @@ def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collecti
 
 
 def value_of(text: str) -> Any:
-    """A setting's value: TOML, else a string."""
+    """Parse a setting's value as TOML; if that fails it is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):

@@ -1,15 +1,15 @@
-"""A run's folder: what was asked, where it ran, what it measured, and checkpoints that survive anything.
+"""A training run's directory: recipe, environment, metrics and checkpoints.
 
-    recipe.toml        as resolved, settings included
-    leanify.json       how upstream builds the model, its architecture in leanify's words, and the recipe once more
+    recipe.toml        the resolved recipe, including --set settings
+    leanify.json       how upstream builds the model, its architecture, and a copy of the recipe
     data.json          a fingerprint of the data: file names, sizes, sampled content
-    environment.json   versions, machine, threads, command and git state, one entry each time the run was started
-    metrics.jsonl      one row a line: step, epoch, split, loss, metrics
-    skipped.json       the samples that data.on_error = "skip" has skipped, if any
-    tokenizer.json     and what belongs to it, in Hugging Face layout, where the run has a tokenizer of its own
+    environment.json   versions, machine, threads, command and git state; one entry per start or resume
+    metrics.jsonl      one row per line: step, epoch, split, loss, metrics
+    skipped.json       samples skipped under data.on_error = "skip", if any
+    tokenizer.json, …  the tokenizer in Hugging Face layout, if the run trained its own
     checkpoints/STEP/  see `checkpoints`
 
-A checkpoint's card holds the length that metrics.jsonl had, so that a resumed run drops the rows that came after.
+A checkpoint's card records the length of metrics.jsonl, so that a resumed run can drop rows written after it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_run(path: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's folder, made by `create` or found by `open`."""
+    """A run's directory; use `create` for a new run, `open` for an existing one."""
 
     path: Path
 
@@ -59,10 +59,7 @@ class RunDirectory:
         data: Mapping[str, Any] | None = None,
         classes: Sequence[str] = (),
     ) -> RunDirectory:
-        """A new folder, complete or not there at all. Raises DirectoryError.
-
-        ``data`` is the data's fingerprint, ``classes`` are the names of its classes.
-        """
+        """Create a run's directory atomically, with the data's fingerprint and class names. Raises DirectoryError."""
         card = card_of(recipe, model, classes)
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with lean_directory.new_directory(path) as folder:
@@ -78,10 +75,10 @@ class RunDirectory:
 
     @staticmethod
     def open(path: str | Path) -> RunDirectory:
-        """A run that is there. Raises DirectoryError."""
+        """Open an existing run. Raises DirectoryError if it is not a run or contains a pipe or a device."""
         if not is_run(path):
             raise DirectoryError(
-                f"{path} is no run: it has no {RECIPE} with {CHECKPOINTS}/ beside it; leanify runs lists those here"
+                f"{path} is not a run: it has no {RECIPE} with {CHECKPOINTS}/; `leanify runs` lists the runs here"
             )
         check_regular(Path(path), DirectoryError, below=True)
         return RunDirectory(Path(path))
@@ -92,52 +89,52 @@ class RunDirectory:
 
     @property
     def resume_line(self) -> str:
-        """The command that goes on with the run."""
+        """The shell command that resumes the run."""
         return f"leanify train --resume {shlex.quote(str(self.path))}"
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """Raise RecipeError, with every difference, unless the run was begun with this recipe."""
-        if words := _differences(self.recipe.to_dict(), recipe.to_dict()):
-            raise RecipeError(f"{self.path} was begun with another recipe, so it cannot be resumed with this: {words}")
+        """Raise RecipeError, listing every difference, unless the run was started with this recipe."""
+        if changes := _differences(self.recipe.to_dict(), recipe.to_dict()):
+            raise RecipeError(f"{self.path} cannot be resumed with this recipe; it was started with another: {changes}")
 
     def check_unedited(self) -> None:
-        """Raise RecipeError where recipe.toml is not what the run was begun with, as far as the run still knows."""
-        begun = self.card().get("recipe")
-        if begun is not None and (words := _differences(begun, self.recipe.to_dict())):
+        """Raise RecipeError if recipe.toml differs from the copy in leanify.json (runs of old versions have none)."""
+        original = self.card().get("recipe")
+        if original is not None and (changes := _differences(original, self.recipe.to_dict())):
             raise RecipeError(
-                f"{self.path / RECIPE} was edited since the run was begun: {words}. Undo that, or begin another run "
+                f"{self.path / RECIPE} was edited after the run started: {changes}. Undo that, or start a new run "
                 f"with it: leanify train {shlex.quote(str(self.path / RECIPE))}"
             )
 
     def card(self) -> dict[str, Any]:
-        """What leanify.json holds; nothing where it is lost or damaged."""
+        """The contents of leanify.json; {} if it is missing or damaged."""
         found = _json(self.path / lean_directory.CARD)
         return found if isinstance(found, dict) else {}
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes, in the order of the model's outputs; none where the run does not know them."""
+        """Class names in the order of the model's outputs; [] if the run did not record them."""
         found = self.card().get("classes")
         return list(map(str, found)) if isinstance(found, list) else []
 
     @property
     def is_older(self) -> bool:
-        """Whether the run was begun before runs kept their recipe twice; subsets of its data are the first samples."""
+        """Whether the run predates the copy of the recipe in leanify.json. Data subsets were then the first samples."""
         card = self.card()
         return bool(card) and "recipe" not in card
 
     def mend_card(self, model: nn.Module, classes: Sequence[str] = ()) -> str | None:
-        """Write leanify.json again where it is lost or damaged, and say so."""
+        """Rewrite leanify.json if it is missing or damaged. Returns a message in that case, else None."""
         if self.card():
             return None
         with self._written(lean_directory.CARD):
             write_small(self.path / lean_directory.CARD, card_of(self.recipe, model, classes))
-        return f"{self.path / lean_directory.CARD} was missing or damaged and is written again"
+        return f"{self.path / lean_directory.CARD} was missing or damaged and has been rewritten"
 
     # -- the data -----------------------------------------------------------------------------------------------------
 
     def data(self) -> dict[str, Any]:
-        """The fingerprint of the data that the run was begun on; empty where none is known."""
+        """The fingerprint of the data that the run started with; {} if unknown."""
         found = _json(self.path / DATA)
         return found if isinstance(found, dict) else {}
 
@@ -146,12 +143,12 @@ class RunDirectory:
             write_small(self.path / DATA, json.dumps(facts, indent=2) + "\n")
 
     def skipped(self) -> list[str]:
-        """The samples that were skipped, each as the file, the row and what was found there."""
+        """The skipped samples, each described by file, row and problem."""
         found = _json(self.path / SKIPPED)
         return found if isinstance(found, list) else []
 
     def note_skipped(self, names: Iterable[str]) -> None:
-        """Add samples that were skipped, each once."""
+        """Record skipped samples, each once."""
         known = self.skipped()
         if more := sorted({*known, *names}):
             with self._written(SKIPPED):
@@ -161,8 +158,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing to the run; the kernel ends this however this process ends."""
-        import fcntl  # Unix alone
+        """Lock the run against other writers. A file lock, so the kernel releases it even if this process is killed."""
+        import fcntl  # Unix only
 
         with (self.path / RECIPE).open() as file:
             try:
@@ -173,7 +170,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _written(self, name: str) -> Iterator[None]:
-        """Raise TrainingError where a file of the run cannot be written."""
+        """Turn an OSError while writing a file of the run into a TrainingError that says how to resume."""
         try:
             yield
         except OSError as error:
@@ -181,11 +178,11 @@ class RunDirectory:
             raise TrainingError(f"{self.path / name} could not be written: {reason}; {self._kept()}") from error
 
     def _kept(self) -> str:
-        """From where the run goes on."""
+        """How to continue after an error, for its message."""
         known = self.checkpoints()
         if not known:
             return "there is no checkpoint yet"
-        return f"the checkpoint of step {known[-1].step} is complete; go on with: {self.resume_line}"
+        return f"the checkpoint of step {known[-1].step} is complete; resume with: {self.resume_line}"
 
     def is_held(self) -> bool:
         """Whether a process is writing to the run now."""
@@ -198,12 +195,12 @@ class RunDirectory:
     # -- the log ------------------------------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one row to metrics.jsonl."""
+        """Append one row to metrics.jsonl. Raises TrainingError if it cannot be written."""
         with self._written(METRICS), self.path.joinpath(METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; a last one that was cut off is left out. Raises DirectoryError."""
+        """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError if one is damaged."""
         path = self.path / METRICS
         try:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -212,23 +209,23 @@ class RunDirectory:
         return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
 
     def lost_rows(self, length: int) -> str | None:
-        """What is wrong with the first ``length`` bytes of metrics.jsonl; None where they are rows as written."""
+        """What is wrong with the first ``length`` bytes of metrics.jsonl; None if they are valid rows."""
         try:
             with (self.path / METRICS).open("rb") as file:
                 text = file.read(length)
         except OSError as error:
             return f"{METRICS}: {error.strerror}"
         if len(text) < length:
-            return f"{METRICS} has {len(text):,} bytes of the {length:,} that it had"
+            return f"{METRICS} has only {len(text):,} of its {length:,} bytes"
         try:
             for number, line in enumerate(text.decode().splitlines(keepends=True), 1):
                 _row(self.path / METRICS, number, line)
         except (DirectoryError, UnicodeDecodeError):
-            return f"{METRICS} is not what was written"
+            return f"{METRICS} has changed since it was written"
         return None
 
     def summary(self) -> dict[str, Any]:
-        """The results: the last evaluation, the best one's checkpoint, the test split's if any, and skipped samples."""
+        """The run's results: last evaluation, best checkpoint, test metrics if any, number of skipped samples."""
         rows = self.rows()
         last: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "validation"), {})
         tested: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "test"), {})
@@ -236,11 +233,11 @@ class RunDirectory:
         facts = {"run": str(self.path), **{key: value for key, value in last.items() if key != "split"}}
         facts |= {"best_step": best.step, "best_checkpoint": str(best.path)} if best is not None else {}
         facts |= {"skipped": len(skipped)} if (skipped := self.skipped()) else {}
-        apart = ("step", "epoch", "split", "samples_per_s")
-        return facts | {f"test_{key}": value for key, value in tested.items() if key not in apart}
+        no_metrics = ("step", "epoch", "split", "samples_per_s")
+        return facts | {f"test_{key}": value for key, value in tested.items() if key not in no_metrics}
 
     def forget_after(self, found: Checkpoint | None) -> None:
-        """Drop what was written after a checkpoint: later rows, later checkpoints, and what a killed process left."""
+        """Delete everything after a checkpoint (all for None): rows, checkpoints, and a killed process's leftovers."""
         with self._written(CHECKPOINTS):
             os.truncate(self.path / METRICS, found.rows if found else 0)
             for folder in (self.path / CHECKPOINTS).iterdir():
@@ -250,11 +247,11 @@ class RunDirectory:
                     checkpoints.remove(folder)
 
     def note_environment(self, **facts: Any) -> list[str]:
-        """Add where this process runs. Returns warnings: what differs from where the run was begun."""
+        """Record this process's environment. Returns warnings about differences from the run's first start."""
         path, warnings = self.path / ENVIRONMENT, []
         entries = _json(path)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            warnings.append(f"{path} was missing or damaged and is begun again")
+            warnings.append(f"{path} was missing or damaged and has been started afresh")
             entries = []
         entries.append(machine.environment() | facts)
         with self._written(ENVIRONMENT):
@@ -262,15 +259,15 @@ class RunDirectory:
         first, now = entries[0], entries[-1]
         other = [key for key in ("versions", "threads", "processes", "device") if first.get(key) != now.get(key)]
         if other:
-            words = "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other)
-            warnings.append(f"not where the run was begun, so bits may differ: {words}")
+            changes = "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other)
+            warnings.append(f"results may differ in the last bits, because the environment changed: {changes}")
         return warnings
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
-        """The bytes of metrics.jsonl."""
+        """The size of metrics.jsonl in bytes."""
         return (self.path / METRICS).stat().st_size
 
     def save(
@@ -283,10 +280,11 @@ class RunDirectory:
         rows: int | None = None,
         parts: Mapping[str, Tensor] | None = None,
     ) -> Path:
-        """Write a checkpoint. ``rows``: the length of metrics.jsonl that belongs to it, else as it is now.
+        """Write a checkpoint and return its folder; one that exists for this step is kept.
 
-        ``parts``: what several processes write together, each its own rows; then all of them call this.
-        Raises TrainingError where the disk does not take it.
+        ``rows`` is the length in bytes of metrics.jsonl that belongs to it (default: its current size). ``parts`` are
+        sharded tensors, of which every process writes its own rows; then every process must call this. Raises
+        TrainingError if writing fails.
         """
         target = self.path / CHECKPOINTS / f"{step:08d}"
         if target.is_dir():
@@ -308,7 +306,7 @@ class RunDirectory:
         return target
 
     def prune(self, keep: int) -> None:
-        """Leave the last ``keep`` checkpoints and the best one; all of them for 0."""
+        """Delete all but the last ``keep`` checkpoints and the best one; 0 keeps all."""
         found = self.checkpoints()
         best = self.best()
         for old in found[:-keep] if keep else []:
@@ -317,12 +315,15 @@ class RunDirectory:
                     checkpoints.remove(old.path)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The complete ones, by step; their files are not read."""
+        """Complete checkpoints in order of step, judged by their cards alone (checksums are not verified)."""
         folders = sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
         return [found for folder in folders if (found := Checkpoint.read(folder)) is not None]
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is intact, None where the run had none yet; and what is wrong with later ones."""
+        """Return the newest intact checkpoint (None if the run has none yet) and what is wrong with later ones.
+
+        Raises DirectoryError if there are checkpoints but none is intact.
+        """
         complaints: list[str] = []
         known = {found.path.name: found for found in self.checkpoints()}
         names = sorted(folder.name for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
@@ -334,11 +335,11 @@ class RunDirectory:
                 return known[name], complaints
             complaints.append(f"the checkpoint of step {int(name)} is damaged ({reason})")
         if complaints:
-            raise DirectoryError(f"{self.path} has no checkpoint to go on from: {'; '.join(complaints)}")
+            raise DirectoryError(f"{self.path} has no checkpoint to resume from: {'; '.join(complaints)}")
         return None, []
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint of the best evaluation, else the last one; None before the first."""
+        """The checkpoint with the best score, else the last one; None if there is none."""
         found = self.checkpoints()
         scored = [entry for entry in found if entry.score is not None]
         if scored:
@@ -347,10 +348,10 @@ class RunDirectory:
 
 
 def card_of(recipe: Recipe, model: nn.Module, classes: Sequence[str] = ()) -> str:
-    """leanify.json of a run. Raises SourceError for a model of nobody's."""
+    """The text of a run's leanify.json. Raises SourceError for a model that did not come from a known library."""
     origin = origin_of(model)
     if origin is None:
-        raise SourceError(f"nothing is known of how upstream built this {type(model).__name__}")
+        raise SourceError(f"this {type(model).__name__} was not created by leanify, timm or transformers")
     card = {
         "format": lean_directory.FORMAT,
         "origin": vars(origin),
@@ -364,7 +365,7 @@ def card_of(recipe: Recipe, model: nn.Module, classes: Sequence[str] = ()) -> st
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """section.key and value of everything in nested tables."""
+    """Flatten nested tables to (``section.key``, value) pairs."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -373,14 +374,14 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Every key whose value differs, old → new."""
+    """List every key whose value differs, as ``key: old → new``; ``""`` if none does."""
     before, after = dict(leaves(old)), dict(leaves(new))
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return "; ".join(f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in changed)
 
 
 def _json(path: Path) -> Any:
-    """What a small JSON file holds; None where it is missing or damaged."""
+    """Parse a small JSON file; None if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -393,5 +394,5 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise DirectoryError(f"{path}, line {number} is no row of JSON: {line[:40]!r}")
+        raise DirectoryError(f"{path}, line {number} is not a JSON object: {line[:40]!r}")
     return found

@@ -1,4 +1,4 @@
-"""What users set on the command line, checked against the keys that recipes have. Knows no torch."""
+"""Check ``--set`` settings against the keys of a recipe, without importing torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leanify.sources.strict_toml import UnknownKey, check_value
 
 
 def check_settings(settings: Sequence[str]) -> None:
-    """Raise RecipeError for a setting that no recipe takes: an unknown key, or a value of another type."""
+    """Raise RecipeError for a setting with an unknown key or a value of the wrong type."""
     for setting in settings:
         path, text = recipe.split_setting(setting)
         section, _, key = path.partition(".")

@@ -1,9 +1,9 @@
-"""The part of a checkpoint that several processes write together, through torch.distributed.checkpoint.
+"""The sharded part of a checkpoint, written by several processes through torch.distributed.checkpoint.
 
-    STEP/shards/shard-RANK-….safetensors   the rows of every tensor that one process holds
+    STEP/shards/shard-RANK-….safetensors   one process's rows of every tensor
 
-The files are safetensors: torch's own format keeps its metadata as a pickle, and nothing of a checkpoint is executed.
-Read back, the rows go to as many processes as there are then, or whole to a single one.
+The files are safetensors, because torch's own format stores its metadata as a pickle, which could run code. They can be
+read by any number of processes, whatever the number that wrote them.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ FOLDER = "shards"
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[str, str]:
-    """Write this process's rows below ``folder``; every process calls it. Returns the SHA-256 of its files, by name."""
+    """Write this process's rows under ``folder``; every process must call it.
+
+    Returns file name → SHA-256 for the files of this process. Raises TrainingError before torch 2.9.
+    """
     library, where = _library(), folder / FOLDER
     library.save(dict(tensors), storage_writer=library.HuggingFaceStorageWriter(str(where), save_distributed=True))
     return {f"{FOLDER}/{path.name}": _on_disk(path) for path in sorted(where.glob(f"shard-{rank + 1:05d}-*"))}
 
 
 def _on_disk(path: Path) -> str:
-    """The SHA-256 of a file that is brought to the disk."""
+    """Sync a file to disk and return its SHA-256."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sizes(folder: Path) -> dict[str, torch.Size]:
-    """The names and whole shapes of the tensors that were written below ``folder``."""
+    """The full shapes of the tensors saved under ``folder``, by name."""
     found = _library().HuggingFaceStorageReader(str(folder / FOLDER)).read_metadata().state_dict_metadata
     return {name: about.size for name, about in found.items()}
 
 
 def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill tensors in place: whole ones, or the rows that this process holds of sharded ones."""
+    """Fill tensors in place: full tensors, or this process's rows of sharded ones."""
     import torch.distributed as dist
 
     library = _library()
@@ -52,7 +55,7 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor with all its rows, on the CPU; of one that is spread over processes, every process asks."""
+    """Gather a sharded tensor on the CPU (a collective: every process must call it); return any other as it is."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather().cpu()
 
@@ -61,5 +64,5 @@ def _library() -> Any:
     import torch.distributed.checkpoint as dcp
 
     if not hasattr(dcp, "HuggingFaceStorageReader"):
-        raise TrainingError(f"sharded checkpoints need torch 2.9 or later, and this is {torch.__version__}")
+        raise TrainingError(f"sharded checkpoints need torch 2.9 or later; installed is {torch.__version__}")
     return dcp

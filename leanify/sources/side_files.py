@@ -1,8 +1,8 @@
-"""What lies beside a model's weights and belongs to it: tokenizer, processors, chat template, pooling.
+"""Files that accompany a model's weights: tokenizer, processors, chat template, pooling.
 
-A redesign keeps the vocabulary and the width, so all of it stays right and is copied byte by byte. Where there is
-nothing to copy, transformers would build an *empty* tokenizer from config.json in silence, to which every word is
-unknown; a tokenizer.json that no loader accepts stops it.
+A redesign keeps the vocabulary and the width, so they stay valid and are copied unchanged. If there is no tokenizer to
+copy, transformers would silently build an *empty* one from config.json, with every word unknown. To prevent that, a
+tokenizer.json that no loader accepts is written instead.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ PATTERNS = (
     "*processor_config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
 TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
-NO_TOKENIZER = {
-    "version": "no tokenizer lay beside the source of this model; save one here: tokenizer.save_pretrained(DIR)"
-}
+NO_TOKENIZER = {"version": "the source of this model had no tokenizer; save one here: tokenizer.save_pretrained(DIR)"}
 
 
 def carry(model: Any, folder: Path) -> None:
-    """Copy what lies beside the source of a transformers model into its lean directory; a stopper where none does.
+    """Copy a transformers model's side files from its source into ``folder``.
 
-    Raises SourceError for a tokenizer of another vocabulary.
+    A text model without a tokenizer gets a tokenizer.json that refuses to load. Raises SourceError if the tokenizer has
+    ids beyond the model's embedding.
     """
     source = source_of(model)
     for file in _files(source) if source is not None else ():
@@ -47,7 +46,7 @@ def carry(model: Any, folder: Path) -> None:
 
 
 def source_of(model: Any) -> Path | None:
-    """The directory that the model's weights or configuration came from; of a hub id, the snapshot in the cache."""
+    """The directory that the model was loaded from; for a hub id, its snapshot in the cache; None if there is none."""
     name = getattr(model.config, "_name_or_path", "") or ""
     path = Path(name).expanduser()
     if not name or path.is_dir():
@@ -57,9 +56,9 @@ def source_of(model: Any) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = [*PATTERNS, *(f"{number}_*" for number in range(10))]  # the folders that modules.json names
+        wanted = [*PATTERNS, *(f"{number}_*" for number in range(10))]  # folders of modules.json: 0_…, 1_Pooling, …
         return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=not hub.answers()))
-    except Exception:  # the hub client raises from several libraries; what is missing is stopped below
+    except Exception:  # the hub client raises from several libraries; `carry` handles a missing tokenizer
         return None
 
 
@@ -83,7 +82,7 @@ def _copy_modules(source: Path, folder: Path) -> None:
     for name in (name for name in names if name):
         inside = (source / name).resolve()
         if source.resolve() not in inside.parents:
-            raise SourceError(f"{source / 'modules.json'} names {name!r}, which lies outside of it")
+            raise SourceError(f"{source / 'modules.json'} names {name!r}, which is outside its folder")
         if inside.is_dir():
             _copy(inside, folder / name)
 
@@ -93,16 +92,16 @@ def _takes_text(model: Any) -> bool:
 
 
 def _check_vocabulary(model: Any, folder: Path) -> None:
-    """A tokenizer whose ids have no row in the embedding would fail at the first such word."""
+    """Refuse a tokenizer with ids beyond the embedding's rows: it would fail at the first such token."""
     file = folder / "tokenizer.json"
     if not file.is_file() or not _takes_text(model):
         return
-    words = read_json(file)
-    vocabulary = (words.get("model") or {}).get("vocab") if isinstance(words, dict) else None
+    content = read_json(file)
+    vocabulary = (content.get("model") or {}).get("vocab") if isinstance(content, dict) else None
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary or ())))
     rows = model.get_input_embeddings().weight.shape[0]
     if ids and all(isinstance(number, int) for number in ids) and max(ids) >= rows:
         raise SourceError(
-            f"the tokenizer beside {getattr(model.config, '_name_or_path', 'the model')} has {max(ids) + 1} words, the "
-            f"model {rows}: it is the tokenizer of another model"
+            f"the tokenizer of {getattr(model.config, '_name_or_path', 'the model')} has ids up to {max(ids)}, but the "
+            f"model's embedding has {rows} rows: it is the tokenizer of another model"
         )

@@ -1,4 +1,4 @@
-"""What a SOURCE was found to be, before anything is built of it."""
+"""A resolved SOURCE: what is known of a model before anything is built."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from leanify.upstream.origin import Origin
 
 @dataclass(frozen=True)
 class ModelSource:
-    """How to build a model, the shape that leanify gives it, and where its weights lie.
+    """How to build a model, the lean shape to give it, and where its weights are.
 
-    origin         what upstream's constructor takes; a transformers configuration may itself carry a lean shape
-    architecture   the shape that surgery gives what upstream builds; None where the origin says it all
-    weights        a directory or a file, or a hub id; None for a model that is initialised
-    tied           names of tensors that are stored under another name
+    origin         arguments of upstream's constructor; a transformers configuration may itself carry a lean shape
+    architecture   the shape that surgery gives to upstream's model; None if the origin alone is enough
+    weights        a directory, a file or a hub id; None for a freshly initialised model
+    tied           tied tensors, stored once: missing name → stored name
     """
 
     origin: Origin
@@ -31,6 +31,6 @@ class ModelSource:
 
 
 def build_on_meta(found: ModelSource) -> nn.Module:
-    """The found model on torch's meta device: shapes without memory."""
+    """Build the model on torch's meta device: shapes, no memory for weights."""
     model = build_model(found.origin, "meta")
     return model if found.architecture is None else surgery.write(model, found.architecture)

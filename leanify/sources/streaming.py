@@ -1,7 +1,7 @@
-"""A sharded checkpoint brought to another shape tensor by tensor: memory for a layer and a shard, not for the model.
+"""Redesign a sharded checkpoint by streaming: needs memory for one layer and one shard, not for the whole model.
 
-The model stands on torch's meta device. One attention or MLP at a time gets its tensors from the old shards, is resized
-as `lens.surgery.write` resizes it, and its new tensors go to the new shards.
+The model is on torch's meta device. One attention or MLP at a time is filled from the old shards, resized as
+`lens.surgery.write` does it, and written to the new shards.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.transformers_hooks import bring_in_line
 
 INDEX = "model.safetensors.index.json"
-PART = 10  # new shards are at most this part of the largest old one
+PART = 10  # a new shard is at most 1/PART of the largest old one, because it is held in memory until it is written
 
 
 def shards_of(found: ModelSource) -> dict[str, Path] | None:
-    """The shard of every tensor; None where the weights are not a sharded checkpoint of just this model's tensors."""
+    """Return tensor name → shard file; None unless the weights are a sharded checkpoint with exactly these shapes.
+
+    Raises SourceError if the index is not readable JSON.
+    """
     folder = found.weights
     if found.origin.library != "hf" or not isinstance(folder, Path) or not (folder / INDEX).is_file():
         return None
@@ -47,7 +50,7 @@ def shards_of(found: ModelSource) -> dict[str, Path] | None:
 
 
 def _shape(file: Path, name: str) -> list[int] | None:
-    """None where the shard is damaged or lacks the tensor: reading the whole checkpoint then says so."""
+    """A tensor's shape; None if its shard is damaged or lacks it, which the ordinary loader will then report."""
     try:
         with safe_open(file, "pt") as tensors:
             shape: list[int] = tensors.get_slice(name).get_shape()
@@ -57,7 +60,7 @@ def _shape(file: Path, name: str) -> list[int] | None:
 
 
 def save(found: ModelSource, shards: Mapping[str, Path], shape: Architecture, directory: Path, force: bool) -> None:
-    """Write a lean directory of the found model in another shape; what upstream's loader opens is a set of shards."""
+    """Write a lean directory with sharded weights: the found model in the new shape. Raises DirectoryError."""
     located = locate(build_on_meta(found))
     new: Any = surgery.write_located(located, shape).model
     bring_in_line(new)
@@ -71,7 +74,7 @@ def save(found: ModelSource, shards: Mapping[str, Path], shape: Architecture, di
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint of a model holds: tied parameters once."""
+    """The tensors that a checkpoint of the model stores: tied parameters once."""
     stored = model.state_dict(keep_vars=True)
     return {name: x for name, x in (*model.named_parameters(), *model.named_buffers()) if name in stored}
 
@@ -80,7 +83,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _streamed(located: LocatedModel, shape: Architecture, shards: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the new shape, an attention or MLP at a time."""
+    """Yield every tensor of the new shape, resizing one attention or MLP at a time."""
     cut, sizes = surgery.at_new_depth(located, shape)
     before = _sources(located, cut)
     sites = {path: cut.by_path[path] for path in sizes if sizes[path] != cut.by_path[path].sizes}
@@ -98,7 +101,7 @@ def _streamed(located: LocatedModel, shape: Architecture, shards: Mapping[str, P
 
 
 def _sources(located: LocatedModel, cut: LocatedModel) -> dict[str, str]:
-    """The old name of every new tensor: blocks beyond the old depth repeat the last."""
+    """New tensor name → old name; blocks beyond the old depth copy the stage's last block."""
     found = {}
     for name in _tensors(cut.model):
         stage = next((s for s in located.stages if s.container is not None and within(name, s.name)), None)
@@ -110,12 +113,12 @@ def _sources(located: LocatedModel, cut: LocatedModel) -> dict[str, str]:
 
 
 def _site_of(name: str, sites: Mapping[str, Site]) -> str:
-    """The innermost site that holds a tensor, or ""."""
+    """The path of the innermost site that contains a tensor, or ``""``."""
     return max((path for path in sites if within(name, path)), key=len, default="")
 
 
 def _read(shards: Mapping[str, Path], name: str) -> Tensor:
-    """A tensor of its own memory: the file is closed, and its pages with it."""
+    """Read one tensor into its own memory, so that closing the file releases the mapped pages."""
     with safe_open(shards[name], "pt") as tensors:
         found: Tensor = tensors.get_tensor(name).clone()
     return found
@@ -133,7 +136,7 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _write(tensors: Iterator[tuple[str, Tensor]], model: nn.Module, folder: Path, largest: int) -> None:
-    """Shards and their index. A shard is named when all are there: only then their number is known."""
+    """Write shards and their index. Shards get their final names last, because the names include their number."""
     held: dict[str, Tensor] = {}
     parts: list[list[str]] = []
     total = size = 0

@@ -1,7 +1,7 @@
-"""TOML ↔ frozen dataclasses, strictly: every key known, every value of its type, nothing guessed.
+"""Strict conversion between TOML and frozen dataclasses: unknown keys and values of the wrong type are errors.
 
-A section is a dataclass, a list a tuple, a field with ``metadata={"key": …}`` goes by that key. Values at their default
-are not written.
+A section is a dataclass and a list is a tuple. A field with ``metadata={"key": …}`` is written under that key. Values
+at their default are not written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRUTHS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false
 
 
 class UnknownKey(RecipeError):
-    """A key that a table does not have. ``place`` is the table in words, ``known`` are its keys."""
+    """A key that a table does not have. ``place`` describes the table (``[optim]``); ``known`` are its keys."""
 
     def __init__(self, place: str, key: str, known: list[str], instead: str | None = None) -> None:
         self.place, self.key, self.known = place, key, known
@@ -38,10 +38,10 @@ def _key(entry: Field[Any]) -> str:
 
 
 def read_table(cls: Any, values: Any, where: str) -> Any:
-    """An instance of a section's dataclass; every key known, every value of its type, every needed key there."""
+    """Build a section's dataclass from parsed TOML. Raises RecipeError for unknown, missing or mistyped keys."""
     place = f"[{where}]" if where else "a recipe"
     if not isinstance(values, Mapping):
-        raise RecipeError(f"{place} is a table of keys; {values!r} is not")
+        raise RecipeError(f"{place} must be a table of keys, not {values!r}")
     known = {_key(entry): entry for entry in fields(cls)}
     for key in values:
         if key not in known:
@@ -58,7 +58,7 @@ def read_table(cls: Any, values: Any, where: str) -> Any:
 
 
 def types_of(cls: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key that a section may have with its type, ``section.key``, those of sections inside it among them."""
+    """Yield (``section.key``, type) for every key of a section, including those of nested sections."""
     for entry in fields(cls):
         hint, name = _hints(cls)[entry.name], f"{where}{_key(entry)}"
         inner = next((choice for choice in _choices(hint) if hasattr(choice, "__dataclass_fields__")), None)
@@ -66,18 +66,18 @@ def types_of(cls: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_value(value: Any, hint: Any, where: str) -> None:
-    """Raise RecipeError for a value that is not of its key's type."""
+    """Raise RecipeError if a value does not have its key's type."""
     _typed(value, hint, where)
 
 
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
-    """The types of a section's fields; evaluating them took most of the time of listing the recipes."""
+    """The types of a section's fields; cached, because evaluating them dominated the time to list recipes."""
     return typing.get_type_hints(cls)
 
 
 class Key(NamedTuple):
-    """One key of a section: its TOML type, its default as TOML (None where it is required or unset), what it does."""
+    """One key of a section: TOML type, default as TOML (None if required or unset), and description."""
 
     name: str
     type: str
@@ -87,7 +87,7 @@ class Key(NamedTuple):
 
 
 def keys_of(section: Any) -> list[Key]:
-    """The keys of a section's dataclass, as its annotations document them."""
+    """Document the keys of a section's dataclass, from its annotations."""
     documented = typing.get_type_hints(section, include_extras=True)
     found = []
     for entry in fields(section):
@@ -99,7 +99,7 @@ def keys_of(section: Any) -> list[Key]:
 
 
 def to_default(entry: Field[Any]) -> str | None:
-    """A field's default as TOML; None where there is none to write."""
+    """A field's default as TOML; None if it has none."""
     value = list(entry.default) if isinstance(entry.default, tuple) else entry.default
     return None if value in (None, MISSING, []) else _literal(value)
 
@@ -109,7 +109,7 @@ def _needed(entry: Field[Any]) -> bool:
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as its type wants it: tables as sections, lists as tuples, whole numbers as floats."""
+    """Convert a TOML value to its field's type: tables to sections, lists to tuples, integers to floats if needed."""
     choices = [choice for choice in _choices(hint) if choice is not types.NoneType]
     for choice in choices:
         if isinstance(choice, type) and hasattr(choice, "__dataclass_fields__"):
@@ -127,7 +127,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
             return TRUTHS[str(value).lower()]
         if type(value) is choice:
             return value
-    raise RecipeError(f"{where} is {json.dumps(value, default=str)}; it takes {' or '.join(map(_word, choices))}")
+    raise RecipeError(f"{where} is {json.dumps(value, default=str)}; it must be {' or '.join(map(_word, choices))}")
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def _word(hint: Any) -> str:
 
 
 def to_table(value: Any) -> dict[str, Any]:
-    """Nested plain values, without what is left at its default."""
+    """Nested plain values, without keys at their default."""
     table: dict[str, Any] = {}
     for entry in fields(value):
         item = getattr(value, entry.name)
@@ -163,7 +163,7 @@ def to_table(value: Any) -> dict[str, Any]:
 
 
 def toml_lines(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
-    """The lines of a TOML file: the keys of a table first, then its sections."""
+    """Yield the lines of a TOML file: a table's keys first, then its sections."""
     for key, value in table.items():
         if not isinstance(value, Mapping):
             yield f"{_bare(key)} = {_literal(value)}"
@@ -179,7 +179,7 @@ def _bare(key: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value as TOML writes it: as JSON does, but for infinities, the character 0x7f, and tables within lists."""
+    """A value in TOML: as in JSON, except for infinities, the character 0x7f, and tables within lists."""
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, Mapping):
@@ -190,5 +190,5 @@ def _literal(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         text.encode()
     except (UnicodeEncodeError, TypeError) as error:
-        raise RecipeError(f"a recipe cannot hold {ascii(value)[:40]}: TOML has no way to write it") from error
+        raise RecipeError(f"{ascii(value)[:40]} cannot be written to a recipe: TOML has no notation for it") from error
     return text

@@ -1,4 +1,4 @@
-"""Safe reading of tensors, and one judgement of whether they fit a model. No code from a checkpoint is ever run."""
+"""Read tensors safely and check that they fit a model. No code from a checkpoint is ever executed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from leanify.sources.checkpoints import DIGESTS
 from leanify.upstream.origin import is_hf
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-SLACK = 16 << 20  # bytes that a torch.save'd file may unpack to beyond twice its size: it is stored, not compressed
+SLACK = 16 << 20  # torch.save does not compress, so a file that unpacks to more than 2 × its size + SLACK is refused
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` file or of a ``torch.save``d state dict, on the CPU.
+    """Return the tensors of a ``.safetensors`` file or a ``torch.save``d state dict, on the CPU.
 
-    A state dict may lie under ``state_dict``, ``model`` or ``module``. Raises SourceError for anything else: a pickle
-    that names code, an archive that unpacks to far more than it weighs, bytes that differ from a checksum beside them.
+    The state dict may be nested under ``state_dict``, ``model`` or ``module``. Raises SourceError for anything else,
+    including a pickle that would run code, an archive that unpacks to far more than its size, and a checksum mismatch.
     """
     path = Path(path)
     if not path.is_file():
@@ -52,8 +52,8 @@ def _unpickled(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise SourceError(
-            f"the checkpoint {path} is a pickle that wants to run code, or is damaged, so it was not opened "
-            f"({_reason(error)}); save its state dict alone: torch.save(model.state_dict(), …), or use safetensors"
+            f"the checkpoint {path} was not opened: it is a pickle that would run code, or it is damaged "
+            f"({_reason(error)}); save only its state dict, with torch.save(model.state_dict(), …) or safetensors"
         ) from error
     except Exception as error:  # a damaged archive raises from zipfile, pickle, struct and torch alike
         raise SourceError(f"the checkpoint {path} is damaged: {_reason(error)}") from error
@@ -75,7 +75,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What a refused pickle names (``posix.system``), else the first line of the error."""
+    """The global that a refused pickle names (``posix.system``), else the error's first line."""
     text = str(error)
     if named := re.search(r"unsupported global:?\s+(?:GLOBAL\s+)?([\w.]+)", text, re.IGNORECASE):
         return f"it names {named[1]}"
@@ -90,16 +90,16 @@ def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
         if inner is None:
             break
         data = data[inner]
-    raise SourceError(f"the checkpoint {path} holds no state dict: a dict of tensors was expected")
+    raise SourceError(f"the checkpoint {path} has no state dict: expected a dict of tensors")
 
 
 # -- checksums ----------------------------------------------------------------------------------------------------
 
-CARDS = ("leanify.json", "checkpoint.json")  # of a lean directory, of a run's checkpoint
+CARDS = ("leanify.json", "checkpoint.json")  # in a lean directory; in a run's checkpoint
 
 
 def check_sum(path: Path) -> None:
-    """Raise SourceError where a card beside a file holds another checksum of it."""
+    """Raise SourceError if a card beside the file lists a different checksum for it. Unreadable cards are skipped."""
     for card in (path.parent / name for name in CARDS):
         try:
             sums = json.loads(card.read_text(encoding="utf-8")).get("sums", {}) if card.is_file() else {}
@@ -108,8 +108,8 @@ def check_sum(path: Path) -> None:
         wanted = sums.get(path.name) if isinstance(sums, dict) else None
         if isinstance(wanted, str) and digest(path, DIGESTS.get(len(wanted), "sha256")) != wanted:
             raise SourceError(
-                f"{path} is not what was written: its checksum differs from the one in {card.name}. It is damaged, or "
-                f"another program saved over it; in that case remove {card.name}"
+                f"{path} has changed since it was written: its checksum differs from the one in {card.name}. It is "
+                f"damaged, or another program overwrote it; if you trust that program, remove {card.name}"
             )
 
 
@@ -128,7 +128,10 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def misfits(wanted: Shapes, given: Shapes) -> str:
-    """What keeps tensors from fitting a model: missing, unknown, of another shape; the first few of each. Or ``""``."""
+    """Describe why tensors do not fit a model, as missing, unknown and of another shape; ``""`` if they fit.
+
+    Names the first three of each kind.
+    """
     missing = [name for name in wanted if name not in given]
     surplus = [name for name in given if name not in wanted]
     odd = [
@@ -143,12 +146,12 @@ def few(names: list[str]) -> str:
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:
-    """Put tensors into a model, in place, every one of them, and tie what upstream ties.
+    """Load tensors into a model in place, strictly, and restore upstream's weight tying.
 
-    SourceError names the first few that do not fit.
+    Raises SourceError that names the first few tensors that do not fit.
     """
     if problems := misfits(shapes_of(model.state_dict()), shapes_of(tensors)):
         raise SourceError(f"{where} does not fit {name_of(model)}: {problems}")
     model.load_state_dict(tensors, assign=True)
-    if is_hf(model):  # assigned tensors are no longer one parameter
+    if is_hf(model):  # assign=True breaks tying: each name now has its own tensor
         model.tie_weights()  # type: ignore[operator]

@@ -1,7 +1,7 @@
-"""A head for sentences on any encoder: the body's weights carried over, the head fresh.
+"""Put a new classification head on a text encoder and keep the encoder's weights.
 
-    leanify's own     its class with ``classes``: the first token, a hidden layer with tanh, the classes
-    transformers      whatever AutoModelForSequenceClassification puts on a model of that type
+    leanify's own     its class with ``classes``: first token → hidden layer with tanh → classes
+    transformers      the head that AutoModelForSequenceClassification gives a model of that type
 
 The source may be a model type, an upstream directory or hub id, a checkpoint, a lean directory or a run.
 """
@@ -31,34 +31,33 @@ CLASSIFIER = "AutoModelForSequenceClassification"
 
 
 def with_head(model: ModelSection, outputs: int, names: Sequence[str] = (), on_meta: bool = False) -> nn.Module:
-    """The model of a recipe with a new head of ``outputs`` outputs; a warning lists what is not carried over.
+    """Return a recipe's model with a new head of ``outputs`` outputs; warn about tensors that were not carried over.
 
-    ``names`` are those of its classes, kept in transformers' configuration; ``on_meta``: shapes without memory.
-
-    Raises SourceError for a model that takes no text or that no head is known for.
+    ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes only.
+    Raises SourceError for a model that takes no text or has no known head.
     """
     found = find(model.source, cls=model.cls)
-    crowned = _crowned(found, model, outputs, names)
+    headed = _headed(found, model, outputs, names)
     if model.reshapes:
-        crowned = replace(crowned, architecture=model.shape(surgery.read(build_on_meta(crowned))), weights=None)
+        headed = replace(headed, architecture=model.shape(surgery.read(build_on_meta(headed))), weights=None)
     if on_meta:
-        new = build_on_meta(crowned)
-    elif crowned.weights is None:
-        warnings.warn(f"{model.source} comes without weights: encoder and head are initialised", stacklevel=2)
-        new = weights.load(crowned)
+        new = build_on_meta(headed)
+    elif headed.weights is None:
+        warnings.warn(f"{model.source} has no weights: encoder and head are randomly initialised", stacklevel=2)
+        new = weights.load(headed)
     else:
-        new = weights.load(crowned) if crowned.origin.library == "hf" else _carried(found, crowned, model.source)
-    set_origin(new, crowned.origin)
+        new = weights.load(headed) if headed.origin.library == "hf" else _carried(found, headed, model.source)
+    set_origin(new, headed.origin)
     return new
 
 
 def _label_names(names: Sequence[str]) -> dict[str, dict[Any, Any]]:
-    """transformers' keys for the names of classes; none without names."""
+    """transformers' configuration keys for class names; {} without names."""
     return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}} if names else {}
 
 
-def _crowned(found: ModelSource, model: ModelSection, outputs: int, names: Sequence[str]) -> ModelSource:
-    """What builds the source's body under a head; overrides reach its constructor or configuration."""
+def _headed(found: ModelSource, model: ModelSection, outputs: int, names: Sequence[str]) -> ModelSource:
+    """The source as a model with a head; overrides go to its constructor or configuration."""
     origin = found.origin
     if origin.library == "hf":
         overrides = {**model.override, "num_labels": outputs, **_label_names(names)}
@@ -66,23 +65,23 @@ def _crowned(found: ModelSource, model: ModelSection, outputs: int, names: Seque
     if origin.library == "leanify" and "classes" in inspect.signature(models.model_class(origin.name)).parameters:
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(found, origin=Origin("leanify", origin.name, options))
-    what = "takes images" if origin.library == "timm" else "has no head for sentences"
-    raise SourceError(f"{model.source} ({origin}) {what}; name an encoder of text: a BERT, or leanify/crammed-bert")
+    what = "takes images" if origin.library == "timm" else "has no head for text classification"
+    raise SourceError(f"{model.source} ({origin}) {what}; name a text encoder: a BERT, or leanify/crammed-bert")
 
 
-def _carried(found: ModelSource, crowned: ModelSource, source: str) -> nn.Module:
-    """leanify's own model under a head, with the body's weights; what is new or left behind is warned of."""
+def _carried(found: ModelSource, headed: ModelSource, source: str) -> nn.Module:
+    """leanify's own model with a head and the encoder's weights; warns about new and unused tensors."""
     old = weights.load(found).state_dict()
-    new = weights.load(replace(crowned, weights=None))
+    new = weights.load(replace(headed, weights=None))
     wanted = new.state_dict()
     shared = [name for name in wanted if name in old and not name.startswith("classifier.")]
-    ours, theirs = ({name: tensors[name] for name in shared} for tensors in (wanted, old))
-    if problems := misfits(shapes_of(ours), shapes_of(theirs)) or ("" if shared else "no tensor has the name of one"):
-        raise SourceError(f"{source} does not fit under a head: {problems}")
-    new.load_state_dict(theirs, strict=False)
+    expected, given = ({name: tensors[name] for name in shared} for tensors in (wanted, old))
+    if problems := misfits(shapes_of(expected), shapes_of(given)) or ("" if shared else "no tensor name in common"):
+        raise SourceError(f"{source} does not fit the model with a head: {problems}")
+    new.load_state_dict(given, strict=False)
     fresh = sorted(set(wanted) - set(shared))
     left = sorted(set(old) - set(shared))
-    rest = f", {len(left)} left behind ({few(left)})" if left else ""
+    rest = f", {len(left)} unused ({few(left)})" if left else ""
     warnings.warn(
         f"{source}: {len(shared)} tensors carried over, {len(fresh)} re-initialised ({few(fresh)}){rest}", stacklevel=3
     )

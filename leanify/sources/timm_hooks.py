@@ -1,9 +1,9 @@
-"""timm loads and saves lean models: what `import leanify` teaches it.
+"""Hooks that `import leanify` installs in timm, so that timm loads and saves lean models.
 
-A shape that timm's constructors cannot express is saved under the architecture ``leanify``, an entry point in timm's
-own registry: ``model_args`` then hold the base model, its arguments and the lean shape. timm without leanify answers
-"Unknown model (leanify)". Saving goes through ``save_config_for_hf``, the one function that writes timm's config.json,
-wrapped so that the description is taken from the live module.
+A shape that timm's constructors cannot express is saved with the architecture ``leanify``, an entry point registered
+with timm; ``model_args`` then hold the base model, its arguments and the lean shape. Without leanify, timm answers
+"Unknown model (leanify)". ``save_config_for_hf``, the only function that writes timm's config.json, is wrapped so that
+it describes the live module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def leanify(
     pretrained_model_args: dict[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """timm's entry point of a lean model: the base as timm builds it, given the lean shape, then the weights."""
+    """timm entry point for lean models: build the base, give it the lean shape, load weights if ``pretrained``."""
     from timm.models._builder import load_pretrained, resolve_pretrained_cfg
 
     from leanify.lens import surgery
@@ -55,7 +55,7 @@ def leanify(
 
 
 def arguments_of(found: ModelSource) -> tuple[str, dict[str, Any]]:
-    """timm's architecture and model_args of a described model."""
+    """timm's ``architecture`` and ``model_args`` for a described model."""
     if found.architecture is None:
         return found.origin.name.partition(".")[0], dict(found.origin.options)
     shape = found.architecture.to_json()
@@ -63,7 +63,7 @@ def arguments_of(found: ModelSource) -> tuple[str, dict[str, Any]]:
 
 
 def config_of(model: Any, found: ModelSource) -> dict[str, Any]:
-    """The config.json that ``timm.create_model("local-dir:…")`` reads."""
+    """The contents of config.json for ``timm.create_model("local-dir:…")``."""
     architecture, arguments = arguments_of(found)
     known = getattr(model, "pretrained_cfg", None) or {}
     classes = getattr(model, "num_classes", None)

@@ -1,17 +1,17 @@
-"""transformers builds, loads and saves lean models: what `import leanify` teaches it.
+"""Hooks that `import leanify` installs in transformers, so that it builds, loads and saves lean models.
 
-A lean shape travels in the configuration (`upstream.lean_config`), so AutoModel, Trainer, pipeline, PEFT,
-sentence-transformers and push_to_hub carry it without knowing of it. Five places make that work, the fewest that all
-of them pass through:
+The lean shape is part of the configuration (`upstream.lean_config`), so AutoModel, Trainer, pipeline, PEFT,
+sentence-transformers and push_to_hub pass it on without knowing about it. Five hooks are enough, because all of these
+go through them:
 
-    PreTrainedConfig._dict_from_json_file   every reader of config.json: the file's form becomes the configuration's
-    PreTrainedConfig.save_pretrained        every writer: the values that upstream's constructor takes are checked
-    PreTrainedConfig.to_json_file           … and written, in the file's form
-    PreTrainedModel.save_pretrained         before: the configuration's shape is brought in line with the live module
-    __init__ of every model class           after the outermost one: surgery, where the configuration carries a shape
+    PreTrainedConfig._dict_from_json_file   on reading config.json: convert the file's form to the configuration's
+    PreTrainedConfig.save_pretrained        on saving: check the values that upstream's constructor accepts
+    PreTrainedConfig.to_json_file           on writing: convert back to the file's form
+    PreTrainedModel.save_pretrained         before saving: update the configuration's shape from the live module
+    __init__ of every model class           after the outermost one: apply the configuration's shape by surgery
 
-Registering a lean subclass of every configuration and model class was the alternative. But upstream asks for model
-types by name in many places (PEFT's target modules, conversions of weights, tokenizers): a lean BERT is a BERT there.
+The alternative, a lean subclass of every configuration and model class, was rejected: upstream looks model types up by
+name in many places (PEFT's target modules, weight conversions, tokenizers), and there a lean BERT must remain a BERT.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BUILDING: ContextVar[bool] = ContextVar("_BUILDING", default=False)  # whether 
 
 
 def teach_configurations(module: ModuleType) -> None:
-    """Reading and writing; ``module`` is ``transformers.configuration_utils``."""
+    """Hook reading and writing of configurations; ``module`` is ``transformers.configuration_utils``."""
     cls: Any = module.PreTrainedConfig
     cls._dict_from_json_file = classmethod(_reading(cls._dict_from_json_file.__func__))
     cls.save_pretrained = _checking(cls.save_pretrained)
@@ -61,15 +61,15 @@ def _writing(write: Callable[..., None]) -> Callable[..., None]:
         import json
 
         plain = buildable(self)
-        words = plain.to_diff_dict() if use_diff else plain.to_dict()
-        text = json.dumps(to_file(plain._encode_special_floats(words)), indent=2, sort_keys=True)
+        config = plain.to_diff_dict() if use_diff else plain.to_dict()
+        text = json.dumps(to_file(plain._encode_special_floats(config)), indent=2, sort_keys=True)
         Path(json_file_path).write_text(text + "\n", encoding="utf-8")
 
     return to_json_file
 
 
 def teach_models(module: ModuleType) -> None:
-    """Building and saving; ``module`` is ``transformers.modeling_utils``."""
+    """Hook building and saving of models; ``module`` is ``transformers.modeling_utils``."""
     cls: Any = module.PreTrainedModel
     cls.save_pretrained = _saving(cls.save_pretrained)
     subclass = cls.__init_subclass__.__func__
@@ -112,7 +112,7 @@ def _wrap(cls: Any) -> None:
 
 
 def _reshape(model: Any, config: Any) -> None:
-    """Give a model, in place, the shape that a configuration carries."""
+    """Reshape a model in place to the shape in a configuration."""
     import torch
 
     from leanify.lens import surgery
@@ -126,17 +126,17 @@ def _reshape(model: Any, config: Any) -> None:
 
 
 def aligned(shape: Any, own: Any) -> Any:
-    """A shape under the stage names of another class of the same model: ``encoder.layer`` is ``bert.encoder.layer``.
+    """Rename a shape's stages for another class of the same model: ``encoder.layer`` → ``bert.encoder.layer``.
 
-    A stage that only one of them has stays the model's own (an encoder alone, of an encoder and decoder). Raises
-    SourceError where they have none in common.
+    Stages that the shape lacks keep the model's own (say, only the encoder of an encoder–decoder is lean). Raises
+    SourceError if they have no stage in common.
     """
     from leanify.errors import SourceError
 
     stages = tuple(_partner(stage, shape.stages) for stage in own.stages)
     if not any(stages):
         names = [", ".join(stage.name for stage in side.stages) for side in (shape, own)]
-        raise SourceError(f"the lean shape is of {names[0]}; this class of the model has {names[1]}")
+        raise SourceError(f"the lean shape has the stages {names[0]}, but this model class has {names[1]}")
     pairs = zip(own.stages, stages, strict=True)
     return replace(own, stages=tuple(replace(lean, name=stage.name) if lean else stage for stage, lean in pairs))
 
@@ -156,7 +156,7 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
         card = Path(save_directory) / "leanify.json"
         stale = card.is_file()
         done = save(self, save_directory, *positional, **named)
-        if stale:  # it described what was saved here before
+        if stale:  # it described the model saved here before
             card.unlink(missing_ok=True)
         return done
 
@@ -164,13 +164,13 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def bring_in_line(model: Any) -> None:
-    """Bring the shape in a model's configuration in line with its tensors; none where upstream's keys say it all."""
+    """Update the lean shape in a model's configuration from its tensors; remove it if upstream's keys suffice."""
     from contextlib import suppress
 
     from leanify.errors import LeanifyError
     from leanify.sources.describe import describe
 
-    with suppress(LeanifyError):  # adapters stand between the lens and the maps: the shape is what it was
+    with suppress(LeanifyError):  # PEFT's wrappers hide the maps from `describe`; the shape is then unchanged
         found = describe(model)
         if found.architecture is None:
             drop(model.config)

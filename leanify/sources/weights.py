@@ -1,4 +1,4 @@
-"""A source that was found → its model, with weights: through upstream's own loader, or into a shell."""
+"""Load the model of a resolved SOURCE with its weights: by upstream's loader, or into a shell."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
 
-# What upstream's loaders open in a directory, in their order; an index names the shards.
+# The files that upstream's loaders look for in a directory, in order; an index names the shards.
 UPSTREAM = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# What trainers leave beside the weights: pickles of their own state, never opened.
+# Prefixes of what trainers leave beside the weights: pickles of their own state, which are never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
 
 
 class NewTensors(UserWarning):
-    """Says which tensors a model has that the weights had not; ``names`` are all of them."""
+    """Warns that a model has tensors that its weights lacked, now freshly initialised; ``names`` lists all of them."""
 
-    def __init__(self, words: str, names: list[str]) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, names: list[str]) -> None:
+        super().__init__(message)
         self.names = names
 
 
 def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Module:
-    """A model as ``load`` gives it. Raises SourceError where tensors of its layers were missing and were drawn anew.
+    """Return ``load()``, but raise SourceError if tensors of its layers were missing and therefore initialised.
 
-    A head or a pooler may be new; a layer with random weights is none of the trained model's.
+    A new head or pooler is acceptable; a layer with random weights is not part of the trained model.
     """
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load()
-    for warning in told:
+    for warning in caught:
         names = warning.message.names if isinstance(warning.message, NewTensors) else []
         if lost := [name for name in names if re.search(r"\.\d+\.", name)]:
             raise SourceError(
-                f"{source} lacks {len(lost)} tensors of the layers that its configuration claims ({few(lost)}): a "
-                "layer with random weights is worth nothing here; is the checkpoint whole?"
+                f"{source} lacks {len(lost)} tensors of layers in its configuration ({few(lost)}), which would be "
+                "random; check that the checkpoint is complete"
             )
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return model
@@ -63,7 +63,7 @@ def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Mod
 
 @wall("the model does not load")
 def load(found: ModelSource) -> nn.Module:
-    """The found model in eval mode: with its weights, else initialised by upstream. Raises SourceError."""
+    """Return the found model in eval mode, with its weights or else initialised by upstream. Raises SourceError."""
     if found.weights is None:
         return fresh(found)
     if isinstance(found.weights, Path) and (found.weights / adapters.CONFIG).is_file():
@@ -76,13 +76,13 @@ def load(found: ModelSource) -> nn.Module:
 
 
 def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Module:
-    """The found model with the donor's weights.
+    """Return the found model with the donor's weights; ``what`` names the donor in messages.
 
-    transformers matches a body with a model that has a head, and the other way round, by its own rules; what is new
-    is warned of. timm's and leanify's models must fit tensor by tensor.
+    transformers matches models with and without a head by its own rules; newly initialised tensors raise a warning. For
+    timm and leanify every tensor must fit. Raises SourceError.
     """
     if donor.weights is None:
-        raise SourceError(f"{what} names a model without weights: name a checkpoint, a directory or a hub id")
+        raise SourceError(f"{what} has no weights; name a checkpoint, a directory with weights or a hub id")
     if found.origin.library == "hf" and found.architecture is None:
         if donor.origin.library == "hf" and donor.architecture is None and not _is_adapter(donor.weights):
             return _by_transformers(found.origin, donor.weights)
@@ -93,10 +93,10 @@ def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Modu
 
 
 def fresh(found: ModelSource) -> nn.Module:
-    """The found model in its shape, without its weights, as upstream initialises it.
+    """Return the found model in its shape, freshly initialised by upstream's rules.
 
-    Upstream's constructor builds the shapes that it can express, surgery and upstream's initialiser the others. One
-    seed gives one model, whoever asks for it: a plan, a recipe or a training.
+    Upstream's constructor builds the shapes that it can express, surgery and upstream's initialiser the others. This is
+    the only place where models are initialised, so one seed gives the same model in a plan, a recipe and a training.
     """
     if found.architecture is None:
         return build_model(found.origin)
@@ -109,7 +109,7 @@ def fresh(found: ModelSource) -> nn.Module:
 
 
 def shell(found: ModelSource) -> nn.Module:
-    """A model to load weights into: parameters on meta, buffers real."""
+    """Build a model to load weights into: parameters on meta, buffers real."""
     model = build_shell(found.origin)
     return model if found.architecture is None else surgery.write(model, found.architecture)
 
@@ -127,12 +127,12 @@ def _into_shell(found: ModelSource, where: Path) -> nn.Module:
 
 
 def lie_in(directory: Path) -> bool:
-    """Whether a directory holds weights; what a trainer keeps beside them does not count."""
+    """Whether a directory has weights; a trainer's own state does not count."""
     return any((directory / name).is_file() for name in UPSTREAM) or bool(_others(directory))
 
 
 def _others(directory: Path) -> list[Path]:
-    """Checkpoints under names that upstream's loaders do not look for."""
+    """Checkpoints whose names upstream's loaders do not look for."""
     return sorted(
         p
         for p in directory.iterdir()
@@ -141,29 +141,29 @@ def _others(directory: Path) -> list[Path]:
 
 
 def file_in(directory: Path) -> Path:
-    """The one file of weights in a directory: as upstream names it, else the only one there is."""
+    """The weights file in a directory: by upstream's name, else the only checkpoint. Raises SourceError if unclear."""
     for name in ("model.safetensors", "leanify.safetensors", "pytorch_model.bin"):
         if (directory / name).is_file():
             return directory / name
     others = _others(directory)
     if len(others) != 1:
         found = few([p.name for p in others]) or "no weights"
-        raise SourceError(f"{directory} holds {found}: name the file to load")
+        raise SourceError(f"{directory} has {found}; name the file to load")
     return others[0]
 
 
 def _check_files(directory: Path) -> None:
-    """Look at the files that transformers would open, and at no other; SourceError where one is not what it seems."""
+    """Check the files that transformers would open, and only those. Raises SourceError for a damaged or unsafe one."""
     name = next((name for name in UPSTREAM if (directory / name).is_file()), None)
     if name is None:
         found = few([p.name for p in _others(directory)])
-        raise SourceError(f"{directory} holds no weights that transformers opens; found {found}: name the file to load")
+        raise SourceError(f"{directory} has no weights that transformers opens; found {found}: name the file to load")
     files = [directory / name]
     if name.endswith(".index.json"):
         index = read_json(directory / name)
         shards = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-            raise SourceError(f"{directory / name} is damaged: it has no weight_map from tensors to files")
+            raise SourceError(f"{directory / name} is damaged: it has no weight_map from tensor names to files")
         files = [directory / shard for shard in sorted(set(shards.values()))]
     for file in files:
         if not file.is_file() or (file.resolve().parent != file.parent.resolve() and not file.is_symlink()):
@@ -171,14 +171,14 @@ def _check_files(directory: Path) -> None:
         if file.suffix == ".safetensors":
             check_sum(file)
         else:
-            read_tensors(file)  # refuses a pickle that names code, in words
+            read_tensors(file)  # refuses a pickle that would run code, with leanify's own message
 
 
 # -- upstream -----------------------------------------------------------------------------------------------------
 
 
 def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
-    """transformers' own loader: it knows shards, old spellings, and bodies under a head. What is new is warned of."""
+    """Load by transformers' own loader, which handles shards, old tensor names and added heads; warn of new tensors."""
     where: Path | str | None = weights
     if isinstance(weights, Path) and weights.is_file():
         tensors = read_tensors(weights)
@@ -200,15 +200,15 @@ def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Ten
 
 
 def _other_labels(config: Any, weights: Path | str) -> bool:
-    """Whether another number of classes was asked for than the weights in a directory have."""
+    """Whether the requested number of classes differs from that of the weights in a directory."""
     file = Path(weights) / "config.json"
-    words = read_json(file) if file.is_file() else {}
-    known = words.get("id2label") if isinstance(words, dict) else None
-    return file.is_file() and len(known or (0, 1)) != config.num_labels  # two are transformers' default
+    saved = read_json(file) if file.is_file() else {}
+    known = saved.get("id2label") if isinstance(saved, dict) else None
+    return file.is_file() and len(known or (0, 1)) != config.num_labels  # transformers' default is two labels
 
 
 def _check_body(model: Any, info: dict[str, Any], weights: Path | str) -> None:
-    """Another number of classes changes the head; SourceError where anything below it has another shape."""
+    """Raise SourceError if a tensor below the head has another shape; the head may, for another number of classes."""
     prefix = f"{model.base_model_prefix}."
     odd = sorted(str(entry[0]) for entry in info["mismatched_keys"])
     if body := [name for name in odd if name.startswith(prefix) or model.base_model is model]:
@@ -219,8 +219,8 @@ def _refuse_quantised(directory: Path) -> None:
     config = read_json(directory / "config.json") if (directory / "config.json").is_file() else {}
     if method := quantised_by(config):
         raise SourceError(
-            f"{directory} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be cut "
-            "from them; redesign the model before quantisation and quantise the result"
+            f"{directory} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be removed "
+            "from them; redesign the unquantised model and quantise the result"
         )
 
 
@@ -230,14 +230,14 @@ def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
     new = sorted({*new, *(str(entry[0]) for entry in info["mismatched_keys"])})
     name = type(model).__name__
     if len(new) == len(wanted):
-        raise SourceError(f"{weights} holds no tensor of {name}; its first missing ones: {few(new)}")
+        raise SourceError(f"{weights} has no tensor of {name}; the first missing ones: {few(new)}")
     if new:
-        rest = f", {len(left)} left behind ({few(left)})" if left else ""
-        words = (
+        rest = f", {len(left)} unused ({few(left)})" if left else ""
+        message = (
             f"{weights} as {name}: {len(wanted) - len(new)} tensors carried over, {len(new)} re-initialised "
             f"({few(new)}){rest}"
         )
-        warnings.warn(NewTensors(words, new), stacklevel=4)
+        warnings.warn(NewTensors(message, new), stacklevel=4)
 
 
 def _is_adapter(weights: Path | str) -> bool:
@@ -245,16 +245,16 @@ def _is_adapter(weights: Path | str) -> bool:
 
 
 def _adapted(found: ModelSource) -> nn.Module:
-    """A PEFT adapter merged into its base model, whose own weights are looked at as any others."""
+    """Merge a PEFT adapter into its base model; the base's weights are checked like any others."""
     assert isinstance(found.weights, Path)
-    words = adapters.read(found.weights)
-    base = words["base_model_name_or_path"]
+    keys = adapters.read(found.weights)
+    base = keys["base_model_name_or_path"]
     where = Path(base).expanduser()
     model = _by_transformers(found.origin, where if where.is_dir() else base)
     with wall(f"the adapter {found.weights} could not be merged into {base}"):
         from peft import PeftConfig, PeftModel
 
-        config = PeftConfig.from_peft_type(**words)
+        config = PeftConfig.from_peft_type(**keys)
         merged: nn.Module = PeftModel.from_pretrained(model, found.weights, config=config).merge_and_unload()
     set_origin(merged, found.origin)
     return merged.requires_grad_(True).eval()  # PEFT freezes the base model
@@ -263,7 +263,7 @@ def _adapted(found: ModelSource) -> nn.Module:
 def _timm_pretrained(origin: Origin) -> nn.Module:
     if not hub.answers():
         raise SourceError(
-            f"the pretrained weights of {origin} could not be fetched: the hub cannot be reached from here"
+            f"the pretrained weights of {origin} could not be fetched: the Hugging Face hub cannot be reached"
         )
     with wall(f"the pretrained weights of {origin} could not be fetched"):
         model: nn.Module = import_timm().create_model(origin.name, pretrained=True, **origin.options)
