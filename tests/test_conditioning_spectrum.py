@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch import Tensor
 
-from leanify.spectra.spectrum import TOLERANCE, _by_gram, spectra
+from leanify.spectra.spectrum import TOLERANCE, _by_gram, _by_svd, spectra
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 
@@ -64,16 +66,58 @@ def test_float64_goes_on_to_1e8_and_says_where_it_ends():
     assert (found.error <= TOLERANCE).tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_bounds_hold_against_arithmetic_of_40_digits(shape):
+    for seed, kappa in enumerate((3.0, 1e2, 1e4, 1e6)):
+        a = with_kappa(9, 14, shape, kappa, seed)
+        with mpmath.workdps(40):
+            exact = mpmath.svd_r(mpmath.matrix(a.tolist()), compute_uv=False)
+            true = exact[0] / exact[8]
+            for values, error in (_by_gram(a[None]), _by_svd(a[None])):
+                found = mpmath.mpf(values[0, 0].item()) / mpmath.mpf(values[0, -1].item())
+                assert abs(found / true - 1) <= error.item() + 2**-51
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (48, 64), (200, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kappa_meant_lies_within_the_bounds_that_rounding_leaves(rows, columns, shape, dtype):
+    unit = torch.finfo(dtype).eps / 2
+    for seed, share in enumerate((1e-6, 1e-3, 0.1, 1.0, 10.0)):  # κ·unit: from harmless to unknowable
+        a = with_kappa(rows, columns, shape, max(1.0, share / unit), seed)
+        meant = torch.linalg.svdvals(a)
+        found = spectra(a.to(dtype)[None])
+        assert found.low.item() <= meant[0] / meant[-1] <= found.high.item()
+        assert found.low.item() <= found.kappa.item() <= found.high.item()
+
+
+def test_a_float32_kappa_above_a_million_is_given_with_its_bounds():
+    a = with_kappa(197, 768, "log", 3e6).float()
+    reference = torch.linalg.svdvals(a.double())
+    found = spectra(a[None])
+    assert found.kappa.item() == pytest.approx((reference[0] / reference[-1]).item(), rel=1e-6)
+    assert 1e6 < found.low.item() < found.kappa.item() < found.high.item() < 1e7
+    flat = spectra(with_kappa(197, 768, "flat", 3e6).float()[None])  # here rounding leaves no upper bound
+    assert 5e5 < flat.low.item() < flat.kappa.item() < flat.high.item() == math.inf
+
+
 @pytest.mark.parametrize("rank", [0, 1, 7, 31])
 @pytest.mark.parametrize(("rows", "columns"), [(32, 80), (80, 32), (32, 32)])
-def test_rank_deficiency_is_an_infinite_kappa_with_the_rank(rows, columns, rank):
+def test_rank_deficiency_is_a_kappa_without_an_upper_bound(rows, columns, rank):
     g = torch.Generator().manual_seed(rank)
     left, right = torch.randn(rows, rank, generator=g), torch.randn(rank, columns, generator=g)
     found = spectra((left @ right)[None])
     assert found.rank.item() == rank
-    assert found.kappa.item() == math.inf
+    assert found.high.item() == math.inf
+    assert found.low.item() == 1 if rank == 0 else found.low.item() > 1e5
     assert found.stable_rank.item() <= rank + 1e-9
     assert found.effective_rank.item() <= rank + 1e-3
+
+
+def test_a_singular_matrix_has_an_infinite_kappa():
+    a = torch.randn(6, 9)
+    a[3] = a[2]
+    assert spectra(a[None]).kappa.item() == math.inf
 
 
 def test_ranks_of_known_spectra():
@@ -99,9 +143,9 @@ def test_many_matrices_equal_one_at_a_time(monkeypatch):
 
 
 def test_threads_are_given_back():
-    before = torch.get_num_threads()
+    before = torch.get_num_threads(), threadpool_info()
     spectra(torch.randn(64, 197, 64))
-    assert torch.get_num_threads() == before
+    assert (torch.get_num_threads(), threadpool_info()) == before
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -124,5 +168,6 @@ def test_a_layer_of_low_rank_is_found_through_its_own_rounding():
             basis = torch.linalg.qr(torch.randn(192, 40)).Q
             value.copy_(value @ basis @ basis.T)
     for layer in condition(model, torch.randn(2, 3, 224, 224)).layers:
-        assert (layer.rank, layer.full_rank, layer.kappa) == (120, 192, math.inf)
+        assert (layer.rank, layer.full_rank, layer.bounds[1]) == (120, 192, math.inf)
+        assert layer.bounds[0] > 1e5
         assert layer.spectrum[120] > 0

@@ -218,8 +218,10 @@ class _Record:
         """Add (samples · windows) spectra."""
         values = found.values
         ranks = (found.rank.double(), found.stable_rank, found.effective_rank)
-        table = torch.stack([found.kappa, *ranks, values[:, 0], values[:, -1], found.error], dim=1)
-        self.samples += [Sample(tokens, *row) for row in table.view(-1, windows, 7).mean(1).tolist()]
+        table = torch.stack(
+            [found.kappa, *ranks, values[:, 0], values[:, -1], found.error, found.low, found.high], dim=1
+        )
+        self.samples += [Sample(tokens, *row) for row in table.view(-1, windows, 9).mean(1).tolist()]
         self.windows = windows
         k = values.shape[1]
         longer = (0, max(0, k - len(self.total)))

@@ -46,6 +46,7 @@ def _layer_json(layer: LayerProbe) -> dict[str, Any]:
         "kappa_quartiles": _numbers_json(layer.quartiles) if defined else None,
         "kappas": _numbers_json(layer.kappas) if defined else None,
         "kappa_error": _number(max(sample.error for sample in layer.samples)),
+        "kappa_bounds": _numbers_json(layer.bounds) if defined else None,
         "kappa_theory": _number(layer.kappa_theory),
         "rank": layer.rank,
         "full_rank": layer.full_rank,
@@ -156,7 +157,7 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
             name,
             str(layer.tokens),
             f"{layer.heads}×{layer.head_dim}",
-            figures(None if layer.is_vector else layer.kappa),
+            "–" if layer.is_vector else _known(layer.kappa, layer.bounds),
             "–" if layer.is_vector else f"{figures(low)}–{figures(high)}",
             *(figures(layer.kappa_theory) for _ in predicted),
             str(layer.rank) if layer.rank == layer.full_rank else f"{layer.rank}/{layer.full_rank}",
@@ -164,8 +165,13 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
         )
     if len(probe.layers) > 1:
         table.add_section()
-        table.add_row("mean", "", "", figures(probe.kappa))
+        table.add_row("mean", "", "", _known(probe.kappa, probe.bounds))
     return table
+
+
+def _known(kappa: float, bounds: tuple[float, float]) -> str:
+    """κ, or the least it can be where the rounding of A's entries leaves it open upwards."""
+    return f"> {figures(bounds[0])}" if math.isinf(bounds[1]) else figures(kappa)
 
 
 def _per_head_table(probe: Probe) -> Any:
@@ -227,10 +233,11 @@ def cautions(probe: Probe, asked: int) -> list[str]:
         found.append(
             f"not measured, because the forward pass never calls their output projection: {', '.join(probe.unseen[:3])}"
         )
-    broken = [layer for layer in probe.layers if math.isinf(layer.kappa) and not layer.is_vector]
+    broken = [layer for layer in probe.layers if math.isinf(layer.bounds[1]) and not layer.is_vector]
     if broken:
         found.append(
-            f"{len(broken)} layers are rank-deficient in at least one sample, so their mean κ is infinite: "
+            f"{len(broken)} layers are rank-deficient, or nearly, in at least one sample: to the precision of their "
+            "entries κ has no upper bound, and the least it can be is shown: "
             + ", ".join(f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in broken[:3])
             + (", …" if len(broken) > 3 else "")
         )

@@ -40,7 +40,8 @@ class Sample:
     stable_rank     ‖A‖_F²/‖A‖₂²
     effective_rank  exp of the entropy of σ/Σσ
     largest         σ_max, and ``smallest`` σ_min
-    error           bound on the relative error of κ
+    error           bound on the relative error of κ as computed
+    low, high       bounds of κ under the rounding of the entries of A; ``high`` is infinite where the rank is below k
     """
 
     tokens: int
@@ -51,6 +52,8 @@ class Sample:
     largest: float
     smallest: float
     error: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,18 @@ class LayerProbe:
 
     @property
     def kappas(self) -> tuple[float, ...]:
-        """κ = σ_max/σ_min over min(tokens, inner) singular values, one per sample; infinite where rank-deficient."""
+        """κ = σ_max/σ_min over min(tokens, inner) singular values, one per sample; infinite where σ_min is zero."""
         return tuple(sample.kappa for sample in self.samples)
 
     @property
     def kappa(self) -> float:
         """The mean over samples."""
         return self.mean("kappa")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between these the mean lies, however the entries of A were rounded; infinite above if one A may be singular."""
+        return self.mean("low"), self.mean("high")
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
@@ -141,6 +149,15 @@ class Probe:
         """The mean over layers, as in the paper's Figure 2, without vectors; NaN if none is left."""
         kappas = [layer.kappa for layer in self.layers if not layer.is_vector]
         return statistics.fmean(kappas) if kappas else math.nan
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between these ``kappa`` lies; NaN if only vectors are there."""
+        bounds = [layer.bounds for layer in self.layers if not layer.is_vector]
+        if not bounds:
+            return math.nan, math.nan
+        lows, highs = zip(*bounds, strict=True)
+        return statistics.fmean(lows), statistics.fmean(highs)
 
 
 @dataclass(frozen=True)
