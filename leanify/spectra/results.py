@@ -94,7 +94,7 @@ class LayerProbe:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Between these the mean lies, however the entries of A were rounded; infinite above if one A may be singular."""
+        """Between these the mean lies, however A's entries were rounded; infinite above where an A may be singular."""
         return self.mean("low"), self.mean("high")
 
     @property

@@ -22,7 +22,7 @@ ROUNDS = 3
 
 
 class Clock:
-    """The least processor time of every batch over all rounds: a disturbance then spoils one batch of one round, no more."""
+    """The least processor time of every batch over all rounds: a disturbance spoils one batch of one round."""
 
     def __init__(self) -> None:
         self.best = [float("inf")] * BATCHES
