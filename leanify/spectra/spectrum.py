@@ -50,7 +50,7 @@ class Spectra:
 
     @property
     def kappa(self) -> Tensor:
-        """(B,) σ_1/σ_k of the matrix given (Definition 3.1 of the paper); infinite if float64 cannot tell σ_k from 0."""
+        """(B,) σ_1/σ_k of the matrix given (Definition 3.1); infinite where float64 cannot tell σ_k from 0."""
         ratio: Tensor = self.values[:, 0] / self.values[:, -1]
         return torch.where(self.error.isinf(), torch.inf, ratio)
 
