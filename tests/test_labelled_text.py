@@ -11,8 +11,10 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data import columns, labelled_text
+from leanify.data import columns
 from leanify.data.faults import Faults
+from leanify.data.found import look
+from leanify.data.labelled_text import Labelled
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
 
@@ -46,8 +48,8 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
     return file
 
 
-def read(file: Path, **settings: Any) -> labelled_text.Labelled:
-    return labelled_text.read_table(file, DataSection("data", "text-classification", str(file), **settings), Faults())
+def read(file: Path, **settings: Any) -> Labelled:
+    return Labelled.read(file, DataSection("data", "text-classification", str(file), **settings), Faults())
 
 
 @pytest.mark.parametrize("suffix", columns.TABLES)
@@ -55,7 +57,9 @@ def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) ->
     table = read(write(tmp_path / f"train{suffix}", ROWS))
     assert (table.texts, table.label, table.names) == (("review",), "stars", ["neg", "pos"])
     assert table.rows == [((row["review"],), row["stars"]) for row in ROWS]
-    assert labelled_text.task_of(tmp_path) == ("text-classification", False)
+    here = look(tmp_path)
+    assert here is not None
+    assert (here.task, here.validated) == ("text-classification", False)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_a_dirty_row_is_named_or_skipped(tmp_path: Path, row: Any, words: str) -
     with pytest.raises(leanify.DataError, match=words):
         read(file)
     faults = Faults(skip=True)
-    found = labelled_text.read_table(file, DataSection("data", "text-classification", str(file)), faults)
+    found = Labelled.read(file, DataSection("data", "text-classification", str(file)), faults)
     assert (len(found.rows), len(faults.names)) == (2, 1)
 
 

@@ -46,24 +46,34 @@ def predict(
 
 
 def _print(found: list[Prediction]) -> None:
+    """A row a sample; columns that no sample fills are left out."""
     from leanify.cli.tables import table
     from leanify.terminal import console
 
-    texts = any(prediction.sample is not None for prediction in found)
-    shown = table(("sample", *(["text"] if texts else []), "answer", "probability", "others"), [], left=2 + texts)
-    shown.columns[-1].justify = "left"
-    for column in shown.columns[: 1 + texts]:
-        column.no_wrap, column.overflow = False, "fold"
-    for one in found:
-        others = sorted(((p, name) for name, p in one.probabilities.items() if name != one.answer), reverse=True)
-        shown.add_row(
-            one.where,
-            *([_short(one.sample or "")] if texts else []),
-            one.answer if isinstance(one.answer, str) else f"{one.answer:.4g}",
-            "–" if one.probability is None else f"{one.probability:.1%}",
-            ", ".join(f"{name} {p:.1%}" for p, name in others[:SHOWN]),
-        )
+    rows = [
+        {
+            "sample": one.where,
+            "text": _short(one.sample or ""),
+            "answer": one.words,
+            "probability": "" if one.probability is None else f"{one.probability:.1%}",
+            "others" if one.probability is not None else "probabilities": _others(one),
+        }
+        for one in found
+    ]
+    names = [name for name in rows[0] if any(row.get(name) for row in rows)] if rows else ["sample", "answer"]
+    shown = table(names, [], left=names.index("answer") + 1)
+    for column in shown.columns:
+        if column.header != "probability":
+            column.justify, column.no_wrap, column.overflow = "left", False, "fold"
+    for row in rows:
+        shown.add_row(*(row.get(name, "") for name in names))
     console().print(shown)
+
+
+def _others(one: Prediction) -> str:
+    """The likeliest classes beside the answer, or labels with theirs among them, likeliest first."""
+    rest = {name: p for name, p in one.probabilities.items() if name != one.answer}
+    return ", ".join(f"{name} {rest[name]:.1%}" for name in sorted(rest, key=rest.__getitem__, reverse=True)[:SHOWN])
 
 
 def _short(text: str) -> str:

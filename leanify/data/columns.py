@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+CONLL = (".conll", ".iob", ".iob2", ".bio")  # a token and its tag a line (`conll`)
 IMAGES = (".png", ".jpg", ".jpeg")  # what timm reads from folders
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),
 )  # fmt: skip
-LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "sentiment", "stars", "intent", "topic")
+LABELS = (
+    "label", "labels", "class", "category", "target", "score", "rating", "sentiment", "stars", "intent", "topic",
+    "topics", "categories", "genres", "tags",
+)  # fmt: skip
+TOKENS = ("tokens", "words")
+TAGS = ("tags", "ner_tags", "ner", "pos_tags", "pos", "chunk_tags", "labels", "label")
+SEPARATORS = "|;,"  # between several labels in one cell, in the order they are tried
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
 SPLITS = {"validation": ("validation", "valid", "val", "dev", "test")}  # in the order they are looked for
 
 
 def one_of(names: Sequence[str], found: Sequence[str]) -> str | None:
     """The first of these names among the columns, as the file writes it."""
-    known = {name.lower(): name for name in found}
-    return next((known[name] for name in names if name in known), None)
+    known = {name.lower(): name for name in found if isinstance(name, str)}  # a row with a cell too many has no name
+    return next((known[name.lower()] for name in names if name.lower() in known), None)
 
 
 def texts_in(found: Sequence[str]) -> tuple[str, ...]:
     """The columns of texts, guessed by name; none where no name is known."""
-    known = {name.lower(): name for name in found}
+    known = {name.lower(): name for name in found if isinstance(name, str)}
     return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
+
+
+def tagged_in(
+    row: Mapping[str, Any], token_names: Sequence[str] = TOKENS, tag_names: Sequence[str] = TAGS
+) -> tuple[str, str] | None:
+    """The columns of tokens and of their tags, by name and by a row that has as many of these as of those."""
+    tokens, tags = one_of(token_names, list(row)), one_of(tag_names, list(row))
+    if tokens is None or tags is None:
+        return None
+    words, kinds = parts_of(row[tokens]), parts_of(row[tags])
+    return (tokens, tags) if words is not None and kinds is not None and len(words) == len(kinds) else None
+
+
+def parts_of(cell: Any) -> tuple[str, ...] | None:
+    """The entries of a list, or the words of a text, as texts; None for anything else."""
+    if isinstance(cell, str):
+        return tuple(cell.split())
+    if isinstance(cell, (list, tuple)) and all(isinstance(each, (str, int)) for each in cell):
+        return tuple(map(str, cell))
+    return None
+
+
+def labels_of(cell: Any, separator: str | None) -> tuple[str, ...] | None:
+    """All labels of a cell: a list's entries, or the parts of a text; none of an empty one. None for anything else."""
+    if cell is None or isinstance(cell, (str, int)):
+        text = "" if cell is None else str(cell)
+        parts: Iterable[Any] = text.split(separator) if separator else [text]
+    elif isinstance(cell, (list, tuple)) and all(isinstance(each, (str, int)) for each in cell):
+        parts = cell
+    else:
+        return None
+    return tuple(dict.fromkeys(name for part in parts if (name := str(part).strip())))
+
+
+def separator_of(cells: Sequence[Any]) -> str | None:
+    """What separates several labels in a cell, guessed: it makes fewer labels of the cells than there are cells.
+
+    "red|round", "red" and "round" are two labels; "Oslo, Norway" and "Lima, Peru" stay two.
+    """
+    texts = {cell for cell in cells if isinstance(cell, str)}
+    for separator in SEPARATORS:
+        if any(separator in text for text in texts):
+            labels = {label for text in texts for label in labels_of(text, separator) or ()}
+            if 1 < len(labels) < len(texts):
+                return separator
+    return None
+
+
+def have_several(cells: Sequence[Any]) -> bool:
+    """Whether the cells of a column hold any number of labels each: lists, or texts with a separator."""
+    return any(isinstance(cell, (list, tuple)) for cell in cells) or separator_of(cells) is not None

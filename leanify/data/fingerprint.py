@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from leanify.data import hub
+from leanify.data.columns import CONLL
 from leanify.data.samples import Splits
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import is_run
@@ -85,7 +86,17 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
     """Every file of data below a folder by its name from there, with its size; in order. Runs there are no data."""
     from timm.data.readers.img_extensions import get_img_extensions
 
-    suffixes = {".txt", ".csv", ".tsv", ".jsonl", ".parquet", ".arrow", ".npz", *get_img_extensions(as_set=True)}
+    suffixes = {
+        ".txt",
+        ".csv",
+        ".tsv",
+        ".jsonl",
+        ".parquet",
+        ".arrow",
+        ".npz",
+        *CONLL,
+        *get_img_extensions(as_set=True),
+    }
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = sorted(name for name in below if not name.startswith(".") and not is_run(Path(folder, name)))
         for name in sorted(names):

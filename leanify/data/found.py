@@ -1,17 +1,22 @@
-"""What lies at a path that names no model: images, labelled texts, text; and what trains on it. Knows no torch."""
+"""What lies at a path that names no model: images, labelled or tagged texts, text; and what trains on it.
+
+Knows no torch.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.data import columns
+from leanify.data import columns, conll
+from leanify.data.faults import Faults
+from leanify.errors import DataError
 
 Kind = Literal["images", "sentences", "text"]
 MODELS: Mapping[Kind, str] = {"images": "vit_tiny", "sentences": "bert", "text": "gpt2"}  # to be trained at full size
@@ -27,6 +32,7 @@ class Found:
     kind       images, sentences (labelled) or text
     words      the same with counts and names
     validated  whether there is a part to validate on
+    task       what labelled sentences are trained for
     classes    how many there are, where that is known
     samples    how many are to train on, where that is known
     """
@@ -34,6 +40,7 @@ class Found:
     kind: Kind
     words: str
     validated: bool
+    task: str | None = None
     classes: int | None = None
     samples: int | None = None
 
@@ -43,18 +50,40 @@ class Found:
         return f"own-{self.kind}"
 
 
-def look(path: str | Path) -> Found | None:
+@dataclass(frozen=True)
+class Named:
+    """What the user says of labelled texts; the rest is guessed: the columns of texts and labels, and the task."""
+
+    texts: tuple[str, ...] = ()
+    label: str | None = None
+    task: str | None = None
+
+    def texts_in(self, names: Sequence[str]) -> tuple[str, ...]:
+        return self.texts if self.texts and set(self.texts) <= set(names) else columns.texts_in(names)
+
+    def label_in(self, names: Sequence[str]) -> str | None:
+        return self.label if self.label in names else columns.one_of(columns.LABELS, names)
+
+    def tagged_in(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
+        tokens = self.texts[:1] or columns.TOKENS
+        return columns.tagged_in(row, tokens, (self.label,) if self.label else columns.TAGS)
+
+
+GUESSED = Named()
+
+
+def look(path: str | Path, named: Named = GUESSED) -> Found | None:
     """What data a file or folder holds; None where it holds none, or none that is known."""
     place = Path(path).expanduser()
     try:
         if place.is_file():
-            return _file(place, False)
-        return _folder(place) if place.is_dir() else None
-    except (OSError, UnicodeDecodeError, csv.Error):
+            return _file(place, False, named)
+        return _folder(place, named) if place.is_dir() else None
+    except (OSError, UnicodeDecodeError, csv.Error, DataError):
         return None
 
 
-def _folder(place: Path) -> Found | None:
+def _folder(place: Path, named: Named) -> Found | None:
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _on_disk(place)
     train = next((place / name for name in TRAINING if (place / name).is_dir()), place)
@@ -62,9 +91,9 @@ def _folder(place: Path) -> Found | None:
     if len(counts) > 1:
         return _of_classes(place, train, counts)
     for stem in TRAINING:
-        for suffix in (*columns.TABLES, ".txt"):
+        for suffix in (*columns.TABLES, *columns.CONLL, ".txt"):
             if (file := place / f"{stem}{suffix}").is_file():
-                return _file(file, _has_validation(place, suffix))
+                return _file(file, _has_validation(place, suffix), named)
     texts = sorted(place.glob("*.txt"))
     return Found("text", f"{len(texts)} text files in {place}", False) if texts else None
 
@@ -82,7 +111,7 @@ def _on_disk(place: Path) -> Found | None:
     names = features[label]["names"]
     shown = f"{', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
     words = f"a data set of images ({image}) of {len(names):,} classes ({label}: {shown}) in {place}"
-    return Found("images", words, any(name in splits for name in columns.SPLITS["validation"]), len(names))
+    return Found("images", words, any(name in splits for name in columns.SPLITS["validation"]), classes=len(names))
 
 
 def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
@@ -93,7 +122,7 @@ def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
     validated = other is not None and train != place
     if validated and other is not None:
         words += f", {sum(_images(folder) for folder in _folders(other)):,} in {other}"
-    return Found("images", words, validated, len(names), sum(counts.values()))
+    return Found("images", words, validated, classes=len(names), samples=sum(counts.values()))
 
 
 def _folders(place: Path) -> Iterator[Path]:
@@ -108,14 +137,16 @@ def _has_validation(place: Path, suffix: str) -> bool:
     return any((place / f"{stem}{suffix}").is_file() for stem in columns.SPLITS["validation"])
 
 
-def _file(file: Path, validated: bool) -> Found | None:
+def _file(file: Path, validated: bool, named: Named) -> Found | None:
     if file.suffix in (".txt", ".text"):
         return Found("text", f"text in {file} ({file.stat().st_size:,} bytes)", validated)
-    if file.suffix not in columns.TABLES:
+    if file.suffix not in (*columns.TABLES, *columns.CONLL):
         return None
     rows = list(islice(_rows(file), SOME))
     names = list(rows[0]) if rows else []
-    texts, label = columns.texts_in(names), columns.one_of(columns.LABELS, names)
+    if rows and (tagged := named.tagged_in(rows[0])) is not None:
+        return _tagged(file, rows, *tagged, validated)
+    texts, label = named.texts_in(names), named.label_in(names)
     picture = columns.one_of(columns.PICTURES, names)
     if picture is not None and label is not None and _is_picture(rows[0][picture]):
         return _labelled(file, rows, "images", (picture,), label, validated)
@@ -127,14 +158,36 @@ def _file(file: Path, validated: bool) -> Found | None:
 def _labelled(
     file: Path, rows: list[Mapping[str, Any]], kind: Kind, of: tuple[str, ...], label: str, validated: bool
 ) -> Found:
-    many = f"{len(rows):,}" if len(rows) < SOME else f"{SOME:,} or more"
-    names = sorted({str(row.get(label)) for row in rows})
-    fraction = all(_is_number(name) for name in names) and any(float(name) % 1 for name in names)
-    what = "a number" if fraction else f"{len(names)} classes: {', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
+    cells = [row.get(label) for row in rows]
+    task: str | None = None if kind == "images" else "text-classification"
+    if task and columns.have_several(cells):
+        task, separator = "multi-label-classification", columns.separator_of(cells)
+        names = sorted({name for cell in cells for name in columns.labels_of(cell, separator) or ()})
+        what = f"any number of {_some(names, 'labels')}"
+    else:
+        names = sorted({str(cell) for cell in cells})
+        what = _some(names, "classes")
+        if all(_is_number(name) for name in names) and any(float(name) % 1 for name in names):
+            task, what = task and "text-regression", "a number"
     samples = "images" if kind == "images" else "rows of texts"
-    words = f"{many} {samples} ({' and '.join(of)}) with labels ({label}, {what}) in {file}"
-    classes = None if fraction else len(names)
-    return Found(kind, words, validated, classes, len(rows) if len(rows) < SOME else None)
+    words = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({label}, {what}) in {file}"
+    classes = None if what == "a number" else len(names)
+    return Found(kind, words, validated, task, classes, len(rows) if len(rows) < SOME else None)
+
+
+def _tagged(file: Path, rows: list[Mapping[str, Any]], tokens: str, tags: str, validated: bool) -> Found:
+    names = sorted({name for row in rows for name in columns.parts_of(row.get(tags)) or ()})
+    words = f"{_many(rows)} sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')}) in {file}"
+    samples = len(rows) if len(rows) < SOME else None
+    return Found("sentences", words, validated, "token-classification", len(names), samples)
+
+
+def _many(rows: Sequence[Any]) -> str:
+    return f"{len(rows):,}" if len(rows) < SOME else f"{SOME:,} or more"
+
+
+def _some(names: Sequence[str], what: str) -> str:
+    return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
 
 
 def _is_picture(cell: Any) -> bool:
@@ -153,6 +206,9 @@ def _is_number(text: str) -> bool:
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a table, loosely: what is malformed is for whoever trains on it to name."""
+    if file.suffix in columns.CONLL:
+        yield from (row for _, row in conll.rows(file, Faults(skip=True)))
+        return
     if file.suffix == ".parquet":
         import pyarrow.parquet
 

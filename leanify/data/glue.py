@@ -73,11 +73,20 @@ class Sentences:
     """Encoded samples in memory; a batch is padded to the longest of its own."""
 
     workers = 0
-    targets = None
+    targets: np.ndarray | None = None
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Any, length: int, types: bool) -> None:
+    def __init__(
+        self,
+        rows: Sequence[tuple[tuple[str, ...], Target]],
+        tokenizer: Any,
+        length: int,
+        types: bool,
+        offsets: bool = False,
+    ) -> None:
         texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
-        found = tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=types, verbose=False)
+        asked = {"return_token_type_ids": types, "return_offsets_mapping": offsets, "verbose": False}
+        found = tokenizer(*texts, truncation=True, max_length=length, **asked)
+        self.offsets: Sequence[Sequence[tuple[int, int]]] = found["offset_mapping"] if offsets else []
         self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
         self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
         self.flat = {
@@ -96,7 +105,7 @@ class Sentences:
         return len(self.labels)
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids (and token_type_ids) (B, N), attention_mask where there is padding; labels (B,)"""
+        """→ input_ids (and token_type_ids) (B, N), attention_mask where there is padding; labels (B,) or (B, labels)"""
         lengths = self.lengths[indices, None]
         places = np.arange(lengths.max())
         there = places < lengths
@@ -151,6 +160,7 @@ def takes_types(model: Any) -> bool:
 
 HUB = "nyu-mll/glue"  # where the recipe gives no path
 Row = tuple[tuple[str, ...], float | int]  # texts and label
+Target = float | int | list[float]  # the last: a one or a zero for each label
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # of a split's file, in the order they are looked for
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from leanify.data import columns, hub
 from leanify.data.faults import Faults
-from leanify.data.labelled_text import find_tables
+from leanify.data.own_texts import find_table
 from leanify.data.text import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
@@ -59,7 +59,7 @@ def lies_at(place: Path, split: str) -> bool:
     """Whether there is a table of images, or a data set on disk."""
     if (place / split).is_dir() and any(entry.is_dir() for entry in (place / split).iterdir()):
         return (place / ON_DISK[0]).is_file()  # else folders of classes, whatever tables lie beside them
-    return any((place / name).is_file() for name in ON_DISK) or find_tables(place, split) is not None
+    return any((place / name).is_file() for name in ON_DISK) or find_table(place, split) is not None
 
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
@@ -67,7 +67,7 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
     splits = [data.train, data.train if data.holdout else data.validation, *([data.test] if data.test else [])]
     if any((place / name).is_file() for name in ON_DISK):
         return _on_disk(data, place, splits)
-    files = [find_tables(place, split) for split in splits]
+    files = [find_table(place, split) for split in splits]
     for split, file in zip(splits, files, strict=True):
         if file is None:
             raise DataError(f"{place} has no table of {split}; --set data.holdout=0.1 holds out a tenth of train")

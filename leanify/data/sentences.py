@@ -18,7 +18,7 @@ from leanify.data.columns import TABLES, TEXTS
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
-from leanify.data.labelled_text import find_tables
+from leanify.data.own_texts import find_table
 from leanify.data.samples import Part, Splits
 from leanify.data.text import rows_of_table
 from leanify.errors import DataError
@@ -58,7 +58,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 def find_file(path: Path, split: str) -> Path | None:
     """The table or text file of a split: the file itself for train, else the first of its spellings in the folder."""
-    table = find_tables(path, split)
+    table = find_table(path, split)
     if table is not None or path.is_file():
         return table or (path if split == "train" else None)
     text = path / f"{split}.txt"

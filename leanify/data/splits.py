@@ -23,8 +23,10 @@ NAMED = {
 }
 OF_TASK = {
     "classification": "image_folder",
-    "text-classification": "labelled_text",
-    "text-regression": "labelled_text",
+    "text-classification": "own_texts",
+    "text-regression": "own_texts",
+    "multi-label-classification": "own_texts",
+    "token-classification": "own_texts",
     "causal-lm": "corpus",
     "masked-lm": "masked",
     "glue": "glue",

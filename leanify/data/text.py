@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanify.data import delimited, hub, vocabulary
+from leanify.data import conll, delimited, hub, vocabulary
+from leanify.data.columns import CONLL
 from leanify.data.faults import Faults
 from leanify.errors import DataError
 
@@ -89,6 +90,9 @@ def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = No
     """
     if path.suffix == ".parquet":
         yield from numbered(hub.parquet(path, columns))
+        return
+    if path.suffix in CONLL:
+        yield from conll.rows(path, faults)
         return
     limit = csv.field_size_limit(delimited.LONGEST)
     try:

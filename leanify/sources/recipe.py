@@ -91,6 +91,8 @@ class DataSection:
             "classification",
             "text-classification",
             "text-regression",
+            "multi-label-classification",
+            "token-classification",
             "pair-classification",
             "masked-lm",
             "causal-lm",
@@ -114,8 +116,13 @@ class DataSection:
         str | None, "a directory or hub id; for masked-lm also `bytes` or `wordpiece-32768`; default: the model's"
     ] = None
     length: Annotated[int | None, "tokens per sample"] = None
-    text: Annotated[tuple[str, ...], "one or two text columns of a table; default: guessed by name"] = ()
-    label: Annotated[str | None, "label column of a table; default: guessed by name"] = None
+    text: Annotated[
+        tuple[str, ...], "one or two text columns of a table, or its column of tokens; default: guessed by name"
+    ] = ()
+    label: Annotated[str | None, "column of labels, or of tags, in a table; default: guessed by name"] = None
+    separator: Annotated[
+        str | None, "what stands between several labels in a cell; default: the one of `|`, `;` and `,` that fits"
+    ] = None
     image: Annotated[str | None, "column of images or their paths in a table; default: guessed by name"] = None
     options: Annotated[Mapping[str, Any], "parameters of a generated data set"] = field(default_factory=dict)
     mask: Annotated[float, "share of tokens that a masked language model must predict"] = 0.0

@@ -1,7 +1,7 @@
-"""Put a new classification head on a text encoder and keep the encoder's weights.
+"""Put a new head, for texts or for their tokens, on a text encoder and keep the encoder's weights.
 
     leanify's own     its class with ``classes``: first token → hidden layer with tanh → classes
-    transformers      the head that AutoModelForSequenceClassification gives a model of that type
+    transformers      the head that AutoModelForSequenceClassification (…TokenClassification) gives a model of its type
 
 The source may be a model type, an upstream directory or hub id, a checkpoint, a lean directory or a run.
 """
@@ -28,16 +28,25 @@ from leanify.sources.tensors import few, misfits, shapes_of
 from leanify.upstream.origin import Origin, set_origin
 
 CLASSIFIER = "AutoModelForSequenceClassification"
+TAGGER = "AutoModelForTokenClassification"
 
 
-def with_head(model: ModelSection, outputs: int, names: Sequence[str] = (), on_meta: bool = False) -> nn.Module:
+def with_head(
+    model: ModelSection,
+    outputs: int,
+    names: Sequence[str] = (),
+    on_meta: bool = False,
+    task: str = "text-classification",
+) -> nn.Module:
     """Return a recipe's model with a new head of ``outputs`` outputs; warn about tensors that were not carried over.
 
     ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes only.
+    ``task`` is the recipe's and decides the head.
+
     Raises SourceError for a model that takes no text or has no known head.
     """
     found = find(model.source, cls=model.cls)
-    headed = _headed(found, model, outputs, names)
+    headed = _headed(found, model, outputs, names, task)
     if model.reshapes:
         headed = replace(headed, architecture=model.shape(surgery.read(build_on_meta(headed))), weights=None)
     if on_meta:
@@ -56,12 +65,16 @@ def _label_names(names: Sequence[str]) -> dict[str, dict[Any, Any]]:
     return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}} if names else {}
 
 
-def _headed(found: ModelSource, model: ModelSection, outputs: int, names: Sequence[str]) -> ModelSource:
+def _headed(found: ModelSource, model: ModelSection, outputs: int, names: Sequence[str], task: str) -> ModelSource:
     """The source as a model with a head; overrides go to its constructor or configuration."""
     origin = found.origin
     if origin.library == "hf":
         overrides = {**model.override, "num_labels": outputs, **_label_names(names)}
-        return overridden(found, overrides, CLASSIFIER)
+        if task == "multi-label-classification":
+            overrides["problem_type"] = "multi_label_classification"
+        return overridden(found, overrides, TAGGER if task == "token-classification" else CLASSIFIER)
+    if task == "token-classification":
+        raise SourceError(f"{model.source} ({origin}) has no head for tokens; name a transformers model of text: bert")
     if origin.library == "leanify" and "classes" in inspect.signature(models.model_class(origin.name)).parameters:
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(found, origin=Origin("leanify", origin.name, options))

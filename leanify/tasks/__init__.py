@@ -21,9 +21,11 @@ from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue
 from leanify.tasks.masked_lm import MaskedLm
+from leanify.tasks.multi_label import MultiLabel
 from leanify.tasks.regression import Regression
 from leanify.tasks.sentence_embedding import SentenceEmbedding
 from leanify.tasks.text_regression import TextRegression
+from leanify.tasks.token_classification import TokenClassification
 from leanify.upstream.origin import is_hf, is_own
 
 Tally = Mapping[str, Tensor]
@@ -72,6 +74,10 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     if data.task in ("classification", "text-classification", "pair-classification"):
         assert splits.classes is not None
         return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing, splits.constant)
+    if data.task == "multi-label-classification":
+        return MultiLabel()
+    if data.task == "token-classification":
+        return TokenClassification(splits.names, optim.label_smoothing)
     if data.task == "masked-lm":
         return MaskedLm(optim.label_smoothing)
     if data.task == "glue":

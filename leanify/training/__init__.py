@@ -85,7 +85,7 @@ def resolve(
     if isinstance(recipe, Recipe):
         value = defaults.with_teacher(recipe, teacher)
     else:
-        value = defaults.recipe_of(recipe, path, teacher)
+        value = defaults.recipe_of(recipe, path, teacher, defaults.named_in(settings))
     value = recipes.with_settings(value, settings) if settings else value
     if not isinstance(recipe, Recipe):
         defaults.check_data(recipe, value)

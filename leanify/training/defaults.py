@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from leanify.data import found as data_found
-from leanify.data import labelled_text, vocabulary
+from leanify.data import own_texts, vocabulary
+from leanify.data.found import GUESSED, Named
 from leanify.errors import RecipeError, SourceError
 from leanify.sources import find, pooling
 from leanify.sources import recipe as recipes
@@ -38,10 +40,13 @@ TAUGHT = {  # the usual teacher of a task: its weight beside the targets, and th
 }
 
 
-def recipe_of(source: str | Path, path: str | None = None, teacher: str | None = None) -> Recipe:
+def recipe_of(
+    source: str | Path, path: str | None = None, teacher: str | None = None, named: Named = GUESSED
+) -> Recipe:
     """A recipe from a file, a built-in name or a run; else the default recipe of the model that SOURCE names.
 
-    ``path`` is the user's data, which decides the task; with a teacher the model decides it.
+    ``path`` is the user's data, which decides the task; with a teacher the model decides it. ``named`` are the columns
+    and the task that the user names.
 
     Raises RecipeError, and SourceError for what names nothing.
     """
@@ -50,9 +55,9 @@ def recipe_of(source: str | Path, path: str | None = None, teacher: str | None =
         return with_teacher(RunDirectory.open(text).recipe, teacher)
     if recipes.find(text) is not None or Path(text).suffix == ".toml":
         return with_teacher(recipes.load(text), teacher)
-    if not find.is_model(Path(text)) and (found := data_found.look(text)) is not None:
+    if not find.is_model(Path(text)) and (found := data_found.look(text, named)) is not None:
         return with_teacher(of_data(found, text), teacher)
-    return with_teacher(usual(text, path, teacher is not None), teacher)
+    return with_teacher(usual(text, path, teacher is not None, named), teacher)
 
 
 def of_data(found: data_found.Found, path: str) -> Recipe:
@@ -60,8 +65,8 @@ def of_data(found: data_found.Found, path: str) -> Recipe:
     settings = [f"data.path={json.dumps(path)}"]
     if found.kind == "images":
         settings.append(f"model.override.num_classes={found.classes}")
-    if found.kind == "sentences" and found.classes is None:
-        settings.append("data.task=text-regression")
+    if found.task is not None:
+        settings.append(f"data.task={found.task}")
     if found.kind != "text":
         settings.append(f"schedule.epochs={min(30, max(3, SEEN // (found.samples or SEEN)))}")
         settings += [] if found.validated else ["data.holdout=0.2"]
@@ -78,11 +83,20 @@ def with_teacher(recipe: Recipe, teacher: str | None) -> Recipe:
     return replace(recipe, distill=DistillSection(teacher, temperature, weight))
 
 
-def usual(source: str, path: str | None = None, taught: bool = False) -> Recipe:
+def named_in(settings: Sequence[str]) -> Named:
+    """What settings say of labelled texts: data.text, data.label and data.task."""
+    given = {key: recipes.value_of(text) for key, text in map(recipes.split_setting, settings) if text}
+    texts, label, task = (given.get(f"data.{key}") for key in ("text", "label", "task"))
+    some = (texts,) if isinstance(texts, str) else texts if isinstance(texts, list) else ()
+    return Named(tuple(map(str, some)), None if label is None else str(label), None if task is None else str(task))
+
+
+def usual(source: str, path: str | None = None, taught: bool = False, named: Named = GUESSED) -> Recipe:
     """The usual task of a model: classification for images, masked words for an encoder of text, else the next word.
 
-    A text model with a table of labelled texts at ``path`` becomes a classifier, or a regressor. One that is ``taught``
-    keeps the head that it shares with its teacher; an encoder without a head learns the teacher's embeddings.
+    A text model with a table of labelled texts at ``path`` becomes a classifier, a tagger or a regressor. One that is
+    ``taught`` keeps the head that it shares with its teacher; an encoder without a head learns the teacher's
+    embeddings.
 
     AdamW and a cosine with a short warm-up; the learning rate suits a freshly initialised model; a tenth of it one
     that comes with weights.
@@ -95,7 +109,7 @@ def usual(source: str, path: str | None = None, taught: bool = False) -> Recipe:
         not images
         and path is not None
         and (not taught or _classifies(found))
-        and (labelled := labelled_text.task_of(Path(path).expanduser())) is not None
+        and (labelled := _labelled(path, named)) is not None
     ):
         return _of_labelled(source, found, *labelled)
     cls = None
@@ -127,6 +141,15 @@ def usual(source: str, path: str | None = None, taught: bool = False) -> Recipe:
         optim=OptimSection(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
         schedule=ScheduleSection(BATCH[task], epochs=10, warmup=0.5),
     )
+
+
+def _labelled(path: str, named: Named) -> tuple[str, bool] | None:
+    """(task, whether there is a validation table) of labelled texts; None where there are none."""
+    found = data_found.look(path, named)
+    task = named.task if named.task in own_texts.TASKS else None if found is None else found.task
+    if task is None:
+        return None
+    return task, own_texts.find_table(Path(path).expanduser(), "validation") is not None
 
 
 def _embeds(found: Any) -> bool:

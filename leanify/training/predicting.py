@@ -1,17 +1,18 @@
-"""Run a trained model on new data: class names with probabilities, or numbers."""
+"""Run a trained model on new data: names of classes, labels and tags, with probabilities; or numbers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leanify.data import labelled_text, vocabulary
-from leanify.data.columns import TABLES
+from leanify.data import labelled_text, own_texts, tagged_text, vocabulary
+from leanify.data.columns import parts_of
 from leanify.data.common import length_of_text
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
@@ -22,10 +23,13 @@ from leanify.errors import DataError, RecipeError
 from leanify.sources import find
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
+from leanify.tasks import multi_label
 from leanify.tasks.outputs import answer
+from leanify.tasks.token_classification import entities, have_entities
 from leanify.training import with_tokenizer_of
 
-IMAGES, SENTENCES = ("classification",), labelled_text.TASKS
+IMAGES, SENTENCES = ("classification",), own_texts.TASKS
+WORDS = re.compile(r"\w+|[^\w\s]")  # tokens of a text that comes without any
 BATCH = 32
 
 
@@ -35,19 +39,35 @@ class Prediction:
 
     where          the file, and of a table the row
     sample         the text, None of an image
-    answer         a class by name, or a number
-    probability    of that class, None of a number
-    probabilities  of every class, by name
+    answer         a class by name, a number, the labels that it has (multi-label), or a tag for each token
+    probability    of the class, else None
+    probabilities  of every class or label, by name; none of numbers and tags
+    tokens         what the tags are of
     """
 
     where: str
     sample: str | None
-    answer: str | float
-    probability: float | None
-    probabilities: dict[str, float]
+    answer: str | float | list[str]
+    probability: float | None = None
+    probabilities: dict[str, float] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The answer as people read it: of tags the entities, where they tell any."""
+        if not isinstance(self.answer, list):
+            return self.answer if isinstance(self.answer, str) else f"{self.answer:.4g}"
+        if not self.tokens:
+            return ", ".join(self.answer) or "–"
+        if have_entities(self.answer):
+            found = (f"{' '.join(self.tokens[first:end])} {kind}" for kind, first, end in entities(self.answer))
+            return ", ".join(found)
+        if set(self.answer) <= {tagged_text.OUTSIDE}:
+            return "–"
+        return " ".join(f"{token}/{tag}" for token, tag in zip(self.tokens, self.answer, strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "tokens": list(self.tokens)}
 
 
 def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Prediction]:
@@ -65,26 +85,30 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Predictio
             f'Python, leanify.load("{run}") is the model'
         )
     model = find.load(run).eval()
-    batches = _images(data, model, inputs) if data.task in IMAGES else _texts(data, model, inputs)
-    names = begun.classes if data.task != "text-regression" else []
     with torch.no_grad():
+        if data.task == "token-classification":
+            yield from _tagged(data, model, inputs, begun.classes)
+            return
+        batches = _images(data, model, inputs) if data.task in IMAGES else _texts(data, model, inputs)
         for places, samples, batch in batches:
-            yield from _answers(places, samples, answer(model, batch), names, data.task == "text-regression")
+            for where, sample, row in zip(places, samples, answer(model, batch), strict=True):
+                yield _answered(where, sample, row, begun.classes, data.task)
 
 
-def _answers(
-    places: Sequence[str], samples: Sequence[str | None], logits: Tensor, names: Sequence[str], numbers: bool
-) -> Iterator[Prediction]:
-    """logits B × outputs → a prediction each; outputs without a class, as of a model made for more, do not count."""
-    if numbers:
-        for where, sample, value in zip(places, samples, logits.flatten().tolist(), strict=True):
-            yield Prediction(where, sample, value, None, {})
-        return
-    known = list(names) or [str(number) for number in range(logits.shape[1])]
-    shares = logits[:, : len(known)].softmax(-1)
-    for where, sample, row in zip(places, samples, shares.tolist(), strict=True):
-        best = max(range(len(row)), key=row.__getitem__)
-        yield Prediction(where, sample, known[best], row[best], dict(zip(known, row, strict=True)))
+def _answered(where: str, sample: str | None, logits: Tensor, names: Sequence[str], task: str) -> Prediction:
+    """One sample's logits (outputs,) → what they say; outputs without a class, as of a model made for more, do not."""
+    if task == "text-regression":
+        return Prediction(where, sample, logits[0].item())
+    known = list(names) or [str(number) for number in range(len(logits))]
+    logits = logits[: len(known)]
+    shares = (logits.sigmoid() if task == "multi-label-classification" else logits.softmax(-1)).tolist()
+    by_name = dict(zip(known, shares, strict=True))
+    if task == "multi-label-classification":
+        return Prediction(
+            where, sample, [name for name in known if by_name[name] >= multi_label.THRESHOLD], None, by_name
+        )
+    best = max(known, key=by_name.__getitem__)
+    return Prediction(where, sample, best, by_name[best], by_name)
 
 
 def _images(
@@ -113,8 +137,7 @@ def _image_files(path: Path) -> list[Path]:
 def _texts(
     data: DataSection, model: nn.Module, inputs: Sequence[str | Path]
 ) -> Iterator[tuple[list[str], list[str], dict[str, Tensor]]]:
-    tokenizer, _ = vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")
-    length = length_of_text(data, model)
+    tokenizer, length = _tokenizer(data, model)
     rows = [row for each in inputs for row in _rows(str(each), data)]
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
@@ -123,10 +146,45 @@ def _texts(
         yield [place for place, _ in some], [" | ".join(texts) for _, texts in some], batch
 
 
+def _tokenizer(data: DataSection, model: nn.Module) -> tuple[Any, int]:
+    """The run's tokenizer, and how many tokens it makes of a sample at most."""
+    return vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")[0], length_of_text(data, model)
+
+
+def _tagged(
+    data: DataSection, model: nn.Module, inputs: Sequence[str | Path], names: Sequence[str]
+) -> Iterator[Prediction]:
+    """A tag for every token; O for one beyond the length that the model reads."""
+    tokenizer, length = _tokenizer(data, model)
+    rows = [row for each in inputs for row in _tokens(str(each), data)]
+    for start in range(0, len(rows), BATCH):
+        some = rows[start : start + BATCH]
+        untold = [(tokens, [0] * len(tokens)) for _, tokens in some]
+        sentences = tagged_text.TaggedSentences(untold, tokenizer, length, takes_types(model))
+        batch, _ = sentences.batch(torch.arange(len(some)).numpy())
+        best = answer(model, batch)[..., : len(names)].argmax(-1).tolist()
+        for (where, tokens), row, firsts in zip(some, best, sentences.firsts, strict=True):
+            tags = [tagged_text.OUTSIDE if place is None else names[row[place]] for place in firsts]
+            yield Prediction(where, " ".join(tokens), tags, tokens=tokens)
+
+
+def _tokens(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(where, tokens) of a table's sentences; texts are cut into words and marks."""
+    path = Path(given).expanduser()
+    if path.suffix not in own_texts.SUFFIXES or not path.is_file():
+        yield from ((where, tuple(WORDS.findall(text))) for where, (text, *_) in _rows(given, data))
+        return
+    for place, row in rows_of_table(path, Faults()):
+        name = tagged_text.column_of_tokens(path, list(row), data)
+        if not (tokens := parts_of(row.get(name))):
+            raise DataError(f"{path}, {place}: {name} is no list of tokens")
+        yield f"{path}, {place}", tokens
+
+
 def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(where, texts) of a table, of the lines of a text file, or of what was given itself."""
     path = Path(given).expanduser()
-    if path.suffix in TABLES:
+    if path.suffix in own_texts.SUFFIXES:
         if not path.is_file():
             raise DataError(f"{path} does not exist")
         faults, columns = Faults(), data.text

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.data import glue, labelled_text, vocabulary
+from leanify.data import glue, own_texts, vocabulary
 from leanify.errors import RecipeError
 from leanify.lens import surgery
 from leanify.sources import find, text_classifier, weights
@@ -22,6 +22,11 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
     data, schedule, run = checked.data, checked.schedule, checked.run
     if data.task == "sentence-embedding" and recipe.distill is None:
         raise RecipeError("sentence-embedding learns a teacher's embeddings: name one, --teacher SOURCE")
+    if data.task == "multi-label-classification" and recipe.distill is not None and recipe.distill.weight:
+        raise RecipeError(
+            "a teacher's softmax says nothing about labels that do not exclude each other: distill.weight=0 with a "
+            "distill.hidden_weight learns from its layers alone"
+        )
     if data.mask and data.task != "masked-lm":
         raise RecipeError(f"data.mask is for masked-lm, and the task is {data.task}; leave it out")
     if run.compile and recipe.distill is not None:
@@ -55,9 +60,9 @@ def _built(recipe: Recipe, on_meta: bool) -> nn.Module:
     model, data = recipe.model, recipe.data
     if data is not None and data.task == "glue":
         return text_classifier.with_head(model, glue.TASKS[glue.name_of(data)].outputs, on_meta=on_meta)
-    if data is not None and data.task in labelled_text.TASKS:
-        names = labelled_text.classes_of(data)
-        return text_classifier.with_head(model, len(names) or 1, names, on_meta=on_meta)
+    if data is not None and data.task in own_texts.TASKS:
+        names = own_texts.classes_of(data)
+        return text_classifier.with_head(model, len(names) or 1, names, on_meta=on_meta, task=data.task)
     found = find.find(model.source, overrides=model.override, cls=model.cls)
     if model.reshapes:
         found = replace(found, architecture=model.shape(surgery.read(find.build_on_meta(found))), weights=None)
@@ -88,7 +93,7 @@ def checkpoint_gradients(model: Any) -> None:
 def data_of(recipe: TrainingRecipe) -> DataSection:
     """[data] of a recipe; labelled texts take the tokenizer beside the model where the recipe names none."""
     data, source = recipe.data, Path(recipe.model.source).expanduser()
-    if data.task not in ("glue", "sentence-embedding", *labelled_text.TASKS) or data.tokenizer is not None:
+    if data.task not in ("glue", "sentence-embedding", *own_texts.TASKS) or data.tokenizer is not None:
         return data
     if source.is_dir():
         return replace(data, tokenizer=str(source) if vocabulary.lies_in(source) else None)

@@ -1,0 +1,43 @@
+"""Files with a token and its tag a line, and a blank line between sentences, as those of CoNLL-2003. Knows no torch.
+
+A line's first cell is the token and its last one the tag; cells stand between tabs, or between blanks where there is no
+tab. Lines that begin with ``-DOCSTART-`` part documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from leanify.data.faults import Faults
+from leanify.errors import DataError
+
+Row = dict[str, list[str]]  # tokens and tags, of the same length
+
+
+def rows(file: Path, faults: Faults) -> Iterator[tuple[str, Row]]:
+    """(place, tokens and tags) of every sentence. Raises DataError for a line without a tag, unless it is skipped."""
+    try:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            yield from _sentences(file, lines, faults)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _sentences(file: Path, lines: Iterator[str], faults: Faults) -> Iterator[tuple[str, Row]]:
+    first, tokens, tags = 1, list[str](), list[str]()
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("-DOCSTART-"):
+            if tokens:
+                yield f"line {first}", {"tokens": tokens, "tags": tags}
+            first, tokens, tags = number + 1, [], []
+            continue
+        cells = text.split("\t") if "\t" in text else text.split()
+        if len(cells) < 2:
+            faults.found(f"{file}, line {number}: {text[:40]!r} is one cell; a line has a token and a tag")
+            continue
+        tokens.append(cells[0].strip())
+        tags.append(cells[-1].strip())
+    if tokens:
+        yield f"line {first}", {"tokens": tokens, "tags": tags}

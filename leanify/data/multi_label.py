@@ -1,0 +1,72 @@
+"""One's own texts with any number of labels each.
+
+A cell of labels is a list (JSON lines, Parquet), or a text with a separator between the labels: ``data.separator``,
+else the one that the column seems to have (`columns.separator_of`). An empty cell is a text without a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leanify.data.columns import SEPARATORS, labels_of, separator_of
+from leanify.data.faults import Faults
+from leanify.data.glue import Sentences
+from leanify.data.labelled_text import Texts, cells_of, in_order, place_of
+from leanify.errors import DataError
+from leanify.sources.recipe import DataSection
+
+
+@dataclass(frozen=True)
+class MultiLabelled:
+    """One table: its columns, and a row of (text or texts, labels) each."""
+
+    file: Path
+    texts: tuple[str, ...]
+    label: str
+    separator: str | None
+    rows: list[tuple[Texts, tuple[str, ...]]]
+
+    @staticmethod
+    def read(file: Path, data: DataSection, faults: Faults) -> MultiLabelled:
+        """A table's rows. Raises DataError, with the file and the row, for one without a text or with another cell."""
+        texts, label, cells = cells_of(file, data, faults)
+        separator = data.separator or _separator([cell for _, _, cell in cells])
+        rows: list[tuple[Texts, tuple[str, ...]]] = []
+        for where, words, cell in cells:
+            if (found := labels_of(cell, separator)) is None:
+                faults.found(f"{where}: {label} is {cell!r:.40}, neither a list of labels nor a text")
+            else:
+                rows.append((words, found))
+        if not any(labels for _, labels in rows):
+            raise DataError(f"{file} has no row with a text and a label")
+        return MultiLabelled(file, texts, label, separator, rows)
+
+    @property
+    def names(self) -> list[str]:
+        """All labels, whole numbers in their order and everything else by name."""
+        return in_order({label for _, labels in self.rows for label in labels})
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """All texts, for a tokenizer that is trained on them."""
+        return (text for texts, _ in self.rows for text in texts)
+
+    @property
+    def columns(self) -> str:
+        between = f" separated by {self.separator!r}" if self.separator else ""
+        return f"{' and '.join(self.texts)} → any number of {self.label}{between}"
+
+    def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences:
+        """As samples whose targets are a one for every label that a text has, else zeros: (B, labels)."""
+        places = [(texts, {place_of(label, names, self.file) for label in labels}) for texts, labels in self.rows]
+        rows = [(texts, [float(i in found) for i in range(len(names))]) for texts, found in places]
+        return Sentences(rows, tokenizer, length, types)
+
+
+def _separator(cells: Sequence[Any]) -> str | None:
+    """What separates labels: the guess, else the first known separator that any cell has."""
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    return separator_of(texts) or next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)

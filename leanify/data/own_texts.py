@@ -1,0 +1,142 @@
+"""Your own labelled texts: which task a file asks for, its classes, and its samples.
+
+``data.path`` is a file, or a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet, .conll; dev, valid,
+val and test are looked for too). ``data.text`` names one or two columns, ``data.label`` one; without them they are
+guessed by name, and the run says which were taken.
+
+    labelled_text   a class or a number for each text
+    multi_label     any number of labels for each text
+    tagged_text     a tag for each token
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from leanify.data import vocabulary
+from leanify.data.columns import CONLL, SPLITS, TABLES
+from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
+from leanify.data.faults import Faults
+from leanify.data.glue import Sentences, takes_types
+from leanify.data.labelled_text import Labelled
+from leanify.data.multi_label import MultiLabelled
+from leanify.data.samples import Part, Splits
+from leanify.data.tagged_text import Tagged
+from leanify.errors import DataError
+from leanify.sources.recipe import DataSection
+
+SUFFIXES = (*TABLES, *CONLL)
+
+
+class Table(Protocol):
+    """A table of texts with labels: what it holds, in words, and as samples."""
+
+    @property
+    def file(self) -> Path: ...
+
+    @property
+    def columns(self) -> str: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def lines(self) -> Iterator[str]: ...
+
+    def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences: ...
+
+
+Read = Callable[[Path, DataSection, Faults], Table]
+KINDS: Mapping[str, tuple[Read, str]] = {  # by task: a table's reader, and what its names are the names of
+    "text-classification": (Labelled.read, "classes"),
+    "text-regression": (Labelled.read, ""),
+    "multi-label-classification": (MultiLabelled.read, "labels"),
+    "token-classification": (Tagged.read, "tags"),
+}
+TASKS = tuple(KINDS)
+
+
+def find_table(path: Path, split: str) -> Path | None:
+    """The table of a split: the file itself for train, else the first of its spellings in the folder."""
+    if path.is_file():
+        return path if split == "train" and path.suffix in SUFFIXES else None
+    stems = SPLITS.get(split, (split,))
+    found = (path / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
+    return next((file for file in found if file.is_file()), None)
+
+
+def classes_of(data: DataSection) -> list[str]:
+    """The names of the classes, labels or tags in the training table; none for a regression."""
+    return _names(_train(data, Faults(skip=data.on_error == "skip")), data)
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """The samples for a text model with a head; validation samples by length, so that little is padded."""
+    refuse(data, "img_size", "rand_augment", "image")
+    if data.task != "multi-label-classification":
+        refuse(data, "separator")
+    length = length_of_text(data, model)
+    words, _ = vocabulary_of(model, data.task)
+    faults = Faults(skip=data.on_error == "skip")
+    table = _train(data, faults)
+    names = _names(table, data)
+    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: table.lines, _key(table))
+    vocabulary.check_fit(tokenizer, words, by)
+
+    def encoded(table: Table) -> Sentences:
+        return table.encoded(names, tokenizer, length, takes_types(model))
+
+    train = subset(encoded(table), data)
+    if data.holdout:
+        train, validation = held_out(train, data.holdout)
+    else:
+        validation = encoded(_validation(data, faults))
+        validation = Part(validation, validation.lengths.argsort(kind="stable"))
+    kinds = f"{len(names)} {KINDS[data.task][1]}: {', '.join(names[:6])}{', …' * (len(names) > 6)}"
+    about = f"{table.columns}, {kinds if names else 'a number'}"
+    return Splits(
+        train,
+        validation,
+        f"{table.file} ({about}), {len(train):,} samples to train and {len(validation):,} to validate",
+        classes=len(names) or None,
+        tokenizer=tokenizer,
+        names=tuple(names),
+        skipped=tuple(faults.names),
+    )
+
+
+def _key(table: Table) -> str:
+    """What tells the texts of a table from others."""
+    digest = hashlib.sha256()
+    for line in table.lines:
+        digest.update(line.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _names(table: Table, data: DataSection) -> list[str]:
+    names = [] if data.task == "text-regression" else table.names
+    if len(names) == 1 and data.task != "multi-label-classification":
+        one = KINDS[data.task][1].removesuffix("es" if data.task == "text-classification" else "s")
+        raise DataError(f"{data.path} has one {one}, {names[0]}: there is nothing to tell apart")
+    return names
+
+
+def _train(data: DataSection, faults: Faults) -> Table:
+    folder = folder_of(data)
+    file = find_table(folder, data.train)
+    if file is None:
+        raise DataError(f"{folder} has no {data.train} table ({', '.join(data.train + s for s in SUFFIXES[:5])})")
+    return KINDS[data.task][0](file, data, faults)
+
+
+def _validation(data: DataSection, faults: Faults) -> Table:
+    folder = folder_of(data)
+    file = find_table(folder, data.validation)
+    if file is None:
+        raise DataError(f"{folder} has no {data.validation} table; --set data.holdout=0.1 holds out a tenth of train")
+    return KINDS[data.task][0](file, data, faults)

@@ -1,0 +1,155 @@
+"""One's own sentences with a tag for every token: names, parts of speech, chunks.
+
+A row of a table has a column of tokens and one of tags, lists of the same length or texts of words between blanks; a
+file like those of CoNLL has a token and its tag a line (`leanify.data.conll`). A model reads the tokens with blanks
+between them; of a token's pieces the first has the tag, the others count for nothing, as in Devlin et al. 2019 (5.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leanify.data.columns import TAGS, TOKENS, one_of, parts_of
+from leanify.data.faults import Faults
+from leanify.data.glue import Sentences
+from leanify.data.labelled_text import in_order, place_of
+from leanify.data.samples import IGNORED
+from leanify.data.text import rows_of_table
+from leanify.errors import DataError
+from leanify.sources.recipe import DataSection
+
+OUTSIDE = "O"  # the tag of a token that belongs to nothing
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """One file: its columns, and a row of (tokens, tags) for each sentence."""
+
+    file: Path
+    tokens: str
+    tags: str
+    rows: list[tuple[tuple[str, ...], tuple[str, ...]]]
+
+    @staticmethod
+    def read(file: Path, data: DataSection, faults: Faults) -> Tagged:
+        """A file's sentences. Raises DataError, with the row, for one with other numbers of tokens and tags."""
+        names: tuple[str, str] | None = None
+        rows: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+        for place, row in rows_of_table(file, faults):
+            if not isinstance(row, dict):
+                faults.found(f"{file}, {place} is not a table of columns")
+                continue
+            names = names or columns_of(file, list(row), data)
+            tokens, tags = (parts_of(row.get(name)) for name in names)
+            if problem := _problem(tokens, tags, names):
+                faults.found(f"{file}, {place}: {problem}")
+            elif tokens and tags:
+                rows.append((tokens, tags))
+        if names is None or not rows:
+            raise DataError(f"{file} has no row with tokens and tags")
+        return Tagged(file, *names, rows)
+
+    @property
+    def names(self) -> list[str]:
+        """The tags: O first, then by name."""
+        found = {tag for _, tags in self.rows for tag in tags}
+        return [OUTSIDE] * (OUTSIDE in found) + in_order(found - {OUTSIDE})
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """All sentences, for a tokenizer that is trained on them."""
+        return (" ".join(tokens) for tokens, _ in self.rows)
+
+    @property
+    def columns(self) -> str:
+        return f"{self.tokens} → {self.tags}"
+
+    def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> TaggedSentences:
+        """As samples whose targets are tags by their place in ``names``, at the first piece of every token."""
+        rows = [(tokens, [place_of(tag, names, self.file) for tag in tags]) for tokens, tags in self.rows]
+        return TaggedSentences(rows, tokenizer, length, types)
+
+
+def columns_of(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
+    """The columns of tokens and tags, as the recipe names them or guessed by name. Raises DataError."""
+    tokens, tags = column_of_tokens(file, found, data), one_of((data.label,) if data.label else TAGS, found)
+    return tokens, tags or _lacks(file, found, data.label or "of tags")
+
+
+def column_of_tokens(file: Path, found: Sequence[str], data: DataSection) -> str:
+    """The column of tokens, as the recipe names it or guessed by name. Raises DataError."""
+    return one_of(data.text[:1] or TOKENS, found) or _lacks(file, found, *(data.text[:1] or ["of tokens"]))
+
+
+def _lacks(file: Path, found: Sequence[str], column: str) -> NoReturn:
+    raise DataError(
+        f"{file} has no column {column}; found {', '.join(map(str, found[:8]))}: name them, "
+        "--set 'data.text=[\"tokens\"]' --set data.label=tags"
+    )
+
+
+def _problem(tokens: Sequence[str] | None, tags: Sequence[str] | None, names: Sequence[str]) -> str | None:
+    """What is wrong with a row; None for one that is right."""
+    for cells, name in ((tokens, names[0]), (tags, names[1])):
+        if cells is None:
+            return f"{name} is neither a list nor a text"
+    if tokens is None or tags is None or len(tokens) != len(tags):
+        return f"{len(tokens or ())} {names[0]} and {len(tags or ())} {names[1]}"
+    if not tokens:
+        return f"{names[0]} is empty"
+    blank = next((token for token in tokens if not token or token != "".join(token.split())), None)
+    return None if blank is None else f"the token {blank[:40]!r} is empty or has a blank in it"
+
+
+class TaggedSentences(Sentences):
+    """Encoded sentences; ``targets`` tags each sample has, and its tokens' first pieces lie at ``firsts``."""
+
+    def __init__(
+        self, rows: Sequence[tuple[Sequence[str], Sequence[int]]], tokenizer: Any, length: int, types: bool
+    ) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise DataError("this tokenizer does not say which piece is of which token: name a fast one")
+        super().__init__([((" ".join(tokens),), 0) for tokens, _ in rows], tokenizer, length, types, offsets=True)
+        self.firsts = [first_pieces(tokens, spans) for (tokens, _), spans in zip(rows, self.offsets, strict=True)]
+        self.offsets = []
+        targets = np.full(self.lengths.sum(), IGNORED)
+        for start, firsts, (_, tags) in zip(self.starts, self.firsts, rows, strict=True):
+            for place, tag in zip(firsts, tags, strict=True):
+                if place is not None:
+                    targets[start + place] = tag
+        self.tags = targets
+        self.targets = np.array([sum(place is not None for place in firsts) for firsts in self.firsts])
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ inputs as of any sentences, (B, N) each; tags (B, N), IGNORED where no token begins"""
+        inputs, _ = super().batch(indices)
+        lengths = self.lengths[indices, None]
+        places = np.arange(lengths.max())
+        there = places < lengths
+        tags = np.where(there, self.tags[np.where(there, self.starts[indices, None] + places, 0)], IGNORED)
+        return inputs, torch.from_numpy(tags)
+
+
+def first_pieces(tokens: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[int | None]:
+    """The place of each token's first piece among the pieces of the sentence; None for a token that has none.
+
+    ``spans`` are where the pieces begin and end in the tokens with a blank between each two. A piece is of the token
+    that its last character is of: some tokenizers count the blank before a token to its first piece.
+    """
+    ends = np.cumsum([0, *(len(token) + 1 for token in tokens)])
+    found: list[int | None] = [None] * len(tokens)
+    owner = np.full(ends[-1], -1)
+    for number, (start, end) in enumerate(pairwise(ends)):
+        owner[start : end - 1] = number
+    for place, (start, end) in enumerate(spans):
+        if end > start and (number := owner[end - 1]) >= 0 and found[number] is None:
+            found[number] = place
+    return found

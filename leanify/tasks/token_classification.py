@@ -1,0 +1,95 @@
+"""A tag for every token: names of people and places, parts of speech, chunks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leanify.data.samples import IGNORED, Inputs
+from leanify.data.tagged_text import OUTSIDE
+from leanify.tasks.outputs import answer
+
+Entity = tuple[str, int, int]  # kind, first token, the token behind the last
+ALONE, LAST = "SU", "ELSU"  # prefixes of an entity of one token, and of those that end one (IOBES and BILOU)
+
+
+class TokenClassification:
+    """Cross-entropy a token. Tags such as B-PER, I-PER and O are scored by whole entities, others by token."""
+
+    sign, margin = 1, 1.0  # a point
+
+    def __init__(self, names: Sequence[str], smoothing: float) -> None:
+        self.names, self.smoothing = names, smoothing
+        self.of_entities = have_entities(names)
+        self.metric = "f1" if self.of_entities else "accuracy"
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """targets (B, N), IGNORED where no token begins → the sum over tokens"""
+        return self._loss(answer(model, inputs), targets, self.smoothing)
+
+    def _loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        words = {"ignore_index": IGNORED, "label_smoothing": smoothing, "reduction": "sum"}
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **words)  # type: ignore[arg-type]
+
+    def count(self, targets: Tensor) -> Tensor:
+        return (targets != IGNORED).sum()
+
+    def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
+        logits = answer(model, inputs)
+        guesses = logits.argmax(-1)
+        tally = {
+            "loss": self._loss(logits, targets),
+            "count": self.count(targets),
+            "right": (guesses == targets).sum(),
+        }
+        if self.of_entities:
+            pairs = zip(guesses.tolist(), targets.tolist(), strict=True)
+            counts = torch.tensor([self._entities(*pair) for pair in pairs]).sum(0)
+            tally |= dict(zip(("both", "guessed", "true"), counts, strict=True))
+        return tally
+
+    def _entities(self, guesses: Sequence[int], targets: Sequence[int]) -> tuple[int, int, int]:
+        """Of one sentence: entities guessed exactly, guessed, and true."""
+        kept = [(guess, target) for guess, target in zip(guesses, targets, strict=True) if target != IGNORED]
+        guessed, true = (set(entities([self.names[pair[side]] for pair in kept])) for side in (0, 1))
+        return len(guessed & true), len(guessed), len(true)
+
+    def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
+        """Mean loss in nats a token; in per cent the entities' F1, precision and recall, 0 where there are none, and
+        the share of tokens whose tag is right.
+        """
+        loss, right = ((found[name] / found["count"]).item() for name in ("loss", "right"))
+        if not self.of_entities:
+            return {"loss": loss, "accuracy": 100 * right}
+        both, guessed, true = (found[name].item() for name in ("both", "guessed", "true"))
+        shares = {"f1": (2 * both, guessed + true), "precision": (both, guessed), "recall": (both, true)}
+        percent = {name: 100 * part / whole if whole else 0.0 for name, (part, whole) in shares.items()}
+        return {"loss": loss, **percent, "accuracy": 100 * right}
+
+
+def have_entities(names: Sequence[str]) -> bool:
+    """Whether tags say where entities begin and go on: all but O have a prefix such as B-, I-, E-, S-, L- or U-."""
+    others = [name for name in names if name != OUTSIDE]
+    return bool(others) and all(re.fullmatch(r"[BIESLU]-.+", name) for name in others)
+
+
+def entities(tags: Sequence[str]) -> Iterator[Entity]:
+    """The entities in a sentence's tags, as CoNLL's own script finds them (Tjong Kim Sang & De Meulder 2003).
+
+    One begins at B-, at a tag of another kind than the last one's, and behind O or the end of another (E-, L-, S-, U-);
+    it ends before the next one or O. So I-PER behind O begins one, too.
+    """
+    start, before = 0, OUTSIDE
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        begins = tag != OUTSIDE and (
+            tag[0] in "B" + ALONE or before == OUTSIDE or before[0] in LAST or tag[2:] != before[2:]
+        )
+        if before != OUTSIDE and (begins or tag == OUTSIDE):
+            yield before[2:], start, place
+        if begins:
+            start = place
+        before = tag
