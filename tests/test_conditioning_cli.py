@@ -306,7 +306,7 @@ def test_data_of_the_wrong_kind(leanify, tmp_path, images):
     refused(leanify(*TINY_BERT, "--data", images), "takes text")
     refused(leanify(*TINY_BERT, "--data", tmp_path / "none.txt"), "does not exist")
     (tmp_path / "odd.csv").write_text("a,b\n1,2\n")
-    refused(leanify(*TINY_BERT, "--data", tmp_path / "odd.csv"), "no column of text", "found a, b")
+    refused(leanify(*TINY_BERT, "--data", tmp_path / "odd.csv"), "no text column", "found a, b")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -109,11 +109,11 @@ def test_it_trains_and_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (["data.task=classification"], RecipeError, "is a regression, not classification"),
-        (["data.path=/tmp"], RecipeError, "data.path means nothing to farthest-point"),
-        (["data.length=1"], RecipeError, "takes two points"),
+        (["data.task=classification"], RecipeError, "is a regression task; data.task is classification"),
+        (["data.path=/tmp"], RecipeError, "data.path does not apply to farthest-point"),
+        (["data.length=1"], RecipeError, "needs at least 2 points"),
         (["model.source=leanify/nystromformer", "model.override=", "model.head_dim="], DataError, "takes points"),
-        (["data.name=nearest-point"], RecipeError, "not a data set for regression; known by name: .*farthest-point"),
+        (["data.name=nearest-point"], RecipeError, "not a data set for regression; built in: .*farthest-point"),
     ],
 )
 def test_bad_input_is_one_message(settings: list[str], error: type[Exception], words: str, tmp_path: Path) -> None:

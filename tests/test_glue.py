@@ -229,7 +229,7 @@ def test_without_a_folder_the_hubs_data_set_is_asked(
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="the hub did not give nyu-mll"):
+    with pytest.raises(DataError, match="the hub did not provide nyu-mll"):
         glue.read(DataSection("mnli", "glue"), "mnli")
     home = tmp_path / "nyu-mll/glue"
     names = ("train", "validation_matched", "validation_mismatched")
@@ -247,16 +247,20 @@ def test_without_a_folder_the_hubs_data_set_is_asked(
 
 
 BROKEN = [
-    ("sst2", ["sentence label", "good"], "line 1: SST-2 has the columns sentence, label; found sentence label"),
-    ("sst2", ["sentence\tlabel", "good\t1", "bad"], "line 3: 1 cells between tabs, and line 1 names 2 columns"),
-    ("sst2", ["sentence\tlabel", "good\t1\t2"], "line 2: 3 cells between tabs"),
-    ("sst2", ["sentence\tlabel", "good\t2"], "line 2: SST-2 has no label '2'; it is 0 negative or 1 positive"),
+    ("sst2", ["sentence label", "good"], "line 1: SST-2 needs the columns sentence, label; found sentence label"),
+    ("sst2", ["sentence\tlabel", "good\t1", "bad"], "line 3: 1 tab-separated cells, but line 1 names 2 columns"),
+    ("sst2", ["sentence\tlabel", "good\t1\t2"], "line 2: 3 tab-separated cells"),
+    ("sst2", ["sentence\tlabel", "good\t2"], "line 2: SST-2 has no label '2'; expected 0 negative or 1 positive"),
     ("sst2", ["sentence\tlabel", "good\t-1"], "line 2: SST-2 has no label '-1'"),
     ("sst2", ["sentence\tlabel", "good\tyes"], "line 2: SST-2 has no label 'yes'"),
     ("sst2", ["sentence\tlabel", " \t1"], "line 2: a sentence is empty"),
-    ("sst2", ["sentence\tlabel"], "holds no sample"),
-    ("sst2", [], "holds no sample"),
-    ("stsb", ["sentence1\tsentence2\tlabel", "a\tb\t5.1"], r"line 2: STS-B has no label '5.1'; it is a number 0 … 5"),
+    ("sst2", ["sentence\tlabel"], "has no sample"),
+    ("sst2", [], "has no sample"),
+    (
+        "stsb",
+        ["sentence1\tsentence2\tlabel", "a\tb\t5.1"],
+        r"line 2: STS-B has no label '5.1'; expected a number 0 … 5",
+    ),
     ("rte", ["sentence1\tsentence2\tlabel", "a\tb\tneutral"], "line 2: RTE has no label 'neutral'"),
 ]
 
@@ -282,15 +286,15 @@ def test_a_malformed_file_is_named_with_its_line(
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (["data.name=sst5"], RecipeError, "the tasks of GLUE are cola, sst2"),
+        (["data.name=sst5"], RecipeError, "GLUE's tasks are cola, sst2"),
         (["data.name=qnli"], DataError, "has no train.tsv"),
-        (["data.length=49"], DataError, "49 tokens, and the model has 48 positions"),
+        (["data.length=49"], DataError, "49 tokens, but the model has only 48 positions"),
         (["data.tokenizer=/nowhere"], DataError, "is not a directory here, and the hub did not provide it"),
-        (["model.source=bert", "data.tokenizer="], DataError, "no tokenizer beside the model"),
+        (["model.source=bert", "data.tokenizer="], DataError, "comes without a tokenizer"),
         (["model.source=vit_tiny_patch16_224"], SourceError, "takes images"),
         (["model.source=leanify/gpt2-tinystories"], SourceError, "no head for text classification"),
         (["data.path=/nowhere"], DataError, "does not exist"),
-        (["data.holdout=0.999"], DataError, "a part would be empty"),
+        (["data.holdout=0.999"], DataError, "one part would be empty"),
         (["data.img_size=3"], RecipeError, "is for images"),
         (["data.mixup=0.2"], RecipeError, "mixes images"),
         (["data.mask=0.2"], RecipeError, "data.mask"),
@@ -307,7 +311,7 @@ def test_bad_input_is_one_message(
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, files: Path, tmp_path: Path, quiet: None) -> None:
     vocabulary.tokenizer_of("bytes", list, "")[0].save_pretrained(tmp_path / "bytes")
-    with pytest.raises(DataError, match=r"has 261 words, and the model's vocabulary has \d+"):
+    with pytest.raises(DataError, match=r"has 261 tokens, but the model's vocabulary only \d+"):
         training.train(at(bert, files, f"data.tokenizer={tmp_path / 'bytes'}"), tmp_path / "run")
 
 
@@ -509,10 +513,10 @@ def test_the_command_prints_a_table_or_json(bert: Path, files: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tasks", "sst2,wnli"], "the tasks of GLUE are"),
+        (["--tasks", "sst2,wnli"], "GLUE's tasks are"),
         (["--tasks", "rte"], "has no train.tsv"),
         (["--set", "optim.lrr=3"], "nearest: lr"),
-        (["--set", "data.length=1000"], "1000 tokens, and the model has 48 positions"),
+        (["--set", "data.length=1000"], "1000 tokens, but the model has only 48 positions"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*carried over:UserWarning")

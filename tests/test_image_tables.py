@@ -106,6 +106,6 @@ def test_columns_can_be_named_and_classes_must_be_known(rows: list[tuple[Path, s
         lines = [f"{path},{kinds[i % 2]}" for i, (path, _) in enumerate(rows)]
         (tmp_path / f"{split}.csv").write_text("\n".join(["where,what", *lines]))
     data = DataSection("data", "classification", str(tmp_path), image="where", label="what")
-    with pytest.raises(leanify.DataError, match=r"has classes that .* has not: c"):
+    with pytest.raises(leanify.DataError, match=r"has classes that .* lacks: c"):
         read(data)
     assert image_tables.in_order({"10", "9"}) == ["9", "10"]

@@ -133,9 +133,9 @@ def test_a_label_that_training_lacks_and_a_single_class_are_refused(tmp_path: Pa
     write(tmp_path / "train.csv", ROWS)
     write(tmp_path / "valid.csv", [{"review": "x", "stars": "meh"}])
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
-    with pytest.raises(leanify.DataError, match="'meh' is none of the training labels, neg, pos"):
+    with pytest.raises(leanify.DataError, match="the training data has no label 'meh', only neg, pos"):
         training.train(recipe, tmp_path / "run")
     write(tmp_path / "train.csv", ROWS[::2])
-    with pytest.raises(leanify.DataError, match="one class, pos"):
+    with pytest.raises(leanify.DataError, match="only one class, pos"):
         training.train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()

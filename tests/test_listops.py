@@ -153,7 +153,7 @@ def test_it_is_drawn_once_and_kept_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(calls) == 3
     assert np.array_equal(mended["numbers"], np.arange(5))
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"could not be kept in .*XDG_CACHE_HOME"):
+    with pytest.raises(DataError, match=r"could not be saved in .*XDG_CACHE_HOME"):
         cached("numbers", {"a": 3}, make, tmp_path / "file" / "below")
 
 
@@ -177,8 +177,8 @@ def test_published_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"longest": 400}, "there is no length between 500 and 400"),
-        ({"arguments": 1}, r"arguments is 1; it is at least 2"),
+        ({"longest": 400}, "no length between 500 and 400"),
+        ({"arguments": 1}, r"arguments is 1; it must be at least 2"),
         ({"shortst": 5}, r"\[data.options\] has no key 'shortst'; nearest: shortest"),
         ({"depth": "deep"}, "data.options.depth is"),
     ],
@@ -192,7 +192,7 @@ def test_options_are_strict(options: dict[str, object], words: str) -> None:
 
 def test_more_expressions_than_there_are() -> None:
     few = ListOpsOptions(shortest=0, longest=2, depth=1, train=20, validation=1, test=1)  # ten digits
-    with pytest.raises(DataError, match="there are only 10 expressions"):
+    with pytest.raises(DataError, match="only 10 distinct expressions"):
         generated(few)
 
 

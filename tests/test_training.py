@@ -281,11 +281,11 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (["data.name=dogits"], DataError, "where dogits is on this machine"),
+        (["data.name=dogits"], DataError, "no data.path for dogits"),
         (["data.task=masked-lm"], RecipeError, "for classification, not for masked-lm"),
         (["data.mask=0.2"], RecipeError, "data.mask is for masked-lm"),
-        (["data.test=test"], RecipeError, "have no such split"),
-        (["data.options.seed=1"], RecipeError, "data.options are for what is drawn"),
+        (["data.test=test"], RecipeError, "there is no such split"),
+        (["data.options.seed=1"], RecipeError, "data.options apply only to"),
         (["schedule.batch_ramp=1.5"], RecipeError, "a share of the run"),
         (["schedule.warmup=9"], RecipeError, "exceed 3"),
         (["schedule.kind=one-cycle", "schedule.warmup=0"], RecipeError, "one-cycle"),
@@ -295,7 +295,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["data.samples=1"], DataError, "would be empty"),
         (["data.img_size=16"], RecipeError, "do not apply"),
         (["model.override.num_classes=9"], DataError, "labels are out of its range"),
-        (["model.override.img_size=16"], DataError, "1 × 8 × 8, and the model takes 1 × 16 × 16"),
+        (["model.override.img_size=16"], DataError, "1 × 8 × 8, but the model takes 1 × 16 × 16"),
         (["model.source=vit_bsae"], LeanifyError, "nearest: vit_base"),
         (["data.nmae=digits"], RecipeError, "nearest: name"),
     ],

@@ -81,7 +81,7 @@ def test_a_dry_run_predicts_and_writes_nothing(recipe: Path, tmp_path: Path) -> 
         (["--resume", "nowhere"], "nowhere is not a run"),
         (["--resume", "nowhere", "--dry-run"], "--dry-run cannot be given beside it"),
         (["vit_tiny"], "leanify train vit_tiny --set data.path=DIR"),
-        (["fashion-mnist"], "where fashion-mnist is on this machine: --set data.path=PATH"),
+        (["fashion-mnist"], "no data.path for fashion-mnist; name it with --set data.path=PATH"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -185,9 +185,9 @@ def nothing(folder: Path) -> None:
     [
         (empty_class, [], "the class c2 in .*train has no image"),
         (one_class, [], "one class, c0"),
-        (new_class, [], "classes that .*train has not: c9"),
+        (new_class, [], "classes that .*train lacks: c9"),
         (no_validation, [], "has no folder validation or val .*found test, train.*holdout"),
-        (nothing, [], "has no folder of a class"),
+        (nothing, [], "has no class folders"),
         (lambda folder: None, ["data.path=/nowhere"], "does not exist"),
         (lambda folder: None, ["data.path="], "--set data.path=PATH"),
         (lambda folder: None, ["model.override.num_classes=2"], "3 classes and the model 2"),

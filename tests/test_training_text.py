@@ -84,7 +84,7 @@ def test_a_table_of_another_kind_is_the_same_text(tmp_path: Path) -> None:
     ]
     assert bytes(found[0][0].ids) == bytes(found[1][0].ids)
     (tmp_path / "stories.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="is no Parquet file"):
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
         corpora(DataSection("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
 
 
@@ -173,7 +173,7 @@ def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> No
     train, _, share, *_ = corpora(data, 16, 3)
     assert set(np.unique(train.ids)) == {0, 1, 2}
     assert share > 3  # bytes a word
-    with pytest.raises(DataError, match=r"token 2, and the model's vocabulary has 2"):
+    with pytest.raises(DataError, match=r"token id 2, but the model's vocabulary has only 2"):
         corpora(data, 16, 2)
 
 
@@ -218,8 +218,8 @@ def test_the_papers_gpt2_recipe_runs_on_stories(stories: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (["data.length=25"], DataError, "25 tokens, and the model has 24 positions"),
-        (["model.override.vocab_size=128"], DataError, "needs a vocabulary of 256"),
+        (["data.length=25"], DataError, "25 tokens, but the model has only 24 positions"),
+        (["model.override.vocab_size=128"], DataError, "needs a vocabulary of at least 256"),
         (["data.path=/nowhere"], DataError, "does not exist"),
         (["data.path="], DataError, "--set data.path=PATH"),
         (["data.tokenizer=nobody/nothing"], DataError, "is not a directory here, and the hub did not provide it"),

@@ -1,1 +1,1 @@
-"""Samples for a model, from files: an image folder, a text file, a table of texts."""
+"""Data sets: one file each, and what they share (samples, sampling, tokenizers)."""

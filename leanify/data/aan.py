@@ -1,7 +1,7 @@
-"""Retrieval of the Long-Range Arena (Tay et al. 2020): whether one of two papers cites the other.
+"""Retrieval of the Long-Range Arena (Tay et al. 2020): does one of two papers cite the other?
 
-Pairs from the ACL Anthology (Radev et al. 2013, the AAN corpus) are read as that benchmark lays them out: tab-separated
-files without a header, whose rows are the label, two ids and two texts. Texts are read as bytes, as the reviews are.
+Pairs from the ACL Anthology (AAN corpus, Radev et al. 2013) in that benchmark's layout: tab-separated files without a
+header, with label, two ids and two texts per row. Texts are read as bytes, as in `imdb`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ CLASSES = 2
 CELLS = 5  # label, id, id, text, text
 FILES = {"train": "new_aan_pairs.train.tsv", "validation": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
 NEEDED = (
-    f"Retrieval reads {', '.join(FILES.values())} of the Long-Range Arena's release (lra_release.gz): rows of label, "
-    "id, id, text, text between tabs; name their folder, --set data.path=FOLDER"
+    f"Retrieval needs {', '.join(FILES.values())} from the Long-Range Arena's release (lra_release.gz), tab-separated "
+    "rows of label, id, id, text, text; name their folder with --set data.path=FOLDER"
 )
 
 
 def pairs(path: Path, length: int | None) -> Sequences:
-    """Both texts of every row, one after the other, and the class. Raises DataError, with the line, if malformed."""
+    """Read a file: both texts of every row as bytes, and the class. Raises DataError that names a malformed line."""
     parts, labels = [], []
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
@@ -36,7 +36,7 @@ def pairs(path: Path, length: int | None) -> Sequences:
                 cells = row.rstrip("\r\n").split("\t")
                 where = f"{path}, line {line}"
                 if len(cells) != CELLS:
-                    raise DataError(f"{where}: {len(cells)} cells between tabs; a pair has {CELLS}")
+                    raise DataError(f"{where}: found {len(cells)} tab-separated cells, expected {CELLS}")
                 if not (cells[3] and cells[4]):
                     raise DataError(f"{where}: a text is empty")
                 labels.append(label_of(cells[0], CLASSES, where))
@@ -47,7 +47,7 @@ def pairs(path: Path, length: int | None) -> Sequences:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test pairs."""
+    """Training, validation and test pairs. Raises DataError and RecipeError."""
     if data.path is None:
         raise DataError(NEEDED)
     only_sequences(data, model, "bytes", vocabulary=VOCABULARY, pair=True)

@@ -1,4 +1,4 @@
-"""What was drawn once and is kept: a file of arrays in the user's cache directory, or in a folder that is named."""
+"""Cache generated arrays in a file, in the user's cache directory or a given folder."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Arrays = dict[str, np.ndarray]
 
 
 def home() -> Path:
-    """leanify's folder among the user's caches: below XDG_CACHE_HOME, ~/.cache where that is not set."""
+    """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify if that is not set."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"
 
 
 def cached(
     name: str, options: Mapping[str, Any], make: Callable[[], Arrays], folder: Path | None = None
 ) -> tuple[Arrays, Path]:
-    """The arrays that ``make`` gives for the options, and the file that holds them from then on.
+    """Return the arrays that ``make()`` yields for these options, and the file that caches them.
 
-    The file is written under a temporary name and renamed when complete; a damaged one is rebuilt. Raises
-    DataError where it cannot be written.
+    The file's name contains a hash of ``options``. It is written under a temporary name, then renamed; a damaged file
+    is rebuilt. Raises DataError if it cannot be written.
     """
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]
     path = (home() if folder is None else folder) / f"{name}-{digest}.npz"
@@ -49,7 +49,7 @@ def cached(
         with contextlib.suppress(OSError):
             beside.unlink()
         raise DataError(
-            f"{name} was drawn and could not be kept in {path.parent} ({error.strerror}): name another folder, "
-            "--set data.path=FOLDER or XDG_CACHE_HOME"
+            f"{name} was generated but could not be saved in {path.parent} ({error.strerror}); choose another folder "
+            "with --set data.path=FOLDER or XDG_CACHE_HOME"
         ) from error
     return arrays, path

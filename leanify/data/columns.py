@@ -1,4 +1,4 @@
-"""What the columns of a table are called, and which hold texts, labels, images or tags. Knows no torch."""
+"""Usual column names of tables, to guess which hold texts, labels or images. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TOKENS = ("tokens", "words")
 TAGS = ("tags", "ner_tags", "ner", "pos_tags", "pos", "chunk_tags", "labels", "label")
 SEPARATORS = "|;,"  # between several labels in one cell, in the order they are tried
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
-SPLITS = {"validation": ("validation", "valid", "val", "dev", "test")}  # in the order they are looked for
+SPLITS = {"validation": ("validation", "valid", "val", "dev", "test")}  # file names of a split, in order of preference
 
 
 def one_of(names: Sequence[str], found: Sequence[str]) -> str | None:
-    """The first of these names among the columns, as the file writes it."""
+    """Return the column that matches the first of ``names`` (case-insensitive), as spelt in the file; or None."""
     known = {name.lower(): name for name in found if isinstance(name, str)}  # a row with a cell too many has no name
     return next((known[name.lower()] for name in names if name.lower() in known), None)
 
 
 def texts_in(found: Sequence[str]) -> tuple[str, ...]:
-    """The columns of texts, guessed by name; none where no name is known."""
+    """Guess the text columns by name, as spelt in the file; () if no name is known."""
     known = {name.lower(): name for name in found if isinstance(name, str)}
     return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
 

@@ -1,4 +1,4 @@
-"""What loaders of data sets share: parts of a whole, the location of files, and the inputs that a model takes."""
+"""Helpers that data sets share: subsets and hold-outs, file locations, and checks against the model's inputs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from leanify.upstream.origin import is_hf, is_own, origin_of
 
 
 def subset(whole: Any, data: DataSection) -> Any:
-    """The samples that ``data.samples`` asks for, all where it does not."""
+    """The subset given by ``data.samples`` and ``data.subset``; all samples if not set."""
     if data.samples is None or data.samples >= len(whole):
         return whole
     return Part(whole, chosen(whole, data.samples, data.subset))
 
 
 def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
-    """Sorted indices of ``samples`` samples: the first ones, or a random subset that is the same for every seed.
+    """Sorted indices of ``samples`` samples: the first ones, or a random subset that does not depend on the run's seed.
 
-    Where the samples have classes, a random subset has them in the whole's proportions: data sets often lie class by
-    class, and the first samples would be of one.
+    A random subset keeps the classes' proportions, if there are classes. Data sets are often stored class by class, so
+    the first samples may be of one class only.
     """
     samples = min(samples, len(whole))
     if how == "first" or samples == len(whole):
@@ -45,7 +45,7 @@ def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
 
 
 def shares(counts: np.ndarray, samples: int) -> np.ndarray:
-    """How many of ``samples`` each class gets, in proportion to ``counts``; the largest remainders are rounded up."""
+    """Apportion ``samples`` to classes in proportion to ``counts``, by the largest-remainder method."""
     exact = counts * (samples / counts.sum())
     whole = np.floor(exact).astype(int)
     most = np.argsort(whole - exact, kind="stable")[: samples - whole.sum()]
@@ -55,47 +55,48 @@ def shares(counts: np.ndarray, samples: int) -> np.ndarray:
 
 
 def held_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
-    """A fixed random share held out, the same whatever the run's seed: runs are compared on the same samples.
+    """Split off a random share for validation. Returns (train, validation).
 
-    ``unchanged`` has the same samples as they are evaluated, where training changes them.
+    The split does not depend on the run's seed, so that runs are compared on the same samples. ``unchanged`` is the
+    same data without augmentation, for the validation part. Raises DataError if a part would be empty.
     """
     order = permutation(HOLDOUT, 0, 0, len(whole))
     cut = math.ceil(share * len(whole))
     if not 0 < cut < len(whole):
-        raise DataError(f"{len(whole)} samples cannot be split {1 - share:g} to {share:g}: a part would be empty")
+        raise DataError(f"{len(whole)} samples cannot be split {1 - share:g} to {share:g}: one part would be empty")
     return Part(whole, np.sort(order[cut:])), Part(unchanged or whole, np.sort(order[:cut]))
 
 
 def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: str) -> None:
-    """Raise unless the model takes samples of this shape."""
+    """Raise DataError unless the model takes samples of this shape (without the batch axis)."""
     wanted = tuple(next(iter(example_inputs(model, 1, device="cpu").values())).shape[1:])
     if wanted != shape:
         have, takes = (" × ".join(map(str, sizes)) for sizes in (shape, wanted))
-        raise DataError(f"{what} are {have}, and the model takes {takes}; in [model.override] say {overrides}")
+        raise DataError(f"{what} are {have}, but the model takes {takes}; set {overrides} in [model.override]")
 
 
 def folder_of(data: DataSection) -> Path:
-    """Where the recipe's files lie."""
+    """The path of the recipe's data. Raises DataError if it is unset, missing, or a pipe or device."""
     if data.path is None:
-        raise DataError(f"the recipe does not say where {data.name} is on this machine: --set data.path=PATH")
+        raise DataError(f"the recipe has no data.path for {data.name}; name it with --set data.path=PATH")
     path = Path(data.path).expanduser()
     if not path.exists():
         raise DataError(f"data.path {data.path} does not exist")
     if not (path.is_file() or path.is_dir()):
-        raise DataError(f"data.path {data.path} is a pipe or a device; it must be a file or a folder")
+        raise DataError(f"data.path must be a file or a folder; {data.path} is a pipe or a device")
     return path
 
 
 def refuse(data: DataSection, *keys: str) -> None:
-    """Raise RecipeError for a key that is set and means nothing to this data set."""
+    """Raise RecipeError if a key is set that does not apply to this data set."""
     plain = {entry.name: entry.default for entry in fields(DataSection)}
     for key in keys:
         if getattr(data, key) != plain[key]:
-            raise RecipeError(f"data.{key} means nothing to {data.name}: leave it out")
+            raise RecipeError(f"data.{key} does not apply to {data.name}; remove it")
 
 
 def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
-    """How many tokens a model of text knows, and how many positions it has, None for any number. Raises DataError."""
+    """Return a text model's vocabulary size and number of positions (None if unlimited). Raises DataError."""
     any_model: Any = model
     if is_hf(model) and hasattr(any_model.config.get_text_config(), "vocab_size"):
         config = any_model.config.get_text_config()
@@ -103,30 +104,30 @@ def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
         return config.vocab_size, None if longest is None else longest - _first_position(model)
     if is_own(model) and hasattr(any_model, "vocab"):
         return any_model.vocab, any_model.length
-    raise DataError(f"{task} needs a model of text, and {origin_of(model)} takes images")
+    raise DataError(f"{task} needs a text model, but {origin_of(model)} takes images")
 
 
 def _first_position(model: nn.Module) -> int:
-    """Where positions begin: RoBERTa and its kin count them from behind the one that padding has."""
+    """The first usable position: RoBERTa's family starts after the position reserved for padding."""
     tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
     first = next((getattr(table, "padding_idx", None) for table in tables), None)
     return 0 if first is None else first + 1
 
 
 def length_of(data: DataSection, model: nn.Module) -> int | None:
-    """How many tokens a sample may have: data.length, else the model's positions; None for any number."""
+    """The longest sample in tokens: data.length, else the model's positions; None if unlimited. Raises DataError."""
     _, positions = vocabulary_of(model, data.task)
     if positions is not None and data.length is not None and data.length > positions:
-        raise DataError(f"data.length is {data.length} tokens, and the model has {positions} positions")
+        raise DataError(f"data.length is {data.length} tokens, but the model has only {positions} positions")
     return data.length or positions
 
 
 def length_of_text(data: DataSection, model: nn.Module) -> int:
-    """How many tokens a piece of a text has, which must have an end. Raises RecipeError and DataError."""
+    """`length_of` for text that is cut into pieces, which needs a finite length. Raises RecipeError and DataError."""
     for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
         if value is not None:
-            raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
+            raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
     length = length_of(data, model)
     if length is None:
-        raise RecipeError("the model has no longest length: give data.length, the tokens of a sample")
+        raise RecipeError("the model has no maximum length: set data.length, the tokens per sample")
     return length

@@ -1,8 +1,8 @@
-"""Text to learn from: a long run of token ids, cut into samples that have every token as a target once.
+"""Text for causal language models: one long sequence of token ids, cut so that every token is a target once.
 
-A file of stories with ``<|endoftext|>`` between them (TinyStories' layout), of plain text, or a table of texts
-(``.jsonl``, ``.parquet``); a data set of the hub, by a name with a slash; else Python's own sources. Token ids are
-bytes, or those of a Hugging Face tokenizer.
+Sources: a file of plain text, or of stories separated by ``<|endoftext|>`` (TinyStories' layout); a table of texts
+(``.jsonl``, ``.parquet``); a hub data set, named with a slash; Python's own standard library (``data.name=python``).
+Token ids are bytes, or those of a Hugging Face tokenizer.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
-PYTHON_BYTES = 4_000_000  # of Python's own sources
+PYTHON_BYTES = 4_000_000  # of the standard library's sources, so that every Python version gives the same amount
 
 
 class Corpus:
-    """Token ids in memory, or mapped into it.
+    """Token ids, in memory or memory-mapped.
 
-    Sample i has ``length`` inputs from i · length on, and as targets the ids one further on.
+    Sample i has the inputs ids[i · length : (i + 1) · length]; its targets are the same slice shifted by one.
     """
 
     workers = 0
 
     def __init__(self, ids: np.ndarray, length: int, where: str) -> None:
         if len(ids) < 2:
-            raise DataError(f"{where} has {len(ids)} tokens; at least two are needed to predict one from another")
+            raise DataError(f"{where} has {len(ids)} tokens; next-token prediction needs at least two")
         self.ids, self.length = ids, length
         starts = np.arange(math.ceil((len(ids) - 1) / length)) * length
-        self.targets: np.ndarray = np.minimum(length, len(ids) - 1 - starts)  # the last sample may have fewer
+        self.targets: np.ndarray = np.minimum(length, len(ids) - 1 - starts)  # the last sample may be shorter
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids and targets, (B, length) each; what is beyond the end is input 0 and no target"""
+        """→ input_ids and targets, (B, length) each; beyond the end inputs are 0 and targets are ignored"""
         places = indices[:, None] * self.length + np.arange(self.length + 1)
         beyond = places >= len(self.ids)
         ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)
@@ -56,7 +56,7 @@ class Corpus:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training and validation samples of a text for a model that goes on with it."""
+    """Training and validation samples for a causal language model. Raises DataError and RecipeError."""
     length = length_of_text(data, model)
     vocabulary, _ = vocabulary_of(model, data.task)
     faults = Faults(data.on_error == "skip")
@@ -67,7 +67,10 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 def corpora(
     data: DataSection, length: int, vocabulary: int, faults: Faults | None = None
 ) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
-    """Samples to train and validate, the bytes that a token has on average, a description; samples to test."""
+    """Return training and validation samples, mean bytes per token, a description, and test samples or None.
+
+    Raises DataError, for instance if the text has token ids beyond the vocabulary.
+    """
     encode, by = encoder(data.tokenizer, vocabulary)
     sources, where = texts_of(data, faults or Faults())
     found = [
@@ -76,7 +79,7 @@ def corpora(
     ]
     top = max(part.top for part in found)
     if top >= vocabulary:
-        raise DataError(f"{where} {by} has token {top}, and the model's vocabulary has {vocabulary}")
+        raise DataError(f"{where} {by} has token id {top}, but the model's vocabulary has only {vocabulary} ids")
     names = ("train", "validate", "test")
     train, validation, *test = (
         Corpus(part.ids, length, f"{where} to {what}") for part, what in zip(found, names, strict=False)
@@ -87,10 +90,13 @@ def corpora(
 
 
 def encoder(tokenizer: str | None, words: int) -> tuple[Encode, str]:
-    """How text becomes token ids: as bytes, or by the tokenizer of a directory or of the hub."""
+    """Return a function from text to token ids, and its description: bytes, or a tokenizer from a directory or the hub.
+
+    Raises DataError if the vocabulary is too small for bytes or the tokenizer cannot be loaded.
+    """
     if tokenizer is None:
         if words < 256:
-            raise DataError(f"text as bytes needs a vocabulary of 256, and the model has {words}")
+            raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {words}")
         return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
     found = vocabulary.load(tokenizer, "or train on bytes, --set data.tokenizer=")
     return (
@@ -99,9 +105,9 @@ def encoder(tokenizer: str | None, words: int) -> tuple[Encode, str]:
 
 
 def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
-    """Texts to train, to validate and, where the recipe names such a split, to test; and where they are from.
+    """Return the texts for training, validation and (if the recipe names such a split) test, and where they are from.
 
-    What is cut into parts is read whole; a text that is larger than memory has its splits in files of their own.
+    A text that must be split is read into memory; one that is larger than memory needs a file per split.
     """
     if data.name == "python" and data.path is None:
         return [*_cut(_python(), data)], "Python's own sources"
@@ -125,12 +131,12 @@ def _in_folder(path: Path, split: str) -> Path:
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
         here = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise DataError(f"{path} has no text for {split!r}: looked for {' and '.join(names)}, found {here}")
+        raise DataError(f"{path} has no text for the split {split!r}: looked for {' and '.join(names)}, found {here}")
     return found
 
 
 def _cut(whole: str, data: DataSection) -> tuple[str, str]:
-    """``samples`` of the stories, the last ``holdout`` of them to validate; characters where there is one story."""
+    """Choose ``data.samples`` stories and hold out the last share; a single story is cut by characters."""
     share = data.holdout or 0.1
     stories = whole.split(END)
     if data.samples is not None:
@@ -143,7 +149,7 @@ def _cut(whole: str, data: DataSection) -> tuple[str, str]:
 
 
 def _python() -> str:
-    """The standard library's top modules, in order of their names."""
+    """The top-level modules of Python's standard library, sorted by name."""
     folder = Path(os.__file__).parent
     files = sorted(folder.glob("*.py"))
     return "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)[:PYTHON_BYTES]

@@ -1,4 +1,4 @@
-"""Rows of a delimited file, strictly: what is malformed is an error that names the file and the line."""
+"""Read delimited files strictly: a malformed row is an error that names the file and the line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from leanify.errors import DataError
 
-LONGEST = 2**31 - 1  # characters of a cell; Python's own limit is below a long document
+LONGEST = 2**31 - 1  # characters per cell; the csv module's default (131,072) is too small for long documents
 
 
 def rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """The line that each row of a CSV file ends on, and its cells of these columns. Raises DataError."""
+    """Yield each row of a CSV file: the number of its last line, and its cells in these columns. Raises DataError."""
     limit = csv.field_size_limit(LONGEST)
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -24,7 +24,7 @@ def rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]
             places = [header.index(name) for name in columns]
             for cells in reader:
                 if len(cells) != len(header):
-                    raise DataError(f"{path}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns")
+                    raise DataError(f"{path}, line {reader.line_num}: {len(cells)} cells for {len(header)} columns")
                 yield reader.line_num, [cells[place] for place in places]
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
@@ -37,20 +37,20 @@ def rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]
 
 
 def label_of(text: str, classes: int, where: str) -> int:
-    """A class as a whole number, also where it is written 1.0; ``where`` names file and line."""
+    """Parse a class index (``1`` or ``1.0``); ``where`` names file and line. Raises DataError if out of range."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if value not in range(classes):
-        raise DataError(f"{where}: the label is {text[:40]!r}; it is one of {', '.join(map(str, range(classes)))}")
+        raise DataError(f"{where}: the label is {text[:40]!r}; expected one of {', '.join(map(str, range(classes)))}")
     return int(value)
 
 
 def split_file(folder: Path, names: tuple[str, ...]) -> Path:
-    """The first of these files that the folder has. Raises DataError with what it has instead."""
+    """Return the first of these files that exists in the folder. Raises DataError that lists what is there."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is a file; name the folder that holds {' or '.join(names)}")
+        raise DataError(f"{folder} is a file; name the folder that contains {' or '.join(names)}")
     found = next((folder / name for name in names if (folder / name).is_file()), None)
     if found is None:
         here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"

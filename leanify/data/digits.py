@@ -1,4 +1,4 @@
-"""scikit-learn's copy of the UCI handwritten digits: 1,797 real images of 8 × 8, ten classes, no download."""
+"""scikit-learn's copy of the UCI handwritten digits: 1,797 real images, 8 × 8 pixels, ten classes, no download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanify.sources.recipe import DataSection
 
 
 class Digits:
-    """In memory; pixels 0 … 16 brought to −1 … 1."""
+    """All digits in memory, with pixels scaled from 0 … 16 to −1 … 1."""
 
     targets = None
     workers = 0
@@ -24,7 +24,7 @@ class Digits:
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise DataError("the digits come with scikit-learn: pip install scikit-learn") from error
+            raise DataError("the digits data set is part of scikit-learn: pip install scikit-learn") from error
         found = load_digits()
         self.images = torch.from_numpy(found.images.astype(np.float32) / 8 - 1)[:, None]
         self.labels = torch.from_numpy(found.target.astype(np.int64))
@@ -39,11 +39,11 @@ class Digits:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """The digits, a fifth of them to validate."""
+    """Training and validation digits; holds out a fifth by default. Raises DataError and RecipeError."""
     if data.task != "classification":
         raise RecipeError(f"the digits are for classification, not for {data.task}")
     if data.img_size is not None or data.rand_augment is not None:
-        raise RecipeError("the digits are tensors of 8 × 8 pixels: img_size and rand_augment do not apply")
+        raise RecipeError("img_size and rand_augment do not apply to the digits, which are tensors of 8 × 8 pixels")
     whole = Digits()
     check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
     train, validation = held_out(subset(whole, data), data.holdout or 0.2)

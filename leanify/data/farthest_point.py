@@ -1,7 +1,7 @@
-"""The farthest point (Amsel, Yehudai & Bruna 2025, "When Adding More Heads Hurts"): fresh samples for ever.
+"""The farthest-point task (Amsel, Yehudai & Bruna 2025, "When Adding More Heads Hurts"), with unlimited samples.
 
-A sample is N points drawn uniformly from the sphere S^{d−1}; the target of each of them is that point of the sample
-which is farthest from it. A constant answer, the middle of the sphere, has a squared error of 1.
+A sample is N points drawn uniformly from the sphere S^{d−1}. The target of each point is the point of the sample
+farthest from it. Always answering the centre of the sphere has a squared error of 1.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
 
-EPOCH = 65_536  # samples that count as an epoch; the next one has others
+EPOCH = 65_536  # samples per epoch; every epoch draws new ones
 VALIDATION = 4_096
 POINTS = 16
 
 
 class FarthestPoint:
-    """Drawn when they are asked for: a sample is a function of (seed, epoch, index), and none comes twice.
+    """Samples drawn on demand, each a function of (seed, epoch, index), so none is repeated.
 
-    ``purpose`` keeps training and validation apart; validation ignores the seed, so that runs are compared on the same.
+    ``purpose`` gives training and validation different samples. Validation ignores the seed, so that all runs are
+    compared on the same samples.
     """
 
     targets = None
@@ -40,8 +41,8 @@ class FarthestPoint:
 
     def draw(self, seed: int, keys: list[Key]) -> tuple[dict[str, Tensor], Tensor]:
         """→ points and targets, (B, N, d) each"""
-        words = (self.purpose, seed if self.purpose == SAMPLE else 0)
-        first = int(np.random.SeedSequence(words).generate_state(1)[0])
+        entropy = (self.purpose, seed if self.purpose == SAMPLE else 0)
+        first = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         generator = torch.Generator()
         drawn = [
             torch.randn(
@@ -56,22 +57,22 @@ class FarthestPoint:
 
 
 def farthest(points: Tensor) -> Tensor:
-    """The farthest point from each one: on the sphere, that of the smallest inner product. B, N, d → B, N, d"""
+    """The point farthest from each point; on a sphere, the one with the smallest inner product. B, N, d → B, N, d"""
     places = (points @ points.mT).argmin(-1, keepdim=True)
     return points.gather(1, places.expand_as(points))
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Samples of data.length points (16) in as many dimensions as the model is wide."""
+    """Samples of data.length points (default 16) in the model's input width. Raises DataError and RecipeError."""
     if data.task != "regression":
-        raise RecipeError(f"the farthest point is a regression, not {data.task}")
+        raise RecipeError(f"farthest-point is a regression task; data.task is {data.task}")
     refuse(data, "path", "tokenizer", "img_size", "rand_augment", "test", "holdout")
     example = example_inputs(model, 1, 2).get("points")
     if example is None:
-        raise DataError("the farthest point needs a model that takes points; leanify/point-encoder does")
+        raise DataError("farthest-point needs a model that takes points, such as leanify/point-encoder")
     points = POINTS if data.length is None else data.length
     if points < 2:
-        raise RecipeError(f"data.length is {points}; it takes two points for one to be the farthest")
+        raise RecipeError(f"data.length is {points}; farthest-point needs at least 2 points per sample")
     width = example.shape[-1]
     train = FarthestPoint(data.samples or EPOCH, points, width, SAMPLE)
     words = f"{points} points on a sphere in {width} dimensions, fresh ones every epoch of {len(train):,}"

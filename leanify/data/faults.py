@@ -1,4 +1,4 @@
-"""What becomes of a sample that cannot be read: an error that names it, or one more of those that are skipped."""
+"""Handle unreadable samples as data.on_error asks: stop with an error that names the sample, or skip and record it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from leanify.errors import DataError
 
 @dataclass
 class Faults:
-    """``skip`` as data.on_error asks; ``names`` are the samples that were skipped, each with what was found."""
+    """Collects unreadable samples. ``skip`` is data.on_error == "skip"; ``names`` describe the skipped samples."""
 
     skip: bool = False
     names: list[str] = field(default_factory=list)
 
-    def found(self, words: str) -> None:
-        """A sample that cannot be read. Raises DataError unless it is to be skipped."""
+    def found(self, fault: str) -> None:
+        """Record an unreadable sample. Raises DataError unless faults are skipped."""
         if not self.skip:
-            raise DataError(f"{words}; mend it, or leave such samples out and count them: --set data.on_error=skip")
-        self.names.append(words)
+            raise DataError(f"{fault}; fix it, or skip such samples with --set data.on_error=skip")
+        self.names.append(fault)
 
     def text(self, value: Any, where: str) -> str | None:
-        """``value`` where it is a text that UTF-8 can hold; else a fault, and None."""
+        """Return ``value`` if it is a string that UTF-8 can encode; else record a fault and return None."""
         if not isinstance(value, str):
             self.found(f"{where} is {json.dumps(value, default=str)[:40]}, not a string")
             return None
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            self.found(f"{where} holds half of a surrogate pair at character {error.start}, which UTF-8 cannot encode")
+            self.found(f"{where} has a lone surrogate at character {error.start}, which UTF-8 cannot encode")
             return None
         return value

@@ -1,8 +1,8 @@
-"""A fingerprint of the data of a run, cheap enough to take at every start.
+"""A fingerprint of a run's data, cheap enough to take at every start.
 
-Of files: every name and size, by folder, and the content of at most 256 of them, evenly spread, of a large file sixteen
-pieces. Of a data set on the hub: the fingerprint that ``datasets`` keeps. Of data that comes with a library: sixteen
-samples. A change that keeps all names and sizes and misses the sampled pieces goes unnoticed.
+For files: all names and sizes per folder, and the contents of up to 256 evenly spaced files (sixteen pieces of 64 KiB
+for a large one). For a hub data set: the fingerprint that ``datasets`` keeps. For data that comes with a library:
+sixteen samples. A change that keeps all names and sizes and misses the sampled contents goes unnoticed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import is_run
 
 FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
-SHOWN = 3  # changes that a message names
+SHOWN = 3  # changes listed in a message
 
 
 def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
-    """The fingerprint: ``samples`` a split, ``folders`` → [files, bytes, digest of names and sizes], ``contents``."""
+    """Take the fingerprint: ``samples`` per split, ``folders`` → [files, bytes, digest], ``contents``: file → digest.
+
+    A folder's digest is that of its files' names and sizes.
+    """
     facts: dict[str, Any] = {"samples": {"train": len(splits.train), "validation": len(splits.validation)}}
     if hub.is_meant(data):
         return facts | {"contents": {data.name: str(hub.rows(data.name, data.train)._fingerprint)}}
     root = None if data.path is None else Path(data.path).expanduser()
-    if root is None or not root.exists():  # what comes with a library has no path, and does not look at one
+    if root is None or not root.exists():  # data that comes with a library has no path
         return facts | {"contents": {data.name: _of_samples(splits.train)}}
     files = list(_files(root)) if root.is_dir() else [(root.name, root.stat().st_size)]
     top = root if root.is_dir() else root.parent
@@ -45,7 +48,7 @@ def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """What differs, in words; None where nothing does, or where nothing is known of before."""
+    """Describe what changed between two fingerprints; None if nothing did, or if the first is empty or malformed."""
     if not before or not _is_whole(before):
         return None
     found = [*_of_folders(before.get("folders", {}), now.get("folders", {}))]
@@ -61,7 +64,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _is_whole(facts: Mapping[str, Any]) -> bool:
-    """Whether a fingerprint that was read from a file is as `taken` made it."""
+    """Whether a fingerprint read from a file has the structure that `taken` gives it."""
     folders, contents = (facts.get(name, {}) for name in ("folders", "contents"))
     tables = isinstance(folders, Mapping) and isinstance(contents, Mapping)
     return tables and all(
@@ -83,7 +86,7 @@ def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def _files(root: Path) -> Iterator[tuple[str, int]]:
-    """Every file of data below a folder by its name from there, with its size; in order. Runs there are no data."""
+    """Yield (relative name, size in bytes) of every data file under a folder, sorted; runs in it are skipped."""
     from timm.data.readers.img_extensions import get_img_extensions
 
     suffixes = {
@@ -128,7 +131,7 @@ def _of_file(path: Path, size: int) -> str:
 
 
 def _of_samples(samples: Any) -> str:
-    """Of evenly spread samples of a data set in memory; of others their number alone."""
+    """Digest of evenly spaced samples for a data set in memory; for any other, just the number of samples."""
     if not hasattr(samples, "batch"):
         return str(len(samples))
     inputs, targets = samples.batch(np.linspace(0, len(samples) - 1, SAMPLES).astype(int))

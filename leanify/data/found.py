@@ -19,15 +19,15 @@ from leanify.data.faults import Faults
 from leanify.errors import DataError
 
 Kind = Literal["images", "sentences", "text"]
-MODELS: Mapping[Kind, str] = {"images": "vit_tiny", "sentences": "bert", "text": "gpt2"}  # to be trained at full size
-SOME = 1000  # rows that are looked at
+MODELS: Mapping[Kind, str] = {"images": "vit_tiny", "sentences": "bert", "text": "gpt2"}  # suggested for full training
+SOME = 1000  # rows of a table that are read
 TRAINING = ("train", "training")
-SHOWN = 6  # classes that are named
+SHOWN = 6  # classes listed by name
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found.
+    """The data found at a path.
 
     kind       images, sentences (labelled) or text
     words      the same with counts and names
@@ -46,7 +46,7 @@ class Found:
 
     @property
     def recipe(self) -> str:
-        """The built-in recipe for data of this kind that a laptop trains."""
+        """The built-in recipe for this kind of data, small enough for a laptop."""
         return f"own-{self.kind}"
 
 
@@ -73,7 +73,7 @@ GUESSED = Named()
 
 
 def look(path: str | Path, named: Named = GUESSED) -> Found | None:
-    """What data a file or folder holds; None where it holds none, or none that is known."""
+    """Recognise the data in a file or folder; None if there is none of a known kind."""
     place = Path(path).expanduser()
     try:
         if place.is_file():
@@ -99,7 +99,7 @@ def _folder(place: Path, named: Named) -> Found | None:
 
 
 def _on_disk(place: Path) -> Found | None:
-    """What ``datasets`` wrote by save_to_disk: images with classes, by the features that it notes."""
+    """A data set saved by ``datasets``' save_to_disk, if its features include an image and a class label."""
     whole = (place / "state.json").is_file()
     splits = [] if whole else json.loads((place / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
     part = place if whole else place / ("train" if "train" in splits else splits[0])
@@ -191,7 +191,7 @@ def _some(names: Sequence[str], what: str) -> str:
 
 
 def _is_picture(cell: Any) -> bool:
-    """Whether a cell names an image file, or holds one as Parquet files of ``datasets`` do."""
+    """Whether a cell is the name of an image file, or image bytes as in Parquet files of ``datasets``."""
     if isinstance(cell, str):
         return cell.lower().endswith(columns.IMAGES)
     return isinstance(cell, bytes) or (isinstance(cell, dict) and "bytes" in cell)
@@ -205,7 +205,7 @@ def _is_number(text: str) -> bool:
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a table, loosely: what is malformed is for whoever trains on it to name."""
+    """The rows of a table, ignoring malformed ones: training reports those."""
     if file.suffix in columns.CONLL:
         yield from (row for _, row in conll.rows(file, Faults(skip=True)))
         return

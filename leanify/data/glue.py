@@ -1,9 +1,9 @@
-"""GLUE (Wang et al. 2019): sentences and pairs of them, from tab-separated files.
+"""GLUE (Wang et al. 2019): sentences and sentence pairs from tab-separated files.
 
-``data.path`` is the folder that has a folder for every task, or the task's own. A file's first line names its columns:
-``sentence``, or ``sentence1`` and ``sentence2`` (or what GLUE's own files call them), and ``label``, a number or name.
-Nothing is quoted. ``data.validation`` is looked for as validation.tsv, dev.tsv and then test.tsv, for MRPC is often
-handed on with two files; MNLI has two, ``_matched`` and ``_mismatched``.
+``data.path`` is a folder with one folder per task, or a single task's folder. A file's first line names its columns:
+``sentence``, or ``sentence1`` and ``sentence2`` (or the names in GLUE's own files), and ``label``, a number or a name.
+Quotes have no meaning. The validation split is looked for as validation.tsv, dev.tsv, then test.tsv, because MRPC is
+often distributed with only train and test; MNLI has two, ``_matched`` and ``_mismatched``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """``columns`` are the spellings of the texts' columns; ``labels`` the classes' names, none for a number 0 … 5."""
+    """``columns`` are alternative names of the text columns; ``labels`` the class names, () for a score of 0 … 5."""
 
     title: str
     labels: tuple[str, ...]
@@ -40,7 +40,7 @@ class GlueTask:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample."""
+        """The number of the model's outputs per sample."""
         return len(self.labels) or 1
 
 
@@ -54,14 +54,14 @@ TASKS = {
     "qnli": GlueTask("QNLI", ENTAILMENT, (PAIR, ("question", "sentence"))),
     "rte": GlueTask("RTE", ENTAILMENT),
 }
-HIGHEST = 5.0  # of a number
+HIGHEST = 5.0  # the highest score in STS-B
 
 
 def name_of(data: DataSection) -> str:
-    """The task of a recipe. Raises RecipeError."""
+    """The GLUE task that a recipe names, as a key of TASKS. Raises RecipeError."""
     name = _plain(data.name)
     if name not in TASKS:
-        raise RecipeError(f"data.name is {data.name!r}; the tasks of GLUE are {', '.join(TASKS)}: --set data.name=sst2")
+        raise RecipeError(f"data.name is {data.name!r}; GLUE's tasks are {', '.join(TASKS)}: --set data.name=sst2")
     return name
 
 
@@ -70,7 +70,7 @@ def _plain(name: str) -> str:
 
 
 class Sentences:
-    """Encoded samples in memory; a batch is padded to the longest of its own."""
+    """Tokenised samples in memory; a batch is padded to its longest sample."""
 
     workers = 0
     targets: np.ndarray | None = None
@@ -120,18 +120,21 @@ class Sentences:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """A task's samples for a model with a head for it; validation by length, so that little is padded."""
+    """A task's samples, for a model with a head for it. Validation is sorted by length, to minimise padding.
+
+    Raises DataError and RecipeError.
+    """
     name = name_of(data)
     for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
         if value is not None:
-            raise RecipeError(f"data.{key} is for images, and the task is {data.task}")
+            raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
     refuse(data, "on_error")
     words, positions = vocabulary_of(model, data.task)
     length = data.length or positions or 512
     if positions is not None and length > positions:
-        raise DataError(f"data.length is {length} tokens, and the model has {positions} positions")
+        raise DataError(f"data.length is {length} tokens, but the model has only {positions} positions")
     if data.tokenizer is None:
-        raise DataError("there is no tokenizer beside the model: name one in data.tokenizer, a directory or a hub id")
+        raise DataError("the model comes without a tokenizer; name a directory or a hub id in data.tokenizer")
     tokenizer = vocabulary.load(data.tokenizer)
     vocabulary.check_fit(tokenizer, words, f"by the tokenizer {data.tokenizer}")
     types = takes_types(model)
@@ -151,23 +154,23 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 
 def takes_types(model: Any) -> bool:
-    """Whether a model tells the second sentence from the first by a type: BERT does, RoBERTa has but one type."""
+    """Whether a model distinguishes sentence pairs by token types: BERT does, RoBERTa has only one type."""
     takes = "token_type_ids" in inspect.signature(model.forward).parameters
     return takes and is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
 
 
 # -- files --------------------------------------------------------------------------------------------------------
 
-HUB = "nyu-mll/glue"  # where the recipe gives no path
+HUB = "nyu-mll/glue"  # used if the recipe has no data.path
 Row = tuple[tuple[str, ...], float | int]  # texts and label
 Target = float | int | list[float]  # the last: a one or a zero for each label
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # of a split's file, in the order they are looked for
 
 
 def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
-    """The rows of a task to train and to validate, and where they are from. Raises DataError.
+    """Return a task's training rows, its validation rows, and where they are from. Raises DataError.
 
-    The labels of MNLI's second, mismatched file to validate count on from those of the first.
+    The labels of MNLI's mismatched validation set are shifted by 3, so that the metrics can tell the two sets apart.
     """
     if data.path is None:
         return _of_hub(data, name)
@@ -183,7 +186,7 @@ def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
 
 
 def is_there(data: DataSection, name: str) -> bool:
-    """Whether the task has a folder of its name with a file to train on; the hub has them all."""
+    """Whether there is training data for a task: a folder of its name with a training file; True for the hub."""
     if data.path is None:
         return True
     root = folder_of(data)
@@ -192,15 +195,15 @@ def is_there(data: DataSection, name: str) -> bool:
 
 
 def folder_of_task(root: Path, name: str) -> Path:
-    """The task's own folder, or the one of its name in a folder of them all."""
+    """The task's folder: a subfolder with its name, else ``root`` itself. Raises DataError for a file."""
     if not root.is_dir():
-        raise DataError(f"data.path {root} is a file; name the folder that has a folder for every task of GLUE")
+        raise DataError(f"data.path {root} is a file; name the folder that has a subfolder for each GLUE task")
     here = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and _plain(entry.name) == name]
     return here[0] if here else root
 
 
 def validation_files(folder: Path, name: str, split: str) -> list[Path]:
-    """The file to validate on; the matched and the mismatched one of MNLI."""
+    """The validation file; for MNLI the matched and the mismatched one. Raises DataError."""
     spellings = SPELLINGS.get(split, (split,))
     if name != "mnli":
         return [found_in(folder, spellings)]
@@ -208,7 +211,7 @@ def validation_files(folder: Path, name: str, split: str) -> list[Path]:
 
 
 def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
-    """The first of these .tsv files that is there."""
+    """The first of these .tsv files that exists. Raises DataError that lists what is there."""
     names = [f"{stem}.tsv" for stem in stems]
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
@@ -218,15 +221,15 @@ def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
 
 
 def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
-    """A task as the hub's data set has it. Raises DataError."""
+    """`read` from the hub's data set. Raises DataError."""
     try:
         whole = hub.library(HUB).load_dataset(HUB, name)
     except DataError:
         raise
     except Exception as error:  # the hub client raises from several libraries
         raise DataError(
-            f"the recipe has no data.path, and the hub did not give {HUB}: {first_line(error)}; "
-            "--set data.path=DIR, a folder of sst2/train.tsv, rte/train.tsv, …"
+            f"the recipe has no data.path, and the hub did not provide {HUB}: {first_line(error)}; "
+            "--set data.path=DIR names a folder with sst2/train.tsv, rte/train.tsv, …"
         ) from error
     task, parts = TASKS[name], ("_matched", "_mismatched") if name == "mnli" else ("",)
     names = [data.train, *(data.validation + part for part in parts)]
@@ -245,7 +248,7 @@ def _hub_rows(table: Any, task: GlueTask, where: str) -> Iterator[Row]:
 
 
 def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
-    """Texts and label of every line behind the first. Raises DataError, with the line, for one that has not both."""
+    """Yield texts and label of every line after the header. Raises DataError that names a malformed line."""
     places: list[int] = []
     columns: list[str] = []
     number = 0
@@ -255,7 +258,7 @@ def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
             columns, places = cells, _places(f"{file}, line 1", cells, task)
         elif len(cells) != len(columns):
             raise DataError(
-                f"{file}, line {number}: {len(cells)} cells between tabs, and line 1 names {len(columns)} columns"
+                f"{file}, line {number}: {len(cells)} tab-separated cells, but line 1 names {len(columns)} columns"
             )
         else:
             *texts, label = (cells[place] for place in places)
@@ -263,7 +266,7 @@ def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
                 raise DataError(f"{file}, line {number}: a sentence is empty")
             yield tuple(texts), _label(label.strip(), task, f"{file}, line {number}")
     if number < 2:
-        raise DataError(f"{file} holds no sample: there is nothing behind its first line")
+        raise DataError(f"{file} has no sample: there is nothing after the header")
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -281,7 +284,7 @@ def _places(where: str, columns: list[str], task: GlueTask) -> list[int]:
         if all(name in columns for name in wanted):
             return [columns.index(name) for name in wanted]
     wanted = (*task.columns[0], "label")
-    raise DataError(f"{where}: {task.title} has the columns {', '.join(wanted)}; found {', '.join(columns)}")
+    raise DataError(f"{where}: {task.title} needs the columns {', '.join(wanted)}; found {', '.join(columns)}")
 
 
 def _label(text: str, task: GlueTask, where: str) -> float | int:
@@ -296,4 +299,4 @@ def _label(text: str, task: GlueTask, where: str) -> float | int:
     if task.labels and value in range(len(task.labels)):
         return int(value)
     known = " or ".join(f"{i} {name}" for i, name in enumerate(task.labels)) or f"a number 0 … {HIGHEST:g}"
-    raise DataError(f"{where}: {task.title} has no label {text!r}; it is {known}")
+    raise DataError(f"{where}: {task.title} has no label {text!r}; expected {known}")

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through ``datasets``: a name with a slash where the recipe gives no path."""
+"""Data sets of the Hugging Face hub, loaded through ``datasets``: ``data.name`` with a slash and no ``data.path``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
-SPLITS = {"validation": ("validation", "valid", "val", "test")}  # what hubs call a split, in the order they are tried
+SPLITS = {"validation": ("validation", "valid", "val", "test")}  # usual names of a split, in order of preference
 
 
 def is_meant(data: DataSection) -> bool:
-    """Whether a recipe names a data set of the hub (or a folder in its layout)."""
+    """Whether a recipe names a hub data set (or a local folder in the hub's layout)."""
     return data.path is None and "/" in data.name
 
 
 def library(what: str) -> Any:
-    """``datasets``, or the message that it is missing."""
+    """Import ``datasets``. Raises DataError if it is not installed; ``what`` names what needs it."""
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{what} is read by the library datasets: pip install 'leanify[data]'") from error
+        raise DataError(f"{what} needs the library datasets: pip install 'leanify[data]'") from error
     datasets.disable_progress_bars()
     return datasets
 
 
 def split_of(name: str, split: str) -> str:
-    """What the data set calls a split. Raises DataError."""
+    """The data set's own name for a split. Raises DataError if it has none."""
     datasets = library(f"the data set {name!r}")
     try:
         known = datasets.get_dataset_split_names(name)
@@ -41,7 +41,7 @@ def split_of(name: str, split: str) -> str:
 
 
 def rows(name: str, split: str) -> Any:
-    """A split as ``datasets`` has it: memory-mapped, in its cache. Raises DataError."""
+    """Load a split through ``datasets``, memory-mapped from its cache. Raises DataError."""
     datasets, called = library(f"the data set {name!r}"), split_of(name, split)
     try:
         return datasets.load_dataset(name, split=called)
@@ -55,7 +55,10 @@ def _unreached(name: str, error: Exception) -> str:
 
 
 def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, read a part at a time: all columns, or the first of ``columns`` that it has."""
+    """Yield the rows of a Parquet file in batches, with all columns or only the first of ``columns`` that it has.
+
+    Raises DataError.
+    """
     library(f"{path}")
     import pyarrow.parquet
 
@@ -64,8 +67,8 @@ def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[s
         found = [name for name in columns or () if name in file.schema_arrow.names][:1]
         if columns and not found:
             known = ", ".join(file.schema_arrow.names)
-            raise DataError(f"{path} has no column of text: looked for {', '.join(columns)}, found {known}")
+            raise DataError(f"{path} has no text column: looked for {', '.join(columns)}, found {known}")
         for batch in file.iter_batches(columns=found or None):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error

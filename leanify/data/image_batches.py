@@ -1,4 +1,4 @@
-"""Images from a folder, brought to a model's size and scale."""
+"""Batches of images from a folder, resized and normalised for a model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 
 
 class ImageFolder:
-    """The images anywhere below a folder, in a fixed random order. ``skipped`` lists those that could not be read."""
+    """All images under a folder, in a random order fixed by ``seed``. ``skipped`` lists unreadable files."""
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder = folder
         named = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.is_dir())
-        self.paths = [path for path in named if path.is_file()]  # a pipe would block
+        self.paths = [path for path in named if path.is_file()]  # opening a pipe would block
         self.skipped = [path for path in named if not path.is_file()]
         if not self.paths:
-            raise DataError(f"no image in {folder}; looked for {', '.join(SUFFIXES)} in it and below")
+            raise DataError(f"no image in {folder}; looked for {', '.join(SUFFIXES)} there and in its subfolders")
         random.Random(seed).shuffle(self.paths)
 
     def batches(
         self, samples: int, batch_size: int, shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
     ) -> Iterator[Tensor]:
-        """At most ``samples`` images in batches of (batch, *shape); unreadable ones are skipped and others taken."""
+        """Yield up to ``samples`` normalised images in batches (B, *shape); unreadable images are replaced by others.
+
+        ``shape`` is (channels, height, width); ``mean`` and ``std`` have one number per channel. Raises DataError if no
+        image can be read.
+        """
         batch: list[Tensor] = []
         left = samples
         for path in self.paths:
@@ -50,14 +54,14 @@ class ImageFolder:
             raise DataError(f"none of the {len(self.paths)} images in {self.folder} could be read")
 
     def _read(self, path: Path, shape: Sequence[int]) -> Tensor | None:
-        """channels, height, width in 0 … 1: the shorter side scaled to fit, the middle cut out."""
+        """Read an image as (C, H, W) in 0 … 1: scaled to cover the size, then centre-cropped; None if unreadable."""
         from PIL import Image, ImageOps
 
         channels, height, width = shape
         try:
             with Image.open(path) as file:
                 image = file.convert("L" if channels == 1 else "RGB")
-        except Exception:  # Pillow's many formats raise whatever they meet in a damaged file
+        except Exception:  # Pillow's decoders raise many types for damaged files
             self.skipped.append(path)
             return None
         image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)

@@ -1,8 +1,7 @@
-"""Images to learn from, in a folder FOLDER/SPLIT/CLASS/… or on the hub, read by timm's dataset factory and changed by
-its transforms.
+"""Image classification from FOLDER/SPLIT/CLASS/… or the hub, with timm's readers and transforms.
 
-Where timm skips an image that it cannot read and takes the next one instead, this stops and names it: a sample would be
-seen twice in an epoch otherwise.
+timm replaces an image that it cannot read by the next one, which is then seen twice in an epoch. Here, training stops
+with an error that names the image, or skips it under data.on_error = "skip".
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SYNONYMS = (("train", "training"), ("validation", "val", "valid", "eval", "evalu
 
 
 class Scale:
-    """Bytes to what a model takes, a whole batch at a time; what is scaled already stays as it is."""
+    """Normalise a batch of bytes to the model's mean and standard deviation; floats are taken as normalised already."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (mean, std))
@@ -43,67 +42,68 @@ class Scale:
 
 
 class Pictures:
-    """The images of one split with their classes."""
+    """The images and classes of one split."""
 
     targets = None
     workers = 4
 
     def __init__(self, files: Any, transform: Any, mode: str, skips: bool = False) -> None:
-        self.files = files  # a reader of timm's
+        self.files = files  # a timm reader
         self.transform, self.mode, self.skips = transform, mode, skips
-        known = getattr(files, "samples", None)  # of a folder: paths and classes
+        known = getattr(files, "samples", None)  # a folder's reader lists paths and classes
         self.labels = getattr(files, "labels", None) if known is None else np.array([label for _, label in known])
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """→ (C, H, W) in bytes, or scaled where a part is erased, and a class"""
+        """→ (C, H, W), in bytes, or normalised if random erasing is on; and a class"""
         pixels, label = opened(self.files, index, self.mode)
         return self.transform(pixels), label
 
 
 def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
-    """An image of a reader of timm's in a mode of Pillow's, and its class. Raises DataError with the file's name."""
+    """Read an image and its class from a timm reader; ``mode`` is Pillow's. Raises DataError that names the file."""
     name = Path(str(files.filename(index, absolute=True)))
     if hasattr(files, "samples") and not name.is_file():
-        what = "link to nothing" if name.is_symlink() else "pipe or a device" if name.exists() else "file that is gone"
-        raise DataError(f"the image {name} is a {what}: remove it, or --set data.on_error=skip")
+        what = "is a broken link" if name.is_symlink() else "is a pipe or a device" if name.exists() else "is missing"
+        raise DataError(f"the image {name} {what}: remove it, or skip such images with --set data.on_error=skip")
     try:
         file, label = files[index]
-    except Exception as error:  # readers of timm's raise whatever they meet
+    except Exception as error:  # timm's readers raise many types
         raise DataError(f"the image {name} cannot be read ({type(error).__name__})") from error
     with file:
         return decoded(file, mode, name), label
 
 
 def decoded(file: Any, mode: str, name: Any) -> Any:
-    """An image from a file or a path, in a mode of Pillow's. Raises DataError with its name."""
+    """Decode an image from a file object or a path into Pillow's ``mode``. Raises DataError that names it."""
     from PIL import Image
 
     try:
         with Image.open(file) as image:
             return image.convert(mode)
-    except Exception as error:  # Pillow's many formats raise whatever they meet in a damaged file
+    except Exception as error:  # Pillow's decoders raise many types for damaged files
         reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
         raise DataError(
-            f"the image {name} cannot be read ({reason}): mend or remove it, or --set data.on_error=skip"
+            f"the image {name} cannot be read ({reason}): fix or remove it, or skip such images with "
+            "--set data.on_error=skip"
         ) from error
 
 
 def suffixes() -> set[str]:
-    """How the names of image files end."""
+    """The suffixes of image files that timm reads."""
     from timm.data.readers.img_extensions import get_img_extensions
 
     return set(get_img_extensions(as_set=True))
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training and validation images of a folder."""
+    """Training, validation and test images of a folder, a table or a hub data set. Raises DataError and RecipeError."""
     if is_own(model):
-        raise DataError(f"classification of images needs a model that takes some; {origin_of(model)} is of text")
+        raise DataError(f"image classification needs an image model; {origin_of(model)} is a text model")
     if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
-        raise RecipeError(f"data.crop is {list(data.crop)}; it is two shares of the area, the smaller one first")
+        raise RecipeError(f"data.crop is {list(data.crop)}; it must be two shares, 0 < smallest ≤ largest ≤ 1")
     readers, classes, where = read(data)
     changed, plain, scale, mode = transforms(data, model)
     skips = data.on_error == "skip"
@@ -120,7 +120,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 
 def read(data: DataSection) -> tuple[list[Any], list[str], str]:
-    """Readers of the splits, the classes, and where they come from."""
+    """Return the readers of the splits, the class names, and where they come from. Raises DataError."""
     if hub.is_meant(data):
         return on_hub(data)
     place = folder_of(data)
@@ -128,12 +128,15 @@ def read(data: DataSection) -> tuple[list[Any], list[str], str]:
 
 
 def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
-    """timm's readers of the splits to train, validate and test; one folder twice where a share of it is held out."""
+    """timm readers for training, validation and test folders; with ``data.holdout`` the first two read the same folder.
+
+    Raises DataError for a missing split or a class that training lacks.
+    """
     from timm.data import create_dataset
 
     if not folder.is_dir():
         raise DataError(
-            f"{folder} is a file; classification takes a folder of a folder a class, with images in them, or a table "
+            f"{folder} is a file; classification needs a folder with one subfolder of images per class, or a table "
             "(.csv, .tsv, .jsonl, .parquet) of images and labels"
         )
     if data.holdout and not any((folder / name).is_dir() for name in names_of(data.train)):
@@ -145,21 +148,21 @@ def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], st
     places += [split_folder(folder, data.test)] if data.test is not None else []
     for place in places[1:]:
         if unknown := sorted(set(classes_in(place)) - set(classes)):
-            raise DataError(f"{place} has classes that {train} has not: {', '.join(unknown[:5])}")
+            raise DataError(f"{place} has classes that {train} lacks: {', '.join(unknown[:5])}")
     labels = {name: index for index, name in enumerate(classes)}
     readers = [create_dataset("", root=str(place), search_split=False, class_map=labels).reader for place in places]
     return readers, classes, str(folder)
 
 
 def on_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
-    """timm's readers of a data set of the hub, by its first columns of images and of classes."""
+    """timm readers for a hub data set, from its first image column and its first class column. Raises DataError."""
     splits = [data.train, data.train if data.holdout else data.validation]
     splits += [data.test] if data.test is not None else []
     features = hub.rows(data.name, data.train).features
     kinds = {kind: [key for key, value in features.items() if type(value).__name__ == kind] for kind in HUB_KINDS}
     missing = [what for kind, what in HUB_KINDS.items() if not kinds[kind]]
     if missing:
-        raise DataError(f"the data set {data.name!r} has no column of {' or '.join(missing)}; it has {features}")
+        raise DataError(f"the data set {data.name!r} has no column of {' or of '.join(missing)}; it has {features}")
     image, label = (kinds[kind][0] for kind in HUB_KINDS)
     from timm.data import create_dataset
 
@@ -177,35 +180,38 @@ def names_of(split: str) -> tuple[str, ...]:
 
 
 def split_folder(folder: Path, split: str) -> Path:
-    """The folder of a split, by its name or a usual other name of it."""
+    """The folder of a split, by its name or a usual synonym. Raises DataError that lists what is there."""
     found = next((folder / name for name in (split, *names_of(split)) if (folder / name).is_dir()), None)
     if found is None:
         here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
         raise DataError(
             f"{folder} has no folder {' or '.join(dict.fromkeys((split, *names_of(split))))}; found {here}. "
-            "--set data.holdout=0.1 holds out a share of the training images instead"
+            "To hold out a tenth of the training images instead: --set data.holdout=0.1"
         )
     return found
 
 
 def classes_in(folder: Path) -> list[str]:
-    """The classes of a split, in the order in which timm numbers them; every one has an image."""
+    """The classes of a split in timm's numbering order. Raises DataError for an empty class or fewer than two."""
     from timm.utils.misc import natural_key
 
     known = suffixes()
     found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
     if not found:
-        raise DataError(f"{folder} has no folder of a class: its images lie in FOLDER/CLASS/")
+        raise DataError(f"{folder} has no class folders; images must be in FOLDER/CLASS/")
     for name, place in found.items():
         if not any(path.suffix.lower() in known for path in place.rglob("*")):
-            raise DataError(f"the class {name} in {folder} has no image")
+            raise DataError(f"the class {name} in {folder} has no images")
     if len(found) == 1:
-        raise DataError(f"{folder} has one class, {next(iter(found))}: there is nothing to tell apart")
+        raise DataError(f"{folder} has only one class, {next(iter(found))}; classification needs two or more")
     return sorted(found, key=natural_key)
 
 
 def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, str]:
-    """timm's transforms to bytes, for training and for evaluation; the scale and the mode of the model's images."""
+    """Return timm's training and evaluation transforms (to bytes), the model's `Scale`, and Pillow's image mode.
+
+    Raises RecipeError if data.img_size is not the model's input size.
+    """
     from timm.data import create_transform, resolve_data_config
     from timm.data.random_erasing import RandomErasing
     from torchvision.transforms import Compose
@@ -213,8 +219,8 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     channels, *size = next(iter(example_inputs(model, 1).values())).shape[1:]
     if data.img_size is not None and [data.img_size] * 2 != size:
         raise RecipeError(
-            f"data.img_size is {data.img_size} and the model takes {size[0]} × {size[1]}: "
-            f"--set model.override.img_size={data.img_size}, or leave data.img_size out"
+            f"data.img_size is {data.img_size}, but the model takes {size[0]} × {size[1]}: "
+            f"--set model.override.img_size={data.img_size}, or remove data.img_size"
         )
     known: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
     if not is_hf(model):
@@ -222,7 +228,7 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     shape = (channels, *size)
     fixed = {name: _per_channel(known[name], channels) for name in ("mean", "std")}
     scale = Scale(**fixed)
-    to_bytes = {**fixed, "use_prefetcher": True}  # in timm's words: the scale and what is erased come later
+    to_bytes = {**fixed, "use_prefetcher": True}  # makes timm return bytes; `Scale` and erasing are applied later
     changed = create_transform(
         shape,
         is_training=True,
@@ -243,21 +249,21 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
 
 
 def _operations(transform: Any) -> list[Any]:
-    """The operations of timm's random augmentation, where there is one among the transforms."""
+    """The operations of timm's random augmentation, if the transforms include one."""
     parts = [part for part in transform.transforms if hasattr(part, "ops") or hasattr(part, "policy")]
     policies = [part.ops if hasattr(part, "ops") else [op for some in part.policy for op in some] for part in parts]
     return [operation for policy in policies for operation in policy]
 
 
 def posterize(image: Any, bits: int, **_: Any) -> Any:
-    """Keep the highest bits of every channel. timm asks for none at full strength, which Pillow refuses from 13 on."""
+    """Keep the highest bits of each channel. At full strength timm asks for 0 bits, which Pillow ≥ 13 refuses."""
     from PIL import Image, ImageOps
 
     if bits < 1:
-        return Image.new(image.mode, image.size)  # as earlier versions of Pillow did
+        return Image.new(image.mode, image.size)  # black, as in earlier versions of Pillow
     return image if bits >= 8 else ImageOps.posterize(image, bits)
 
 
 def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """One number a channel; their mean where there are not as many."""
+    """One value per channel; the mean value if their numbers differ."""
     return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

@@ -1,8 +1,9 @@
-"""Images in tables: CSV, TSV or JSON lines of paths and labels, Parquet of bytes, ``datasets`` on disk.
+"""Images in tables: CSV, TSV or JSON lines with paths, Parquet with bytes, or a data set saved by ``datasets``.
 
-``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), or what ``datasets``
-wrote by ``save_to_disk``. ``data.image`` and ``data.label`` name the columns; without them they are guessed by name.
-Paths are relative to the table. Images in Parquet are held in memory as they are stored, those of ``datasets`` mapped.
+``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), or the output of
+``datasets``' ``save_to_disk``. ``data.image`` and ``data.label`` name the columns; by default they are guessed by name.
+Paths are relative to the table. Parquet images are kept in memory, still encoded; those of ``datasets`` are
+memory-mapped.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from leanify.data.text import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
-ON_DISK = ("dataset_dict.json", "state.json")  # what save_to_disk leaves
+ON_DISK = ("dataset_dict.json", "state.json")  # one of these marks the output of save_to_disk
 
 
 class Rows:
-    """The images of a table, as a reader of timm's is used: by index an open file and a class."""
+    """A table of images with the interface of a timm reader: index → (open file, class)."""
 
     def __init__(self, place: Path, pictures: Sequence[Any], labels: Sequence[int]) -> None:
         self.place, self.pictures, self.labels = place, pictures, np.array(labels)
@@ -46,7 +47,7 @@ class Rows:
 
 
 class Column:
-    """A column of images of a data set on disk, read when it is asked for."""
+    """A lazily read image column of a data set on disk."""
 
     def __init__(self, rows: Any, name: str) -> None:
         self.rows, self.name = rows, name
@@ -56,27 +57,32 @@ class Column:
 
 
 def lies_at(place: Path, split: str) -> bool:
-    """Whether there is a table of images, or a data set on disk."""
+    """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
     if (place / split).is_dir() and any(entry.is_dir() for entry in (place / split).iterdir()):
-        return (place / ON_DISK[0]).is_file()  # else folders of classes, whatever tables lie beside them
+        return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if there are tables beside them
     return any((place / name).is_file() for name in ON_DISK) or find_table(place, split) is not None
 
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
-    """The readers of training, validation and test; the classes of the training table; where, with the columns."""
+    """Return readers for training, validation and test, the training classes, and a description with the columns.
+
+    Raises DataError.
+    """
     splits = [data.train, data.train if data.holdout else data.validation, *([data.test] if data.test else [])]
     if any((place / name).is_file() for name in ON_DISK):
         return _on_disk(data, place, splits)
     files = [find_table(place, split) for split in splits]
     for split, file in zip(splits, files, strict=True):
         if file is None:
-            raise DataError(f"{place} has no table of {split}; --set data.holdout=0.1 holds out a tenth of train")
+            raise DataError(
+                f"{place} has no table for {split}; to hold out a tenth of train instead: --set data.holdout=0.1"
+            )
     read = {file: _read(file, data) for file in dict.fromkeys(file for file in files if file is not None)}
     return _numbered([(file, *read[file][:2]) for file in files if file is not None], read[files[0]][2])  # type: ignore[index]
 
 
 def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
-    """The pictures, the labels as the file has them, and the columns in words."""
+    """Return the images, the labels as text, and a description of the columns."""
     faults, pictures, labels = Faults(data.on_error == "skip"), [], []
     image = label = ""
     for place, row in rows_of_table(file, faults):
@@ -99,27 +105,27 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, 
     if image not in found or label not in found:
         lacking = f"no column of {'labels' if image in found else 'images'}"
         raise DataError(
-            f"{file} has {lacking}; found {', '.join(found[:8])}: name them, --set data.image=path "
-            "--set data.label=class"
+            f"{file} has {lacking}; found {', '.join(found[:8])}. Name them with --set data.image=COLUMN "
+            "--set data.label=COLUMN"
         )
     return str(image), str(label)
 
 
-def _numbered(tables: Sequence[tuple[Path, list[Any], list[str]]], words: str) -> tuple[list[Rows], list[str], str]:
-    """Readers with the classes of the first table numbered in their order."""
+def _numbered(tables: Sequence[tuple[Path, list[Any], list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
+    """Readers with labels turned into indices of the first table's sorted classes."""
     names = in_order(set(tables[0][2]))
     if len(names) < 2:
-        raise DataError(f"{tables[0][0]} has one class, {names[0]}: there is nothing to tell apart")
+        raise DataError(f"{tables[0][0]} has only one class, {names[0]}; classification needs two or more")
     number = {name: index for index, name in enumerate(names)}
     for file, _, labels in tables:
         if unknown := sorted(set(labels) - set(names)):
-            raise DataError(f"{file} has classes that {tables[0][0]} has not: {', '.join(unknown[:5])}")
+            raise DataError(f"{file} has classes that {tables[0][0]} lacks: {', '.join(unknown[:5])}")
     found = [Rows(file, pictures, [number[label] for label in labels]) for file, pictures, labels in tables]
-    return found, names, f"{tables[0][0]} {words}"
+    return found, names, f"{tables[0][0]} {source}"
 
 
 def in_order(names: set[str]) -> list[str]:
-    """Classes by name, whole numbers in theirs."""
+    """Sort class names: numerically if all are integers, else alphabetically."""
     whole = all(name.removeprefix("-").isdecimal() for name in names)
     return sorted(names, key=int) if whole else sorted(names)
 
@@ -128,13 +134,16 @@ def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[lis
     datasets = hub.library(f"{place}")
     try:
         loaded = datasets.load_from_disk(str(place))
-    except Exception as error:  # the library raises whatever it meets
-        raise DataError(f"{place} is no data set that datasets can load: {error}") from error
+    except Exception as error:  # datasets raises many types
+        raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
     found = []
     for split in splits:
         spelled = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in loaded), None)
         if isinstance(loaded, dict) and spelled is None:
-            raise DataError(f"{place} has no split {split}; it has {', '.join(loaded)}: --set data.holdout=0.1")
+            raise DataError(
+                f"{place} has no split {split}; it has {', '.join(loaded)}. To hold out a tenth of train instead: "
+                "--set data.holdout=0.1"
+            )
         rows = loaded[spelled] if isinstance(loaded, dict) else loaded
         image, label = _columns(place, rows.column_names, data)
         kind = rows.features[label]

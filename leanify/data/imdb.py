@@ -1,7 +1,7 @@
-"""Text of the Long-Range Arena (Tay et al. 2020): films' reviews (Maas et al. 2011), byte by byte, bad 0 or good 1.
+"""Text of the Long-Range Arena (Tay et al. 2020): IMDb reviews (Maas et al. 2011) as bytes; 0 negative, 1 positive.
 
-A folder has train.csv and test.csv with the columns ``text`` and ``label``. A byte's id is one more than the byte; 0 is
-padding. The published set-up validates on the test split; here ``data.holdout`` (0.1) of train does, unless there is a
+The folder has train.csv and test.csv with the columns ``text`` and ``label``. A byte's id is byte + 1; 0 is padding.
+The published set-up validates on the test split; here ``data.holdout`` (0.1) of train is used, unless there is a
 validation.csv.
 """
 
@@ -24,12 +24,12 @@ VOCABULARY = 257  # bytes and padding
 
 
 def byte_ids(text: str, length: int | None) -> np.ndarray:
-    """The first bytes of a text in UTF-8, 1 … 256."""
+    """The first ``length`` bytes of a text in UTF-8 as ids 1 … 256."""
     return np.frombuffer(text.encode()[:length], dtype=np.uint8).astype(np.uint16) + 1
 
 
 def reviews(path: Path, length: int | None) -> Sequences:
-    """Every row's bytes and class. Raises DataError with the line of a row that is malformed."""
+    """Read a file: every row's bytes and class. Raises DataError that names a malformed line."""
     parts, labels = [], []
     for line, (text, label) in rows(path, ("text", "label")):
         if not text:
@@ -40,7 +40,7 @@ def reviews(path: Path, length: int | None) -> Sequences:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test reviews of a folder."""
+    """Training, validation and test reviews of a folder. Raises DataError and RecipeError."""
     only_sequences(data, model, "bytes", vocabulary=VOCABULARY)
     folder, length = folder_of(data), length_of(data, model)
     train = reviews(split_file(folder, (f"{data.train}.csv",)), length)

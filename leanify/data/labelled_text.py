@@ -23,7 +23,7 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Labelled:
-    """One table: its columns, and a row of (text or texts, label) each, labels as the file has them."""
+    """One table: its text and label columns, and rows of (texts, label), labels as text."""
 
     file: Path
     texts: tuple[str, ...]
@@ -32,7 +32,7 @@ class Labelled:
 
     @staticmethod
     def read(file: Path, data: DataSection, faults: Faults) -> Labelled:
-        """A table's rows. Raises DataError, with the file and the row, for one without a text or a label."""
+        """Read a table. Raises DataError for a row without text or label, unless ``faults`` are skipped."""
         texts, label, cells = cells_of(file, data, faults)
         rows: list[tuple[Texts, str]] = []
         for where, words, cell in cells:
@@ -46,18 +46,18 @@ class Labelled:
 
     @property
     def is_regression(self) -> bool:
-        """Whether the labels are numbers of which one has a fraction."""
+        """Whether all labels are numbers and at least one has a fraction."""
         numbers = [_number(label) for _, label in self.rows]
         return None not in numbers and any(number != int(number) for number in numbers if number is not None)
 
     @property
     def names(self) -> list[str]:
-        """The classes, whole numbers in their order and everything else by name."""
+        """The classes, sorted numerically if all are integers, else alphabetically."""
         return in_order({label for _, label in self.rows})
 
     @property
     def lines(self) -> Iterator[str]:
-        """All texts, for a tokenizer that is trained on them."""
+        """All texts, to train a tokenizer on."""
         return (text for texts, _ in self.rows for text in texts)
 
     @property
@@ -98,7 +98,7 @@ def cells_of(
 
 
 def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple[str, ...], str]:
-    """The columns of texts and label, as the recipe names them or guessed by name."""
+    """The text columns and the label column, as the recipe names them or guessed by name. Raises DataError."""
     known = {name.lower(): name for name in found}
     texts = data.text or texts_in(found)
     label = data.label or next((name for name in LABELS if name in known), None)
@@ -116,7 +116,7 @@ def texts_of(file: Path, found: Sequence[str]) -> tuple[str, ...]:
     """The columns of a file without labels. Raises DataError."""
     if columns := texts_in(found):
         return columns
-    raise DataError(f"{file} has no column of texts; found {', '.join(found[:8])}")
+    raise DataError(f"{file} has no text column; found {', '.join(found[:8])}")
 
 
 def in_order(labels: set[str]) -> list[str]:
@@ -132,7 +132,7 @@ def place_of(label: str, names: Sequence[str], file: Path) -> int:
 
 
 def _label(value: Any) -> str | None:
-    """A label as text: a word, a number or a truth; None for anything else."""
+    """A label (string, number or boolean) as text; None for anything else."""
     return str(value).strip() or None if isinstance(value, (str, int, float)) else None
 
 

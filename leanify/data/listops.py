@@ -1,12 +1,13 @@
-"""ListOps (Nangia & Bowman 2018) in the sizes of the Long-Range Arena (Tay et al. 2020): nested lists and their value.
+"""ListOps (Nangia & Bowman 2018) at the Long-Range Arena's sizes (Tay et al. 2020): evaluate nested list expressions.
 
     [MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]  →  5
 
-The published generator: a node is a digit with probability 0.75, or where it lies as deep as it may; else an operator,
-MIN, MAX, MED (the integer part of the median) or SM (the sum modulo 10), of 2 to 10 arguments. A digit is 1 long, an
-operator 2 and its arguments; expressions of more than 500 and less than 2000 are kept, duplicates are not.
+As in the published generator, a node is a digit with probability 0.75 and always at the maximum depth; otherwise it is
+an operator with 2 to 10 arguments: MIN, MAX, MED (integer part of the median) or SM (sum modulo 10). A digit has length
+1, an operator 2 plus its arguments. Expressions longer than 500 and shorter than 2000 are kept, without duplicates.
 
-Drawn once by a seed of their own, not the run's, and kept in a file; or read from the published files.
+Expressions are generated once, from data.options.seed rather than the run's seed, and cached in a file; or they are
+read from the published files.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from leanify.sources.strict_toml import read_table
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
-WORDS = ("", *"0123456789", *OPERATORS, CLOSE)  # a symbol's id is its place; 0 is padding
+WORDS = ("", *"0123456789", *OPERATORS, CLOSE)  # a symbol's id is its index; 0 is padding
 ZERO, MIN, MAX, MED, SM, END = 1, 11, 12, 13, 14, 15
-DIGIT = 0.75  # how probable a node is to be one
-TREES = 4096  # drawn at a time
-IDLE = 100  # times in a row that nothing new may be among them
+DIGIT = 0.75  # probability that a node is a digit
+TREES = 4096  # trees drawn at a time
+IDLE = 100  # give up after this many draws in a row without a new expression
 PUBLISHED = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 
 
 @dataclass(frozen=True)
 class ListOpsOptions:
-    """[data.options]: by default the Long-Range Arena's. Lengths are exclusive; the root is at depth 1."""
+    """[data.options]; the defaults are the Long-Range Arena's. Length bounds are exclusive; the root has depth 1."""
 
     shortest: int = 500
     longest: int = 2000
@@ -53,26 +54,26 @@ class ListOpsOptions:
         low = {"depth": 1, "arguments": 2, "train": 1, "validation": 1, "test": 1, "seed": 0, "shortest": 0}
         for key, least in low.items():
             if getattr(self, key) < least:
-                raise RecipeError(f"data.options.{key} is {getattr(self, key)}; it is at least {least}")
+                raise RecipeError(f"data.options.{key} is {getattr(self, key)}; it must be at least {least}")
         if self.longest < self.shortest + 2:
-            raise RecipeError(f"there is no length between {self.shortest} and {self.longest}, data.options' ends")
+            raise RecipeError(f"data.options allow no length between {self.shortest} and {self.longest} (exclusive)")
 
 
 @dataclass(frozen=True)
 class Level:
-    """The nodes of many trees at one depth: each one's symbol, and its parent's place in the level above."""
+    """The nodes of many trees at one depth: each node's symbol, and its parent's index in the level above."""
 
     symbols: np.ndarray
     parents: np.ndarray
 
     @property
     def operators(self) -> np.ndarray:
-        """The places of those that have arguments."""
+        """Indices of the nodes that have arguments."""
         return np.flatnonzero(self.symbols >= MIN)
 
 
 def forest(rng: np.random.Generator, trees: int, options: ListOpsOptions) -> list[Level]:
-    """Random trees, all of them a level at a time."""
+    """Draw random trees, one level of all trees at a time."""
     levels, parents = [], np.arange(trees)
     for depth in range(1, options.depth + 1):
         digits = rng.random(len(parents)) < DIGIT if depth < options.depth else np.ones(len(parents), dtype=bool)
@@ -86,7 +87,7 @@ def forest(rng: np.random.Generator, trees: int, options: ListOpsOptions) -> lis
 
 
 def lengths(levels: list[Level]) -> list[np.ndarray]:
-    """The length of every node, level by level."""
+    """The length in symbols of every node's expression, per level."""
     found = [np.ones(len(levels[-1].symbols), dtype=np.int64)]
     for above, below in zip(levels[-2::-1], levels[:0:-1], strict=True):
         inside = np.bincount(below.parents, found[-1], len(above.symbols)).astype(np.int64)
@@ -95,17 +96,17 @@ def lengths(levels: list[Level]) -> list[np.ndarray]:
 
 
 def kept(levels: list[Level], roots: np.ndarray) -> list[Level]:
-    """Those trees of a forest whose root is to be kept."""
+    """The trees of a forest whose roots are True in ``roots``."""
     chosen, thinned = roots, [Level(levels[0].symbols[roots], np.arange(roots.sum()))]
     for level in levels[1:]:
-        places = np.cumsum(chosen) - 1  # of a kept node among the kept ones
+        places = np.cumsum(chosen) - 1  # a kept node's index among the kept ones
         chosen = chosen[level.parents]
         thinned.append(Level(level.symbols[chosen], places[level.parents[chosen]]))
     return thinned
 
 
 def values(levels: list[Level]) -> np.ndarray:
-    """What each tree comes to, 0 … 9."""
+    """The value of each tree, 0 … 9."""
     below = np.empty(0, dtype=np.int64)
     for depth in range(len(levels) - 1, -1, -1):
         level = levels[depth]
@@ -124,7 +125,7 @@ def values(levels: list[Level]) -> np.ndarray:
 
 
 def written(levels: list[Level], sizes: list[np.ndarray]) -> np.ndarray:
-    """The symbols of all trees, one tree after the other, as they are read: operator, arguments, bracket."""
+    """The symbols of all trees, concatenated, in reading order: operator, arguments, closing bracket."""
     symbols = np.zeros(sizes[0].sum(), dtype=np.uint8)
     starts = np.cumsum(sizes[0]) - sizes[0]
     for depth, level in enumerate(levels):
@@ -133,7 +134,7 @@ def written(levels: list[Level], sizes: list[np.ndarray]) -> np.ndarray:
             break
         symbols[starts[operators] + sizes[depth][operators] - 1] = END
         parents, inside = levels[depth + 1].parents, sizes[depth + 1]
-        before = np.cumsum(inside) - inside  # of all arguments at this depth; those of other operators are taken off
+        before = np.cumsum(inside) - inside  # over all arguments of this depth; other operators' are subtracted below
         firsts = np.flatnonzero(np.diff(parents, prepend=-1))
         counts = np.diff(firsts, append=len(parents))
         starts = starts[parents] + 1 + before - np.repeat(before[firsts], counts)
@@ -141,7 +142,7 @@ def written(levels: list[Level], sizes: list[np.ndarray]) -> np.ndarray:
 
 
 def drawn(options: ListOpsOptions) -> Iterator[tuple[np.ndarray, int]]:
-    """Expressions and their values, for ever, each of them once. Raises DataError where there are no more."""
+    """Yield distinct expressions and their values without end. Raises DataError when no new ones are found."""
     rng, known, idle = np.random.default_rng(options.seed), set[bytes](), 0
     while idle < IDLE:
         levels = forest(rng, TREES, options)
@@ -156,12 +157,12 @@ def drawn(options: ListOpsOptions) -> Iterator[tuple[np.ndarray, int]]:
                 yield part, int(value)
         idle = 0 if len(known) > before else idle
     raise DataError(
-        f"there are only {len(known):,} expressions like that: data.options asks for too many, or too short"
+        f"only {len(known):,} distinct expressions fit data.options; ask for fewer, or allow longer or deeper ones"
     )
 
 
 def generated(options: ListOpsOptions) -> dict[str, np.ndarray]:
-    """All expressions: their symbols strung together, where each one ends, and the values."""
+    """Generate all expressions: concatenated symbols, the end of each expression, and the values."""
     from leanify.terminal import track
 
     source = drawn(options)
@@ -175,7 +176,10 @@ def generated(options: ListOpsOptions) -> dict[str, np.ndarray]:
 
 
 def published(path: Path) -> Sequences:
-    """A file of the Long-Range Arena: a header, then an expression and its value a line, separated by a tab."""
+    """Read a Long-Range Arena file: a header, then one expression and its value per line, tab-separated.
+
+    Raises DataError that names a malformed line.
+    """
     ids = {word: place for place, word in enumerate(WORDS) if place}
     parts, labels = [], []
     with path.open(encoding="utf-8") as file:
@@ -188,7 +192,7 @@ def published(path: Path) -> Sequences:
                 raise DataError(f"{path}, line {number}: {unknown[0]!r} is not a symbol of ListOps")
             if not words or label not in tuple("0123456789"):
                 raise DataError(
-                    f"{path}, line {number}: it takes an expression, a tab and a digit; found {line[:60]!r}"
+                    f"{path}, line {number}: expected an expression, a tab and a digit; found {line[:60]!r}"
                 )
             parts.append(np.array([ids[word] for word in words], dtype=np.uint8))
             labels.append(int(label))
@@ -196,7 +200,10 @@ def published(path: Path) -> Sequences:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test expressions: published files where data.path has them, else drawn."""
+    """Training, validation and test expressions: the published files if data.path has them, else generated ones.
+
+    Raises DataError and RecipeError.
+    """
     only_sequences(data, model, "listops", vocabulary=len(WORDS))
     options: ListOpsOptions = read_table(ListOpsOptions, data.options, "data.options")
     folder = None if data.path is None else folder_of(data)
@@ -207,5 +214,5 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         whole, place = cached("listops", asdict(options), lambda: generated(options), folder)
         every = Sequences(whole["symbols"], whole["ends"], whole["labels"])
         parts = every.parts(options.train, options.validation, options.test)
-        words = f"ListOps drawn by seed {options.seed} into {place}"
+        words = f"ListOps generated with seed {options.seed} in {place}"
     return sequence_splits(data, model, *parts, words=words, classes=10, cut=False)

@@ -1,6 +1,6 @@
-"""Image of the Long-Range Arena (Tay et al. 2020): grey pixels as a sequence, row by row, of an image folder.
+"""Image of the Long-Range Arena (Tay et al. 2020): images as sequences of grey pixels, row by row.
 
-CIFAR-10 (Krizhevsky 2009) is laid out as FOLDER/SPLIT/CLASS/…; a pixel's id is its brightness, 0 … 255.
+CIFAR-10 (Krizhevsky 2009) is laid out as FOLDER/SPLIT/CLASS/…; a pixel's id is its grey level, 0 … 255.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VOCABULARY = 256  # grey levels; nothing is padded
 
 
 def images(folder: Path, classes: list[str], side: int) -> Sequences:
-    """Every image of side × side as a row of ids, and its class. Raises DataError with the name of one that is none."""
+    """Read images of side × side pixels as sequences of ids, with classes. Raises DataError that names a bad image."""
     from timm.data import create_dataset
 
     from leanify.terminal import track
@@ -35,29 +35,33 @@ def images(folder: Path, classes: list[str], side: int) -> Sequences:
         if grey.size != (side, side):
             name = files.reader.filename(index, absolute=True)
             raise DataError(
-                f"the image {name} is {grey.width} × {grey.height} pixels; data.length asks for {side} × {side}"
+                f"the image {name} has {grey.width} × {grey.height} pixels; data.length requires {side} × {side}"
             )
         pixels[index] = np.asarray(grey).ravel()
     return Sequences(pixels.ravel(), np.arange(1, len(pixels) + 1) * side**2, labels)
 
 
 def side_of(data: DataSection, model: nn.Module) -> int:
-    """Pixels of an edge, by the length of the sequence; 32 where nothing limits it."""
+    """The side of an image in pixels, the square root of the sequence length; 32 if that is unlimited."""
     length = length_of(data, model) or 1024
     side = math.isqrt(length)
     if side**2 != length:
-        raise DataError(f"{length} tokens are no square image; 1024 are 32 × 32")
+        raise DataError(f"{length} tokens are not a square image; set data.length to a square, say 1024")
     return side
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test images of a folder."""
+    """Training, validation and test images of a folder. Raises DataError and RecipeError."""
     only_sequences(data, model, "pixels", vocabulary=VOCABULARY)
     return from_folder(data, model, folder_of(data))
 
 
 def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
-    """Where a share of train validates, the folder that would have validated is the test split if no other is there."""
+    """`splits` from FOLDER/SPLIT/CLASS/….
+
+    With ``data.holdout``, the validation folder is not needed for validation; it then serves as the test split if there
+    is no other.
+    """
     side = side_of(data, model)
     train = place(folder, names_of(data.train))
     classes = classes_in(train)
@@ -73,9 +77,9 @@ def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
 
 
 def place(folder: Path, names: tuple[str, ...]) -> Path:
-    """The first of these folders that is there. Raises DataError."""
+    """The first of these folders that exists. Raises DataError that lists what is there."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is a file; name the folder that has a folder for every split")
+        raise DataError(f"{folder} is a file; name the folder that has one subfolder per split")
     found = next((folder / name for name in names if (folder / name).is_dir()), None)
     if found is None:
         here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
@@ -84,7 +88,7 @@ def place(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def _known(folder: Path, classes: list[str]) -> Path:
-    """Raises where there is a class that train has not."""
+    """Return the folder; raise DataError if it has a class that train lacks."""
     if unknown := sorted(set(classes_in(folder)) - set(classes)):
         raise DataError(f"{folder} has classes that are not in train: {', '.join(unknown[:5])}")
     return folder

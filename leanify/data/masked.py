@@ -1,9 +1,9 @@
-"""Text to guess masked words of: documents in a row, with the tokenizer's separator between, cut into samples.
+"""Text for masked language models: documents, joined by the tokenizer's separator and cut into samples.
 
-Pieces are packed to the full length, so that there is no padding, and a share of every sample's words is masked: of
-these 80 % become the mask word, 10 % any word, 10 % stay (Devlin et al. 2019, section 3.1; the packing is Crammed
-BERT's, Geiping & Goldstein 2022, section 4.4). How many are masked is the share of the sample's words, rounded: the
-same number however it is drawn, so that every sample's number of targets is known beforehand.
+Samples are packed to the full length, so that there is no padding (Crammed BERT's packing, Geiping & Goldstein 2022,
+section 4.4). A share of each sample's tokens is masked: 80 % of these become the mask token, 10 % a random token, and
+10 % stay (Devlin et al. 2019, section 3.1). The number of masked tokens is that share, rounded, rather than random, so
+that each sample's number of targets is known in advance.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
 
-MASKED, ANY = 0.8, 0.1  # what becomes of the chosen words; the rest stays
+MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token, and a random one; the rest stays
 
 
 class Masked:
-    """Token ids in memory or mapped into it: sample i has ``length`` from i · length on; the rest is dropped.
+    """Token ids, in memory or memory-mapped: sample i is ids[i · length : (i + 1) · length], if complete.
 
-    The masks of a sample are a function of (seed, epoch, index); where they are ``fixed``, of the index alone.
+    A sample's mask is a function of (seed, epoch, index), or of the index alone if ``fixed``.
     """
 
     workers = 0
 
     def __init__(self, ids: np.ndarray, length: int, share: float, tokenizer: Any, where: str, fixed: bool) -> None:
         if len(ids) < length:
-            raise DataError(f"{where} has {len(ids)} tokens, and a sample has {length}: more text or a smaller length")
+            raise DataError(f"{where} has {len(ids)} tokens, less than one sample of {length}; reduce data.length")
         self.rows = ids[: len(ids) // length * length].reshape(-1, length)
         self.mask, self.words, self.fixed = tokenizer.mask_token_id, len(tokenizer), fixed
         marks = (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
@@ -53,7 +53,7 @@ class Masked:
         return len(self.rows)
 
     def draw(self, seed: int, keys: Sequence[Key]) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids and targets, (B, length) each; other tokens are ignored"""
+        """→ input_ids and targets, (B, length) each; targets are IGNORED except at masked positions"""
         indices = np.array([index for _, index in keys])
         sources = [(HOLDOUT, 0, 0, index) if self.fixed else (SAMPLE, seed, epoch, index) for epoch, index in keys]
         length = self.rows.shape[1]
@@ -70,10 +70,10 @@ class Masked:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training and validation samples of a text for a model that fills in what is masked."""
+    """Training, validation and test samples for a masked language model. Raises DataError and RecipeError."""
     if not 0 < data.mask < 1:
         raise RecipeError(
-            f"data.mask is {data.mask:g}; it is the share of the words to guess: 0.15 in BERT, 0.25 later"
+            f"data.mask is {data.mask:g}; it must be a share between 0 and 1: BERT masks 0.15, Crammed BERT 0.25"
         )
     length = length_of_text(data, model)
     words, _ = vocabulary_of(model, data.task)
@@ -82,7 +82,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: lines_of(texts[0]), key_of(texts[0]))
     vocabulary.check_fit(tokenizer, words, by)
     if tokenizer.mask_token_id is None:
-        raise DataError(f"{where} {by}: it has no mask word, so it is not one of a masked language model")
+        raise DataError(f"{where} {by}: the tokenizer has no mask token, which masked language models need")
     samples = [
         Masked(encoded(part, tokenizer), length, data.mask, tokenizer, f"{where} {by} to {what}", what != "train")
         for part, what in zip(texts, ("train", "validate", "test"), strict=False)
@@ -98,13 +98,13 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 
 def lines_of(text: str | Text) -> Iterator[str]:
-    """A text line by line, for what reads it piece by piece: long ones would take a hundred times their size."""
+    """Yield a text line by line: encoding a long text at once would need about a hundred times its size in memory."""
     for block in tokens.blocks(iter([text]) if isinstance(text, str) else text.pieces()):
         yield from block.replace(tokens.END, "\n").splitlines(keepends=True)
 
 
 def key_of(text: str | Text) -> str:
-    """What tells a text from another: what is in it, or of a large one where it is and since when."""
+    """A cache key for a text: a digest of its content, or path and modification time of a large one."""
     if isinstance(text, Text) and text.is_large:
         return text.key()
     digest = hashlib.sha256()
@@ -114,7 +114,7 @@ def key_of(text: str | Text) -> str:
 
 
 def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
-    """Token ids of the documents of a text in a row, the separator behind each; two bytes a token if that is enough."""
+    """Token ids of a text's documents with a separator after each, as uint16 if the vocabulary allows, else int32."""
     encode = encoder(tokenizer)
     if isinstance(text, str):
         return tokens.of(iter([text]), encode).ids
@@ -123,7 +123,7 @@ def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
 
 
 def encoder(tokenizer: Any) -> Encode:
-    """A block of text → ids; where a document ends that is not blank, the separator."""
+    """Return a function from a block of text to ids, which adds the separator after each non-blank document."""
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.int32
     end = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
 

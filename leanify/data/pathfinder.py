@@ -1,12 +1,12 @@
-"""Pathfinder in 32 × 32 pixels (Linsley et al. 2018; Tay et al. 2020): do two discs lie on the same dashed path?
+"""Pathfinder at 32 × 32 pixels (Linsley et al. 2018; Tay et al. 2020): are two discs on the same dashed path?
 
-A picture has two paths of ``contour`` dashes that start near each other and grow together, shorter paths that distract,
-and two discs: one at the start of the first path, the other at its end (class 1) or at the end of the second (class 0).
-Written from the published description: a dash is 2 pixels long and 1 away from the next; its turn θ from the one before
-is drawn with weight cos²θ, |θ| ≤ π/2, among the places that are free, which keeps paths apart and inside.
+A picture has two paths of ``contour`` dashes that start near each other, shorter distractor paths, and two discs: one
+at the start of the first path, the other at its end (class 1) or at the end of the second path (class 0). Implemented
+from the published description: a dash is 2 pixels long and 1 pixel from the next; its turn θ, |θ| ≤ π/2, is drawn with
+density ∝ cos²θ among the free positions, which keeps paths separate and inside the picture.
 
-Drawn once by a seed of their own, many pictures at a time, and kept in a file; or read from an image folder. Each split
-is half of one class and half of the other.
+Pictures are generated once, many at a time, from data.options.seed rather than the run's seed, and cached in a file; or
+they are read from an image folder. Each split is balanced between the two classes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from leanify.sources.strict_toml import read_table
 SIDE = 32
 DASH, GAP, HALF_WIDTH, DISC = 2.0, 1.0, 0.5, 1.5  # pixels: length, distance to the next, half the width, radius
 APART = 7.0  # pixels between the starts of the two paths
-CLEARANCE = 2.25  # pixels from the middle line of a dash to that of any but its neighbours
-BORDER = 2.0  # pixels that stay free around a picture
-GREY, WHITE = 191, 255  # of a dash, three quarters of a disc's
-FINE = 2  # points a pixel is drawn by, in each direction
-TRIES = 24  # turns that are drawn for a dash before the path has failed
-STARTS = 24  # places that are tried for a distractor
-PICTURES = 4096  # begun at a time
+CLEARANCE = 2.25  # minimum pixels between the centre lines of dashes that are not neighbours on a path
+BORDER = 2.0  # pixels left free around the picture
+GREY, WHITE = 191, 255  # of a dash (three quarters of white) and of a disc
+FINE = 2  # supersampling: points per pixel in each direction
+TRIES = 24  # turns tried for a dash before its path fails
+STARTS = 24  # starting points tried for a distractor
+PICTURES = 4096  # pictures started at a time; some fail and are dropped
 
 
 @dataclass(frozen=True)
 class PathfinderOptions:
-    """[data.options]: ``contour`` dashes to a path, 14 (hard), 9 or 6; how many pictures; the seed."""
+    """[data.options]: dashes per path (``contour``; published: 14 (hard), 9 or 6), pictures per split, and the seed."""
 
     contour: int = 14
     train: int = 160_000
@@ -51,16 +51,19 @@ class PathfinderOptions:
 
     def __post_init__(self) -> None:
         if not 3 <= self.contour <= 14:
-            raise RecipeError(f"data.options.contour is {self.contour}; paths of 3 to 14 dashes fit into a picture")
+            raise RecipeError(f"data.options.contour is {self.contour}; it must be 3 to 14 dashes to fit the picture")
         for key in ("train", "validation", "test"):
             if getattr(self, key) < 2 or getattr(self, key) % 2:
-                raise RecipeError(f"data.options.{key} is {getattr(self, key)}; two classes share it: an even number")
+                raise RecipeError(
+                    f"data.options.{key} is {getattr(self, key)}; it must be even and at least 2, for two equal classes"
+                )
 
 
 class Canvas:
-    """Many pictures in the making: the dashes of each as (start, end) in pixels, and where no other may come near.
+    """Many unfinished pictures: the dashes of each as (start, end) in pixels, and a mask of blocked points.
 
-    A dash is barred to others once the next one of its path is there: neighbours are nearer to each other than that.
+    A dash blocks its surroundings only once its path's next dash is placed, because neighbours on a path are closer to
+    each other than CLEARANCE.
     """
 
     def __init__(self, rng: np.random.Generator, pictures: int, dashes: int) -> None:
@@ -72,22 +75,22 @@ class Canvas:
         self.barred = np.repeat((outside[:, None] | outside).astype(np.uint8)[None], pictures, 0)  # picture, y, x
 
     def keep(self, whole: np.ndarray) -> None:
-        """Drop the pictures that are not."""
+        """Keep only the pictures where ``whole`` is True."""
         self.dashes, self.barred = self.dashes[whole], self.barred[whole]
 
     def put(self, dashes: np.ndarray) -> None:
-        """A dash in every picture, which bars nothing yet."""
+        """Add one dash to every picture, without blocking its surroundings yet. dashes P, 2, 2"""
         self.dashes[:, self.count] = dashes
         self.count += 1
 
     def bar(self, pictures: np.ndarray, dashes: np.ndarray) -> None:
-        """Nothing may come near these dashes, one a picture, from now on. P, 2, 2"""
+        """Block the surroundings of these dashes, one per picture. dashes P, 2, 2"""
         stamp(self.barred, dashes[:, None, 0], dashes[:, None, 1], CLEARANCE, 1, pictures)
 
     def step(
         self, pictures: np.ndarray, tips: np.ndarray, angles: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A dash after each tip, the first drawn that is free. → (P, 2, 2), angles, whether there was one"""
+        """Draw the next dash after each tip: the first free one of TRIES. → (P, 2, 2), angles, whether one was free"""
         turned = angles[:, None] + turns(self.rng, (len(tips), TRIES))
         ways = np.stack((np.cos(turned), np.sin(turned)), -1)
         found = tips[:, None, None] + np.array((GAP, GAP + DASH / 2, GAP + DASH))[:, None] * ways[:, :, None]
@@ -98,14 +101,14 @@ class Canvas:
 
 
 def turns(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Angles θ in ±π/2 with density ∝ cos²θ, by inverting a table of its integral θ/2 + sin(2θ)/4."""
+    """Draw angles θ in ±π/2 with density ∝ cos²θ, by inverting a table of its integral θ/2 + sin(2θ)/4."""
     grid = np.linspace(-math.pi / 2, math.pi / 2, 257)
     share = 0.5 + grid / math.pi + np.sin(2 * grid) / (2 * math.pi)
     return np.interp(rng.random(shape), share, grid)
 
 
 def two_paths(canvas: Canvas, contour: int) -> None:
-    """Both paths, a dash of each in turn; pictures in which one cannot go on are dropped."""
+    """Draw both paths, alternating dashes; drop pictures where a path cannot be continued."""
     pictures, rng = len(canvas.dashes), canvas.rng
     first, where = rng.uniform(BORDER, SIDE - BORDER, (pictures, 2)), rng.uniform(0, 2 * math.pi, pictures)
     tips = np.stack((first, first + APART * np.stack((np.cos(where), np.sin(where)), -1)))  # path, picture, 2
@@ -114,19 +117,19 @@ def two_paths(canvas: Canvas, contour: int) -> None:
         for path in (0, 1):
             every = np.arange(tips.shape[1])
             dash, angle, found = canvas.step(every, tips[path], angles[path])
-            if place:  # its last dash bars from now on, and where this one lies must not be its own past
+            if place:  # block the path's previous dash only now that its neighbour is chosen
                 canvas.bar(every, canvas.dashes[:, canvas.count - 2])
             canvas.put(dash)
             tips[path], angles[path] = dash[:, 1], angle
-            found &= apart(dash, canvas.dashes[:, canvas.count - 2]) if canvas.count > 1 else True
+            found &= are_clear(dash, canvas.dashes[:, canvas.count - 2]) if canvas.count > 1 else True
             canvas.keep(found)
             tips, angles = tips[:, found], angles[:, found]
     for path in (2, 1):
         canvas.bar(np.arange(len(canvas.dashes)), canvas.dashes[:, canvas.count - path])
 
 
-def apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Whether two dashes a picture keep clear of each other. P, 2, 2 twice → P"""
+def are_clear(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether two dashes per picture are more than CLEARANCE apart. P, 2, 2 twice → P"""
     places = np.linspace(0, 1, 3)[:, None]
     a, b = (dash[:, None, 0] + places * (dash[:, None, 1] - dash[:, None, 0]) for dash in (one, other))
     near: np.ndarray = ((a[:, :, None] - b[:, None]) ** 2).sum(-1).min((1, 2))
@@ -134,7 +137,7 @@ def apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def distractor(canvas: Canvas, dashes: int) -> None:
-    """A short path somewhere in every picture; pictures that have no place for it are dropped."""
+    """Add a short path at a random position to every picture; drop pictures that have no room for it."""
     rng, pictures = canvas.rng, len(canvas.dashes)
     path, left = np.zeros((pictures, dashes, 2, 2)), np.arange(pictures)
     for _ in range(STARTS):
@@ -151,11 +154,11 @@ def distractor(canvas: Canvas, dashes: int) -> None:
 
 
 def painted(canvas: Canvas, discs: np.ndarray) -> np.ndarray:
-    """Grey values of the pictures, each pixel the mean of 2 × 2 points. discs P, 2, 2 → P, 32, 32 uint8"""
+    """Render the pictures, each pixel as the mean of 2 × 2 points. discs P, 2, 2 → P, 32, 32 uint8"""
     pictures = len(canvas.dashes)
     fine = np.zeros((pictures, SIDE * FINE, SIDE * FINE), dtype=np.uint8)
     starts, ends = canvas.dashes[:, : canvas.count, 0], canvas.dashes[:, : canvas.count, 1]
-    inset = (ends - starts) * HALF_WIDTH / DASH  # a line is round at its ends
+    inset = (ends - starts) * HALF_WIDTH / DASH  # `stamp` rounds the ends, which adds half a width at each
     stamp(fine, starts + inset, ends - inset, HALF_WIDTH, GREY)
     stamp(fine, discs, discs, DISC, WHITE)
     parts = fine.reshape(pictures, SIDE, FINE, SIDE, FINE).astype(np.uint16)
@@ -171,7 +174,7 @@ def stamp(
     value: int,
     pictures: np.ndarray | None = None,
 ) -> None:
-    """Every point within ``radius`` of a line from start to end takes the value. P, K, 2 twice, in pixels"""
+    """Set every point within ``radius`` of the lines from start to end to ``value``. P, K, 2 twice, in pixels"""
     reach = math.ceil((DASH / 2 + radius) * FINE)
     steps = np.arange(-reach, reach + 1)
     middle = np.floor((starts + ends) / 2 * FINE).astype(int)
@@ -201,7 +204,7 @@ def finished(rng: np.random.Generator, options: PathfinderOptions) -> Canvas:
 
 
 def drawn(options: PathfinderOptions) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pictures for ever, with the second disc on the second path's end, and on the first's: by class. 32, 32 twice"""
+    """Yield pictures without end, each in two versions (class 0, 1) that differ in the second disc. 32, 32 twice"""
     rng, last = np.random.default_rng(options.seed), 2 * options.contour
     while True:
         canvas = finished(rng, options)
@@ -210,7 +213,7 @@ def drawn(options: PathfinderOptions) -> Iterator[tuple[np.ndarray, np.ndarray]]
 
 
 def generated(options: PathfinderOptions) -> dict[str, np.ndarray]:
-    """All pictures of the three splits, one after the other, and their classes."""
+    """Generate the pictures of all three splits, concatenated, and their classes."""
     from leanify.terminal import track
 
     rng = np.random.default_rng((options.seed, 1))
@@ -224,17 +227,20 @@ def generated(options: PathfinderOptions) -> dict[str, np.ndarray]:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test pictures: an image folder where data.path has one, else drawn."""
+    """Training, validation and test pictures: from an image folder if data.path has one, else generated.
+
+    Raises DataError and RecipeError.
+    """
     only_sequences(data, model, "pixels", vocabulary=lra_image.VOCABULARY)
     options: PathfinderOptions = read_table(PathfinderOptions, data.options, "data.options")
     folder = None if data.path is None else folder_of(data)
     if folder is not None and any(entry.is_dir() for entry in folder.iterdir()):
         return lra_image.from_folder(data, model, folder)
     if lra_image.side_of(data, model) != SIDE:
-        raise DataError(f"Pathfinder is drawn in {SIDE} × {SIDE} pixels: data.length is {SIDE**2}")
+        raise DataError(f"generated Pathfinder pictures have {SIDE} × {SIDE} pixels: set data.length={SIDE**2}")
     whole, place = cached("pathfinder", asdict(options), lambda: generated(options), folder)
     ends = np.arange(1, len(whole["labels"]) + 1) * SIDE**2
     every = Sequences(whole["images"].reshape(-1), ends, whole["labels"])
     parts = every.parts(options.train, options.validation, options.test)
-    words = f"Pathfinder drawn by seed {options.seed} into {place}"
+    words = f"Pathfinder generated with seed {options.seed} in {place}"
     return sequence_splits(data, model, *parts, words=words, classes=2, cut=False)

@@ -1,4 +1,4 @@
-"""What a model is shown: files where there are some, else random inputs of its kind; and that in words."""
+"""Inputs for measuring a model: from files, else random ones of the model's kind, with a description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ InputBatch = dict[str, Tensor]
 
 @dataclass
 class Feed:
-    """Batches, to be gone through once. ``notes`` may grow as they are read (images that had to be skipped)."""
+    """Batches to iterate over once, and their description. ``notes`` lists images skipped so far."""
 
     words: str
     batches: Iterator[InputBatch]
@@ -46,13 +46,14 @@ def feed(
     directory: Path | None = None,
     device: str = "cpu",
 ) -> Feed:
-    """Samples of the model's kind: from an image folder, a text file, a table of texts, or drawn at random.
+    """Return batches of the model's kind of input, from an image folder, a text file or a table, else random.
 
-    ``directory`` is where the model came from, if it has one: its tokenizer is used. Raises DataError.
+    ``tokens`` is the length of a text sample; ``directory`` is the model's directory, whose tokenizer is used if it has
+    one. Raises DataError.
     """
     if samples < 1:
-        raise DataError(f"{samples} samples were asked for; at least one is needed")
-    where = f"{data} cannot be read" if data is not None else "the model's own kind of input cannot be made"
+        raise DataError(f"the number of samples is {samples}; it must be at least 1")
+    where = f"{data} cannot be read" if data is not None else "no random input can be made for this model"
     with wall(where, DataError):
         found = _found(model, data, samples, batch_size, tokens, seed, directory)
     read = walled(found.batches, where, DataError)
@@ -77,9 +78,9 @@ def _found(
     if name == "input_ids":
         return _texts(model, data, samples, batch_size, example.shape[-1], directory)
     if name == "points":
-        raise DataError("this model takes points, which are drawn: leave the data out")
+        raise DataError("this model takes points, which are always generated; omit the data")
     if not data.is_dir():
-        raise DataError(f"{data} is a file, but this model takes images: name a folder of images")
+        raise DataError(f"{data} is a file, but this model takes images; name a folder of images")
     folder = ImageFolder(data, seed)
     mean, std = _scale(model, example.shape[1])
     batches = folder.batches(samples, batch_size, example.shape[1:], mean, std)
@@ -103,7 +104,7 @@ def _random_words(name: str, example: Tensor) -> str:
 
 def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: int, directory: Path | None) -> Feed:
     if data.is_dir():
-        raise DataError(f"{data} is a folder, but this model takes text: name a .txt, .csv, .tsv or .jsonl file")
+        raise DataError(f"{data} is a folder, but this model takes text; name a .txt, .csv, .tsv or .jsonl file")
     any_model: Any = model
     vocab = any_model.config.vocab_size if is_hf(model) else any_model.vocab
     encode, words = text.encoder(directory, vocab)
@@ -111,7 +112,7 @@ def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: 
 
 
 def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation a channel that the model's images are brought to; 0.5 where upstream says none."""
+    """Mean and standard deviation per channel for the model's images; 0.5 if upstream does not specify them."""
     known = getattr(model, "pretrained_cfg", None) or {}
     mean, std = (list(known.get(key) or [0.5]) for key in ("mean", "std"))
     return (mean, std) if len(mean) == channels else (mean[:1] * channels, std[:1] * channels)

@@ -1,7 +1,7 @@
-"""What every data set is to the training loop: samples by index, a whole batch at a time.
+"""The interface between data sets and the training loop: samples by index, read in batches.
 
-A data set in memory has ``batch(indices)``; one that changes or draws its samples has ``draw(seed, keys)``; one that
-reads them has ``__getitem__``. Whatever is drawn is a function of (seed, epoch, index).
+A data set provides one of three methods: ``batch(indices)`` if it is in memory, ``draw(seed, keys)`` if it generates or
+randomly changes samples, ``__getitem__`` if it reads files. Anything random is a function of (seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from leanify.data.sampling import SAMPLE, Key, seed_everything
 from leanify.errors import DataError
 from leanify.upstream.wall import wall, walled
 
-Inputs = Tensor | dict[str, Tensor]  # images as they are, token ids and their like by the names that models take
+Inputs = Tensor | dict[str, Tensor]  # images, or token ids and masks by the names of the model's arguments
 Batch = tuple[Inputs, Tensor]  # inputs and targets
-IGNORED = -100  # a target that does not count, torch's own default
+IGNORED = -100  # a target that the loss ignores: torch's default ignore_index
 
 
 class Samples(Protocol):
-    """``targets`` is how many targets each sample has, None for one each; ``workers`` how many processes read well.
+    """A data set. ``targets``: targets per sample, None if one each; ``workers``: a good number of reading processes.
 
-    One that pads its batches has ``lengths`` too: those of like length then come together (`sampling.Order`). One that
-    knows its classes without reading its samples has ``labels``.
+    Optional attributes: ``lengths`` if batches are padded, so that samples of similar length share a batch
+    (`sampling.Order`); ``labels`` if classes are known without reading the samples.
     """
 
     @property
@@ -45,7 +45,7 @@ class Samples(Protocol):
 class Splits:
     """The data sets of a recipe. ``words`` describe them; ``constant`` is train's most frequent class.
 
-    ``scale`` makes of a batch what a model takes, where it is needed: bytes are quicker to bring there.
+    ``scale`` normalises a batch on the device: images are moved there as bytes, which is faster.
     """
 
     train: Samples
@@ -54,20 +54,20 @@ class Splits:
     images: bool = False
     classes: int | None = None
     bytes_per_target: float | None = None
-    tokenizer: Any = None  # of transformers; a run keeps it
+    tokenizer: Any = None  # transformers' tokenizer, saved with the run
     test: Samples | None = None
     constant: int | None = None
     scale: Callable[[Any], Any] | None = None
-    names: tuple[str, ...] = ()  # of the classes, in their order; a run keeps them
-    pooling: tuple[str, ...] = ()  # of the embeddings that are the targets
-    skipped: tuple[str, ...] = ()  # samples that were left out while reading, under data.on_error = "skip"
+    names: tuple[str, ...] = ()  # class names in order, saved with the run
+    pooling: tuple[str, ...] = ()  # pooling modes of the embeddings that are the targets
+    skipped: tuple[str, ...] = ()  # samples skipped while reading, under data.on_error = "skip"
 
     def scaled(self, inputs: Inputs) -> Inputs:
         return inputs if self.scale is None else self.scale(inputs)
 
 
 class Part:
-    """Some of a data set's samples."""
+    """A subset of a data set."""
 
     def __init__(self, whole: Any, indices: np.ndarray) -> None:
         self.whole, self.indices = whole, indices
@@ -89,13 +89,13 @@ class Part:
 
 
 class Keyed(Dataset[Any]):
-    """Samples by (epoch, index), each read with generators that are its own."""
+    """A torch data set of samples by (epoch, index), each read with its own random state."""
 
     def __init__(self, samples: Any, seed: int) -> None:
         self.samples, self.seed = samples, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
-        with wall("a batch cannot be read", DataError):  # here, in a worker: else its traceback would be the message
+        with wall("a batch cannot be read", DataError):  # in the worker: torch puts its traceback in the message
             return self._read(keys)
 
     def _read(self, keys: Sequence[Key]) -> Any:
@@ -113,7 +113,7 @@ class Keyed(Dataset[Any]):
                     raise
                 faults.found(str(error))
         if not found:
-            raise DataError(f"none of the {len(keys)} samples of a batch can be read: {faults.names[0]}")
+            raise DataError(f"none of a batch's {len(keys)} samples can be read: {faults.names[0]}")
         return (*default_collate(found), faults.names)
 
     def _one(self, epoch: int, index: int) -> Any:
@@ -122,10 +122,10 @@ class Keyed(Dataset[Any]):
 
 
 class Reader:
-    """Batches in the order of their keys; how many workers read them changes nothing but the time.
+    """Iterate over batches in the order of their keys. The number of workers affects only speed, not the samples.
 
-    One that is read ``again`` and again keeps its workers. ``skipped`` gets the samples that could not be read, where
-    the data set leaves them out; their batches are smaller.
+    ``again`` keeps the workers alive between iterations. ``skipped`` collects unreadable samples if the data set skips
+    them; their batches are then smaller.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Reader:
             for inputs, targets, *names in walled(self.loader, "a batch cannot be read", DataError):
                 self.skipped.update(*names)
                 yield inputs, targets
-        except DataError as error:  # a worker's comes with its traceback in the message
+        except DataError as error:  # torch prepends the worker's traceback to the message
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
 
 

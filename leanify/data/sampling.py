@@ -1,7 +1,7 @@
-"""Which samples a step sees, and every random number of a run: functions of (seed, step), with no state to lose.
+"""The order of samples and all random numbers of a run, as functions of (seed, step) without stored state.
 
-A run that is resumed at a step draws what the unbroken run would have drawn there: nothing of a generator is saved,
-nothing depends on how many workers read ahead, and the samples of a step are the same for any number of processes.
+A resumed run draws exactly what the uninterrupted run would have drawn: no generator state needs saving, the number of
+workers does not matter, and a step sees the same samples for any number of processes.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 import numpy as np
 import torch
 
-Key = tuple[int, int]  # epoch, index: what a sample's augmentation is a function of
-GROUP = 50  # batches whose samples are sorted by length together, as transformers' group_by_length does
-ORDER, SAMPLE, STEP, MODEL, HOLDOUT = range(5)  # what random numbers are for
+Key = tuple[int, int]  # epoch, index: with the seed, these determine a sample's augmentation
+GROUP = 50  # batches sorted by length together, as in transformers' group_by_length
+ORDER, SAMPLE, STEP, MODEL, HOLDOUT = range(5)  # purposes of random numbers, each with its own stream
 
 
 def seed_everything(purpose: int, seed: int, major: int = 0, minor: int = 0) -> None:
-    """Bring Python's, numpy's and torch's generators to a state that is a function of the arguments alone."""
+    """Seed Python's, numpy's and torch's generators from the arguments alone."""
     for_python, for_numpy, state = _states(purpose, seed, major, minor)
     random.seed(for_python)
     np.random.seed(for_numpy)
-    torch.default_generator.manual_seed(state)  # torch.manual_seed queues a call with its stack where CUDA sleeps
+    torch.default_generator.manual_seed(state)  # torch.manual_seed queues a call with its stack until CUDA starts
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(state)
 
 
 def seed_mixing(seed: int, step: int) -> None:
-    """Bring numpy's generator, by which timm mixes images, to the same state in every process and pass of a step."""
+    """Seed numpy's generator, which timm's mixup uses, identically in every process and forward pass of a step."""
     np.random.seed(_states(STEP, seed, step, 0)[1])
 
 
 def _states(purpose: int, seed: int, major: int, minor: int) -> tuple[int, int, int]:
-    """For Python, numpy and torch. By a hash, because it is drawn for every image."""
+    """Seeds for Python, numpy and torch. A hash, because this runs for every image and must be fast."""
     digest = hashlib.blake2b(struct.pack("<4q", purpose, seed, major, minor), digest_size=16).digest()
     python, numpy, torchs = struct.unpack("<IIQ", digest)
     return python, numpy, torchs
@@ -47,19 +47,19 @@ def _states(purpose: int, seed: int, major: int, minor: int) -> tuple[int, int, 
 
 @lru_cache(maxsize=4)
 def permutation(purpose: int, seed: int, epoch: int, samples: int) -> np.ndarray:
-    """0 … samples − 1 in the order of an epoch."""
+    """A random permutation of 0 … samples − 1 for an epoch."""
     return np.random.default_rng((purpose, seed, epoch, 0)).permutation(samples)
 
 
 @dataclass(frozen=True)
 class Order:
-    """The samples of every step, as one of ``world`` processes sees them.
+    """The samples of every step, from the viewpoint of one of ``world`` processes.
 
-    batch_size   samples of a step, over all processes; an epoch's last step has what is left of it
-    accumulate   forward passes that a process cuts its part of a full step into
-    ramp         steps before the first full one, over which the batch grows by the same number of samples a step
-    together     so many samples of a step that follow each other go through the same forward pass, to be mixed
-    lengths      of every sample, where those of like length are to share a batch: padding is then rare
+    batch_size   samples per step, over all processes; an epoch's last step may have fewer
+    accumulate   forward passes into which a process splits its share of a full step
+    ramp         number of steps before the first full one, over which the batch grows linearly
+    together     consecutive samples that must be in the same forward pass, because they are mixed
+    lengths      length of every sample, to batch samples of similar length and so reduce padding; or None
     """
 
     samples: int
@@ -74,11 +74,11 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many steps an epoch of full batches has."""
+        """The number of steps in an epoch of full batches."""
         return -(-self.samples // self.batch_size)
 
     def place(self, step: int) -> tuple[int, int, int]:
-        """The epoch of a step, and from where to where it goes in that epoch's order."""
+        """Return (epoch, start, stop): a step's slice of its epoch's order."""
         if step < len(self._growing):
             return self._growing[step]
         epoch, place = divmod(step - len(self._growing), self.steps_per_epoch)
@@ -87,7 +87,7 @@ class Order:
 
     @cached_property
     def _growing(self) -> list[tuple[int, int, int]]:
-        """The places of all steps of the epochs in which the batch grows."""
+        """`place` of every step in the epochs during which the batch grows."""
         places: list[tuple[int, int, int]] = []
         epoch = start = 0
         while len(places) < self.ramp or start:
@@ -102,29 +102,29 @@ class Order:
         return self._growing[-1][0] + 1 if self._growing else 0
 
     def position(self, step: int) -> float:
-        """How many steps of full batches have the samples that were seen before a step: ``step`` without a ramp."""
+        """Progress before a step, in steps of full batches; equals ``step`` without a ramp."""
         epoch, start, _ = self.place(step)
         return epoch * self.steps_per_epoch + start / self.batch_size
 
     def step_at(self, position: float) -> int:
-        """The first step at a position or beyond."""
+        """The first step whose `position` is at least ``position``."""
         return next(step for step in count(int(position)) if self.position(step) >= position)
 
     def epochs(self, step: int) -> float:
-        """How often every sample was seen before a step."""
+        """The number of epochs completed before a step, with fraction."""
         epoch, start, _ = self.place(step)
         return epoch + start / self.samples
 
     def batch(self, step: int) -> np.ndarray:
-        """The indices of a step over all processes; an epoch's steps have every sample once."""
+        """Sample indices of a step over all processes; an epoch's steps cover every sample once."""
         epoch, start, stop = self.place(step)
         return self.whole(epoch)[start:stop]
 
     def whole(self, epoch: int) -> np.ndarray:
-        """All samples in the order of an epoch.
+        """All sample indices in the order of an epoch.
 
-        Where lengths are given, the samples of 50 batches at a time are sorted by theirs, and the batches shuffled;
-        what does not fill one stays last.
+        With ``lengths``, samples are sorted by length within groups of 50 batches, then the batches are shuffled; an
+        incomplete batch stays last.
         """
         drawn = permutation(ORDER, self.seed, epoch, self.samples)
         if self.lengths is None:
@@ -141,32 +141,33 @@ class Order:
 
     @cached_property
     def _grouped(self) -> dict[str, Any]:
-        """The last epoch that was grouped."""
+        """Cache of `whole` for the last epoch sorted by length."""
         return {}
 
     def passes(self, step: int) -> list[list[Key]]:
-        """The keys of each forward pass of this process; all processes have equally many passes in a step.
+        """Sample keys of each forward pass of this process.
 
-        Those without a sample of this process's come last and get one that they must not count (see `counted`).
+        All processes run the same number of passes in a step, as collective operations require. Passes for which this
+        process has no sample come last; they get the step's first sample, which must not be counted (see `counted`).
         """
         batch, epoch = self.batch(step), self.place(step)[0]
-        mine = [key.tolist() for key in self._parts(batch) if len(key)]
-        spare = [batch[:1].tolist()] * (self._number(batch) - len(mine))
-        return [[(epoch, index) for index in part] for part in mine + spare]
+        own = [key.tolist() for key in self._parts(batch) if len(key)]
+        spare = [batch[:1].tolist()] * (self._number(batch) - len(own))
+        return [[(epoch, index) for index in part] for part in own + spare]
 
     def counted(self, step: int) -> int:
-        """The number of passes with samples of this process's own; they are the first ones."""
+        """The number of leading passes that have samples of this process."""
         return sum(len(part) > 0 for part in self._parts(self.batch(step)))
 
     def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
-        """This process's samples of a batch, by pass; where it has fewer samples than passes, the last are empty."""
-        mine = batch[self._owners(batch) == self.rank]
-        firsts = np.arange(0, len(mine), self.together)
-        starts = [part[0] if len(part) else len(mine) for part in np.array_split(firsts, self._number(batch))]
-        return np.split(mine, starts[1:])
+        """This process's samples of a batch, by pass; with fewer samples than passes, the last parts are empty."""
+        own = batch[self._owners(batch) == self.rank]
+        firsts = np.arange(0, len(own), self.together)
+        starts = [part[0] if len(part) else len(own) for part in np.array_split(firsts, self._number(batch))]
+        return np.split(own, starts[1:])
 
     def _number(self, batch: np.ndarray) -> int:
-        """How many passes a step takes: as many as the first process needs, which has the most samples."""
+        """The number of passes in a step: as many as rank 0 needs, which has the most samples."""
         most = int((self._owners(batch) == 0).sum())
         longest = -(-self.batch_size // (self.world * self.accumulate))
         return min(-(-most // self.together), -(-most // longest))
@@ -177,7 +178,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Passes:
-    """The keys of all forward passes from one step to another: a loader's batch sampler, read ahead by its workers."""
+    """The keys of all forward passes in steps start … stop − 1, as a DataLoader's batch sampler."""
 
     order: Order
     start: int
@@ -189,6 +190,9 @@ class Passes:
 
 
 def in_turn(indices: np.ndarray | Sequence[int], batch_size: int, rank: int, world: int) -> list[list[Key]]:
-    """The keys of an evaluation: every sample once, by whichever process; processes may have different numbers."""
+    """One process's batches of an evaluation; over all processes every sample occurs exactly once.
+
+    Processes may get different numbers of batches.
+    """
     parts = (indices[start : start + batch_size][rank::world] for start in range(0, len(indices), batch_size))
     return [[(0, int(index)) for index in part] for part in parts if len(part)]

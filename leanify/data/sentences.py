@@ -1,8 +1,8 @@
-"""Sentences to embed: the texts of a table, its labels ignored, or the lines of a text file.
+"""Sentences for embedding models: the texts of a table (labels are ignored), or the lines of a text file.
 
-``data.path`` is a file (CSV, TSV, JSON lines, Parquet, or text with a sentence a line), or a folder with a
-``train`` one and perhaps a ``validation`` one. ``data.text`` names the columns, else they are guessed by name; each of
-two columns is a sentence of its own. What is longer than ``data.length`` tokens is cut.
+``data.path`` is a file (CSV, TSV, JSON lines, Parquet, or text with one sentence per line), or a folder with such a
+``train`` file and optionally a ``validation`` file. ``data.text`` names the columns, by default guessed by name; each
+column yields separate sentences. Sentences are truncated to ``data.length`` tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from leanify.data.text import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
-HOLDOUT = 0.1  # where there is no validation file and the recipe names no share
+HOLDOUT = 0.1  # share held out if there is no validation file and no data.holdout
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Sentences to train and to validate on, by length; their targets come from a teacher. Raises DataError."""
+    """Training and validation sentences; their targets, embeddings, come from a teacher. Raises DataError.
+
+    Validation is sorted by length, to minimise padding.
+    """
     refuse(data, "img_size", "rand_augment", "label", "mask")
     length = length_of_text(data, model)
     words, _ = vocabulary_of(model, data.task)
@@ -39,7 +42,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     def encoded(file: Path) -> Sentences:
         rows = [((text,), 0) for text in sentences_in(file, data, faults)]
         if not rows:
-            raise DataError(f"{file} holds no sentence")
+            raise DataError(f"{file} has no sentences")
         return Sentences(rows, tokenizer, length, takes_types(model))
 
     file = _file(data, data.train)
@@ -57,7 +60,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 
 def find_file(path: Path, split: str) -> Path | None:
-    """The table or text file of a split: the file itself for train, else the first of its spellings in the folder."""
+    """The table or text file of a split: the file itself for train, or the first match in the folder; or None."""
     table = find_table(path, split)
     if table is not None or path.is_file():
         return table or (path if split == "train" else None)
@@ -71,11 +74,11 @@ def _file(data: DataSection, split: str) -> Path:
         return file
     names = ", ".join(split + suffix for suffix in (*TABLES, ".txt"))
     here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
-    raise DataError(f"{folder} has no sentences for {split!r}: looked for {names}, found {here}")
+    raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {here}")
 
 
 def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:
-    """Every sentence of a file that is not blank. Raises DataError for a table without a column of texts."""
+    """Yield the non-blank sentences of a file. Raises DataError for a table without a text column."""
     if file.suffix not in TABLES:
         try:
             with file.open(encoding="utf-8") as lines:
@@ -97,6 +100,8 @@ def _columns(file: Path, found: list[str], data: DataSection) -> tuple[str, ...]
     known = {name.lower(): name for name in found}
     wanted = data.text or next((guess for guess in TEXTS if all(name in known for name in guess)), ())
     if not wanted or any(name.lower() not in known for name in wanted):
-        asked = f"no column {' or '.join(data.text)}" if data.text else "no column of texts"
-        raise DataError(f"{file} has {asked}; found {', '.join(found[:8])}: name it, --set 'data.text=[\"review\"]'")
+        asked = f"no column {' or '.join(data.text)}" if data.text else "no text column"
+        raise DataError(
+            f"{file} has {asked}; found {', '.join(found[:8])}. Name it with --set 'data.text=[\"COLUMN\"]'"
+        )
     return tuple(known[name.lower()] for name in wanted)

@@ -1,4 +1,4 @@
-"""Sequences of token ids in memory, each with a class: what the loaders of the Long-Range Arena lead to."""
+"""Labelled sequences of token ids in memory: the common form of the Long-Range Arena's data sets."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PADDING = 0
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequence i is ``symbols[ends[i − 1]:ends[i]]``, of class ``labels[i]``. ``width``: what all are padded to.
+    """Sequence i is ``symbols[ends[i − 1]:ends[i]]`` with class ``labels[i]``; with ``pair``, two sequences per sample.
 
-    Without a width, a batch is padded to its longest. A model of pairs takes ``pair`` sequences a sample: two.
+    ``width`` is the length to which every sequence is padded; None pads each batch to its longest.
     """
 
-    symbols: np.ndarray  # uint8 or uint16: an id each, 0 is padding
+    symbols: np.ndarray  # ids as uint8 or uint16; 0 is padding
     ends: np.ndarray
     labels: np.ndarray
     width: int | None = None
@@ -35,9 +35,9 @@ class Sequences:
 
     @staticmethod
     def of(parts: Sequence[np.ndarray], labels: Sequence[int], where: str, pair: bool = False) -> Sequences:
-        """Of sequences one by one. Raises DataError where there is none."""
+        """Build from individual sequences. Raises DataError if there are none."""
         if not len(labels):
-            raise DataError(f"{where} has no sample")
+            raise DataError(f"{where} has no samples")
         ends = np.cumsum([len(part) for part in parts])
         return Sequences(np.concatenate(parts), ends, np.array(labels, dtype=np.int64), pair=pair)
 
@@ -46,12 +46,12 @@ class Sequences:
 
     @property
     def sizes(self) -> np.ndarray:
-        """The length of every sequence, of two a sample where they are pairs."""
+        """The length of every sequence; two per sample for pairs."""
         return np.diff(self.ends, prepend=0)
 
     @property
     def lengths(self) -> np.ndarray | None:
-        """Of every sample, where a batch is padded to its longest: samples of like length come together."""
+        """The length of every sample, used to batch similar lengths; None if all are padded to ``width`` anyway."""
         if self.width is not None:
             return None
         return self.sizes.reshape(-1, 2).max(1) if self.pair else self.sizes
@@ -66,7 +66,7 @@ class Sequences:
         return found
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids (B, N), of pairs (B, 2, N), and classes (B,); attention_mask where a sequence is padded"""
+        """→ input_ids (B, N), or (B, 2, N) for pairs, attention_mask if a sequence is padded; classes (B,)"""
         rows = indices if not self.pair else np.stack((2 * indices, 2 * indices + 1), 1).ravel()
         ends = self.ends[rows]
         sizes = ends - np.where(rows > 0, self.ends[rows - 1], 0)
@@ -82,19 +82,19 @@ class Sequences:
 
 
 def only_sequences(data: DataSection, model: nn.Module, *tokenizers: str, vocabulary: int, pair: bool = False) -> None:
-    """Raise unless the recipe and the model are of token sequences, single or in pairs, with so many ids."""
+    """Raise RecipeError or DataError unless recipe and model suit sequences (or pairs) with this many token ids."""
     task = "pair-classification" if pair else "classification"
     if data.task != task:
         raise RecipeError(f"{data.name} is for {task}, not for {data.task}")
     refuse(data, "img_size", "rand_augment", "mask", "on_error")
     if data.tokenizer not in (None, *tokenizers):
-        raise RecipeError(f"data.tokenizer is {data.tokenizer}; {data.name} is read as {' or '.join(tokenizers)}")
+        raise RecipeError(f"data.tokenizer is {data.tokenizer}; {data.name} needs {' or '.join(tokenizers)}")
     if getattr(model, "pair", False) != pair:
         takes = "pairs of sequences" if pair else "single sequences"
-        raise DataError(f"{data.name} has {takes}: --set model.override.pair={str(pair).lower()}")
+        raise DataError(f"{data.name} has {takes}; match the model: --set model.override.pair={str(pair).lower()}")
     found, _ = vocabulary_of(model, data.task)
     if found < vocabulary:
-        raise DataError(f"{data.name} has {vocabulary} token ids, and the model's vocabulary has {found}")
+        raise DataError(f"{data.name} has {vocabulary} token ids, but the model's vocabulary has only {found}")
 
 
 def sequence_splits(
@@ -108,17 +108,18 @@ def sequence_splits(
     classes: int,
     cut: bool,
 ) -> Splits:
-    """The splits of sequences in the width that the model takes; a share of train validates where nothing else does.
+    """Build the splits, padded as the model needs; hold out a share of train if there is no validation split.
 
-    ``cut`` says that longer sequences were cut to data.length; otherwise one that is longer raises DataError.
+    ``cut`` notes in the description that sequences were truncated to data.length. Raises DataError for a sequence that
+    is longer than data.length or the model allows.
     """
     length = length_of(data, model)
     parts = [part for part in (train, validation, test) if part is not None]
     longest = max(int(part.sizes.max()) for part in parts)
     if length is not None and longest > length:
         raise DataError(
-            f"{words} has sequences of {longest:,} tokens, and {'data.length' if data.length else 'the model'} allows "
-            f"{length:,}"
+            f"{words} has sequences of {longest:,} tokens, but {'data.length' if data.length else 'the model'} allows "
+            f"only {length:,}"
         )
     width = (length or longest) if has_landmarks(model) else None
     train, *others = (Sequences(p.symbols, p.ends, p.labels, width, p.pair) for p in parts)
@@ -143,9 +144,10 @@ def sequence_splits(
 
 
 def has_landmarks(model: nn.Module) -> bool:
-    """Whether attention goes through landmarks, the means of segments, whose ends move with the padding.
+    """Whether the model's attention uses landmarks (means of segments, as in Nyströmformer).
 
-    Its samples are all padded to one width, so that an answer depends on nothing but its own sample.
+    Segment boundaries depend on the padded length. So all samples are padded to one width; otherwise a prediction would
+    depend on the other samples in its batch.
     """
     config = getattr(model, "config", None)
     return hasattr(config, "num_landmarks") or any(hasattr(module, "landmarks") for module in model.modules())

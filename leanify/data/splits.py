@@ -1,4 +1,4 @@
-"""[data] of a recipe → training and validation samples, by the one file that knows the data set."""
+"""Load the data of a recipe's [data] section, through the one module that knows the data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
 from leanify.upstream.wall import wall
 
-# A file of this folder by the name of the data set, else by the task: each has splits(data, model) → Splits.
+# Modules of this package by data set name, else by task; each has splits(data, model) → Splits.
 NAMED = {
     "digits": "digits",
     "farthest-point": "farthest_point",
@@ -32,20 +32,20 @@ OF_TASK = {
     "glue": "glue",
     "sentence-embedding": "sentences",
 }
-DRAWN = ("lra-listops", "lra-pathfinder")  # those that [data.options] means something to
+DRAWN = ("lra-listops", "lra-pathfinder")  # generated data sets, which have [data.options]
 
 
 def splits_of(data: DataSection, model: nn.Module) -> Splits:
-    """The samples that a recipe names, in the shape that the model takes. Raises DataError and RecipeError."""
+    """Load a recipe's data in the form that the model takes. Raises DataError and RecipeError."""
     if not 0 <= data.holdout < 1:
-        raise RecipeError(f"data.holdout is {data.holdout:g}; it is a share of the training samples, 0 … 1")
+        raise RecipeError(f"data.holdout is {data.holdout:g}; it must be a share of train, at least 0 and below 1")
     if data.options and data.name not in DRAWN:
-        raise RecipeError(f"data.options are for what is drawn, {' and '.join(DRAWN)}, not for {data.name}")
+        raise RecipeError(f"data.options apply only to {' and '.join(DRAWN)}, not to {data.name}")
     file = NAMED.get(data.name) or OF_TASK.get(data.task)
     if file is None:
-        raise RecipeError(f"{data.name} is not a data set for {data.task}; known by name: {', '.join(NAMED)}")
+        raise RecipeError(f"{data.name} is not a data set for {data.task}; built in: {', '.join(NAMED)}")
     with wall(f"the data {data.name!r} cannot be read", DataError):
         found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
     if data.test is not None and found.test is None:
-        raise RecipeError(f"data.test is {data.test}, and {found.words} have no such split: leave it out")
+        raise RecipeError(f"data.test is {data.test}, but there is no such split of {found.words}; remove it")
     return found

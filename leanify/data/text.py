@@ -1,4 +1,4 @@
-"""Texts as token ids: by the tokenizer beside a model where there is one, else as bytes."""
+"""Read texts and encode them, with a model's own tokenizer if it has one, else as bytes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from leanify.data.columns import CONLL
 from leanify.data.faults import Faults
 from leanify.errors import DataError
 
-Encode = Callable[[str, bool], list[int]]  # a text, and whether to add what the tokenizer puts around a sample
+Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
-    """How text becomes token ids, with that in words: a directory's own tokenizer, else bytes modulo the vocabulary."""
+    """Return a function from text to token ids, and its description: the directory's tokenizer, else bytes."""
     if directory is None or not vocabulary.lies_in(directory):
         return (
             lambda text, _: [byte % vocab for byte in text.encode()]
-        ), f"bytes modulo {vocab}, for want of a tokenizer"
+        ), f"bytes modulo {vocab}, as there is no tokenizer"
     tokenizer = vocabulary.load(directory)
 
     def encode(text: str, around: bool) -> list[int]:
@@ -37,10 +37,10 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
 
 
 def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """At most ``samples`` samples as (input_ids, attention_mask), padded on the right to the longest of their batch.
+    """Yield batches of input_ids and attention_mask (B, N), right-padded, with up to ``samples`` samples in all.
 
-    A row of a table (.csv, .tsv, .jsonl, .parquet) is a sample, cut off after ``tokens``; a text file is cut into
-    pieces of that many, what is left at its end being dropped unless it is all there is.
+    In a table (.csv, .tsv, .jsonl, .parquet) each row is a sample, truncated to ``tokens``. A text file is cut into
+    pieces of ``tokens``; an incomplete last piece is dropped unless it is the only one. Raises DataError.
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist")
@@ -52,7 +52,7 @@ def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: i
         empty = False
         yield _padded(batch)
     if empty:
-        raise DataError(f"{path} holds no text")
+        raise DataError(f"{path} has no text")
 
 
 def _padded(batch: list[list[int]]) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def _padded(batch: list[list[int]]) -> dict[str, Tensor]:
 
 
 def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
-    """Consecutive pieces of a text file, read a part at a time."""
+    """Consecutive pieces of a text file, read 64 lines at a time."""
     held: list[int] = []
     whole = False
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -78,15 +78,15 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
 
 
 def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:
-    """The texts of a table. Raises DataError, with the row, for one that has none, unless ``faults`` are skipped."""
+    """Yield the texts of a table. Raises DataError that names a row without text, unless ``faults`` are skipped."""
     faults = faults or Faults()
     yield from column_of_texts(path, rows_of_table(path, faults, COLUMNS), faults)
 
 
 def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """(place, column → cell) of every row of a table; of a Parquet file only the first of ``columns`` that it has.
+    """Yield (place, {column: cell}) for every row of a table; from Parquet only the first of ``columns`` that it has.
 
-    Raises DataError where the file is not such a table.
+    Raises DataError if the file is not such a table.
     """
     if path.suffix == ".parquet":
         yield from numbered(hub.parquet(path, columns))
@@ -99,7 +99,7 @@ def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = No
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             yield from _of_json(path, file, faults) if path.suffix == ".jsonl" else _of_cells(path, file)
     except (csv.Error, OSError) as error:
-        raise DataError(f"{path} is no {path.suffix[1:]} table: {error}") from error
+        raise DataError(f"{path} cannot be read as a {path.suffix[1:]} table: {error}") from error
     finally:
         csv.field_size_limit(limit)
 
@@ -111,7 +111,7 @@ def _of_json(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tuple
         try:
             yield f"line {number}", json.loads(line)
         except (ValueError, RecursionError) as error:
-            faults.found(f"{path}, line {number} is no JSON ({error})")
+            faults.found(f"{path}, line {number} is not JSON ({error})")
 
 
 def _of_cells(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -125,7 +125,7 @@ def numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def column_of_texts(path: Path, rows: Iterator[tuple[str, Any]], faults: Faults) -> Iterator[str]:
-    """The texts of rows that come with their places, from the first of the usual columns that a row has."""
+    """Yield the texts of (place, row) pairs, from the first usual text column of the first row. Raises DataError."""
     column = None
     for place, row in rows:
         if not isinstance(row, dict):
@@ -134,7 +134,7 @@ def column_of_texts(path: Path, rows: Iterator[tuple[str, Any]], faults: Faults)
         column = column or next((name for name in COLUMNS if name in row), None)
         if column is None:
             names = ", ".join(map(str, row))
-            raise DataError(f"{path} has no column of text: looked for {', '.join(COLUMNS)}, found {names}")
+            raise DataError(f"{path} has no text column: looked for {', '.join(COLUMNS)}, found {names}")
         if column not in row:
             faults.found(f"{path}, {place} has no {column}")
         elif (found := faults.text(row[column], f"{path}, {place}: {column}")) is not None:

@@ -1,7 +1,7 @@
-"""Text of any size as token ids: a small one in memory, a large one in a file of the cache that is mapped into it.
+"""Text of any size as token ids: in memory if small, in a memory-mapped cache file if large.
 
-Text is read and encoded a block at a time, cut behind an end mark or else a line, whether it is large or not: the ids
-are the same. Encoded text is cached under a key of its inputs, complete or not at all.
+Text is always read and encoded in blocks that end after an end mark or a line, so that large and small texts get the
+same ids. Cache files are written atomically, under a hash of text and tokenizer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from leanify.data.faults import Faults
 from leanify.errors import DataError
 
 END = "<|endoftext|>"
-BLOCK = 2**22  # characters that are encoded at a time
-LARGE = 2**28  # bytes of text from which on its ids are not held in memory
+BLOCK = 2**22  # characters encoded at a time
+LARGE = 2**28  # bytes; the ids of larger texts are memory-mapped
 Encode = Callable[[str], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Ids:
-    """Token ids (N), the bytes of the text that they stand for, and the largest of them."""
+    """Token ids (N,), the size of their text in bytes, and the largest id."""
 
     ids: np.ndarray
     bytes: int
@@ -38,7 +38,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Text:
-    """A file of text or a table of texts, or a split of a data set on the hub: read a piece at a time."""
+    """A text file, a table of texts, or a split of a hub data set, read piece by piece."""
 
     place: Path | tuple[str, str]
     faults: Faults = field(default_factory=Faults, compare=False)
@@ -51,13 +51,13 @@ class Text:
         return not isinstance(self.place, Path) or self.place.stat().st_size >= LARGE
 
     def pieces(self) -> Iterator[str]:
-        """The text, in order, in pieces of any size; end marks between the texts of a table. Raises DataError."""
+        """Yield the text in order, in pieces of any size, with end marks between a table's texts. Raises DataError."""
         some = False
         for piece in self._pieces():
             some = some or bool(piece.strip())
             yield piece
         if not some:
-            raise DataError(f"{self} holds no text")
+            raise DataError(f"{self} has no text")
 
     def _pieces(self) -> Iterator[str]:
         if isinstance(self.place, Path) and self.place.suffix not in text.TABLES:
@@ -75,7 +75,7 @@ class Text:
         return "".join(self.pieces())
 
     def key(self) -> str:
-        """What changes when the text does."""
+        """A cache key that changes with the text: path, size and modification time, or the hub's fingerprint."""
         if isinstance(self.place, Path):
             facts = self.place.stat()
             return f"{self.place.resolve()} {facts.st_size} {facts.st_mtime_ns}{' skip' * self.faults.skip}"
@@ -99,7 +99,7 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def blocks(pieces: Iterator[str]) -> Iterator[str]:
-    """The same text in pieces of ``BLOCK`` characters and more, that end where a text or a line does if they can."""
+    """Regroup text into blocks of at least BLOCK characters that end, if possible, after an end mark or a line."""
     held: list[str] = []
     size = 0
     for piece in pieces:
@@ -114,7 +114,7 @@ def blocks(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def of(pieces: Iterator[str], encode: Encode) -> Ids:
-    """The ids of a text that is held in memory."""
+    """Encode a text in memory."""
     found, size = [], 0
     for block in blocks(pieces):
         found.append(encode(block))
@@ -124,7 +124,7 @@ def of(pieces: Iterator[str], encode: Encode) -> Ids:
 
 
 def of_text(source: Text, encode: Encode, by: str) -> Ids:
-    """The ids of a text, mapped from the cache where it is large; ``by`` says what ``encode`` is."""
+    """Encode a text, through the memory-mapped cache if it is large; ``by`` identifies ``encode`` in the cache key."""
     if not source.is_large:
         return of(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
@@ -137,7 +137,7 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
 
 
 def _keep(source: Text, encode: Encode, home: Path) -> None:
-    """Written under a temporary name, then renamed; a second process writes the same."""
+    """Write the cache atomically: to a temporary folder, then renamed. Concurrent writers produce the same content."""
     home.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     size, top, kind, known = 0, 0, "", len(source.faults.names)
@@ -153,6 +153,6 @@ def _keep(source: Text, encode: Encode, home: Path) -> None:
             folder.rename(home)
     except OSError as error:
         if not home.is_dir():
-            raise DataError(f"the token ids of {source} could not be kept in {home}: {error}") from error
+            raise DataError(f"the token ids of {source} could not be cached in {home}: {error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

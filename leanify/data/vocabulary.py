@@ -1,9 +1,9 @@
-"""Tokenizers: one stored in Hugging Face layout, bytes in that layout, or a WordPiece that is trained.
+"""Tokenizers, by name:
 
-bytes              256 bytes and five special words
-wordpiece-32768    at most that many words and pieces, trained on the training text (Wu et al. 2016), lower case, as
-                   BERT and Crammed BERT have them; kept in the cache by what it was trained on
-DIR or a hub id    whatever AutoTokenizer finds there
+bytes              256 bytes and five special tokens
+wordpiece-32768    WordPiece (Wu et al. 2016) of at most that many tokens, lower case as in BERT and Crammed BERT,
+                   trained on the training text and cached
+DIR or a hub id    loaded by AutoTokenizer
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from leanify.upstream.wall import wall
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
-LETTERS = 1000  # at most this many, as the library's own recipe for BERT has it
+LETTERS = 1000  # largest alphabet, as in the tokenizers library's recipe for BERT
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
-    """A tokenizer of transformers, and what it is in words.
+    """Return a transformers tokenizer and its description.
 
-    One that is trained is trained on ``lines()``, which may be asked for more than once; ``key`` tells that text from
-    another. Raises DataError.
+    A WordPiece is trained on ``lines()``, which may be called more than once, and cached under ``key``, which must
+    identify that text. Raises DataError.
     """
     if name is None or name == "bytes":
         return _dressed(_bytes()), "as bytes"
     if (found := re.fullmatch(r"wordpiece-(\d+)", name)) is not None:
-        return _wordpiece(int(found[1]), lines, key), f"by {name} of its own"
+        return _wordpiece(int(found[1]), lines, key), f"by {name} trained on it"
     return load(name), f"by the tokenizer {name}"
 
 
 def load(name: str | Path, instead: str = "or bytes, or wordpiece-32768 to train one") -> Any:
-    """The tokenizer of a directory or of the hub; no code that comes with it is run, nor is anybody asked whether to.
+    """Load a tokenizer from a directory or the hub. Never runs code that comes with it, and never prompts for it.
 
-    ``instead`` says what else would do. Raises DataError.
+    ``instead`` tells the error message what else to try. Raises DataError.
     """
     asked = (
         f"the tokenizer in {name} cannot be read"
         if Path(name).is_dir()
         else (
-            f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: name a directory, "
-            f"--set data.tokenizer=DIR, {instead}"
+            f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: name a directory "
+            f"with --set data.tokenizer=DIR, {instead}"
         )
     )
     if Path(name).is_dir():
@@ -63,16 +63,16 @@ def load(name: str | Path, instead: str = "or bytes, or wordpiece-32768 to train
 
 
 def lies_in(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer in Hugging Face layout."""
+    """Whether a folder has a tokenizer in Hugging Face layout."""
     return any((folder / name).is_file() for name in FILES)
 
 
 def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
-    """Raise where a tokenizer has words that a model does not know."""
+    """Raise DataError if a tokenizer has more tokens than the model's vocabulary."""
     if len(tokenizer) > vocabulary:
         raise DataError(
-            f"text {by} has {len(tokenizer):,} words, and the model's vocabulary has {vocabulary:,}: name the model's "
-            "own tokenizer in data.tokenizer, or set the model's vocabulary size in [model.override]"
+            f"text {by} has {len(tokenizer):,} tokens, but the model's vocabulary only {vocabulary:,}: name the "
+            "model's own tokenizer in data.tokenizer, or set the model's vocabulary size in [model.override]"
         )
 
 
@@ -88,9 +88,9 @@ def _bytes() -> Any:
 
 
 def _wordpiece(size: int, lines: Lines, key: str) -> Any:
-    """Trained, or from the cache."""
+    """A WordPiece from the cache, or trained and cached."""
     if size < 64:
-        raise DataError(f"a wordpiece of {size} words cannot spell: give it at least 64, better thousands")
+        raise DataError(f"a wordpiece of {size} tokens is too small to spell words; use at least 64, better thousands")
     home = cache.home() / "tokenizers" / f"wordpiece-{size}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
     if not lies_in(home):
         _keep(_dressed(_trained(size, lines)), home)
@@ -98,10 +98,10 @@ def _wordpiece(size: int, lines: Lines, key: str) -> Any:
 
 
 def _trained(size: int, lines: Lines) -> Any:
-    """The same texts give the same words.
+    """Train a WordPiece deterministically.
 
-    The library's trainer numbers the letters that go on a word as it meets them in a hash table, and breaks ties by
-    these numbers. They are given to it as words that are there already.
+    The library's trainer numbers continuation letters (``##a``) in the order of a hash table and breaks ties by these
+    numbers, so its result is random. Passing them as special tokens fixes their order.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -131,7 +131,7 @@ def _trained(size: int, lines: Lines) -> Any:
 
 
 def _dressed(made: Any) -> Any:
-    """As transformers has it, with BERT's template: [CLS] a [SEP], and [CLS] a [SEP] b [SEP]."""
+    """Wrap as a transformers tokenizer with BERT's template: [CLS] a [SEP], and [CLS] a [SEP] b [SEP]."""
     from tokenizers import processors
 
     made.post_processor = processors.TemplateProcessing(
@@ -144,7 +144,7 @@ def _dressed(made: Any) -> Any:
 
 
 def _keep(tokenizer: Any, home: Path) -> None:
-    """Written under a temporary name, then renamed; a second process writes the same."""
+    """Cache a tokenizer atomically: in a temporary folder, then renamed. Concurrent writers write the same content."""
     home.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     try:
@@ -153,6 +153,6 @@ def _keep(tokenizer: Any, home: Path) -> None:
             folder.rename(home)
     except OSError as error:
         if not lies_in(home):
-            raise DataError(f"the tokenizer could not be kept in {home}: {error.strerror or error}") from error
+            raise DataError(f"the tokenizer could not be cached in {home}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
