@@ -246,7 +246,12 @@ def test_turns_have_the_density_that_is_said() -> None:
         ("text", ["data.test=tests"], DataError, r"has no tests.csv; found"),
         ("text", ["model.override.vocab=256"], DataError, "has 257 token ids, but the model's vocabulary has only 256"),
         ("listops", ["model.override.classes=4"], DataError, "10 classes and the model 4"),
-        ("text", ["model.override.pair=true"], DataError, "single sequences; match the model: --set model.override.pair=false"),
+        (
+            "text",
+            ["model.override.pair=true"],
+            DataError,
+            "single sequences; match the model: --set model.override.pair=false",
+        ),
         ("text", ["data.task=pair-classification"], RecipeError, "is for classification"),
         ("text", ["data.tokenizer=words"], RecipeError, "needs bytes"),
         ("text", ["model.source=vit_tiny_patch16_224", "model.override="], DataError, "takes images"),

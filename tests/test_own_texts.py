@@ -67,8 +67,8 @@ def test_every_kind_of_file_holds_the_same_tags(tmp_path: Path, suffix: str) -> 
     ("row", "words"),
     [
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "line 3: 2 tokens and 1 ner_tags"),
-        ({"tokens": ["a", "b c"], "ner_tags": ["O", "O"]}, "line 3: the token 'b c' is empty or has a blank in it"),
-        ({"tokens": 3, "ner_tags": ["O"]}, "line 3: tokens is neither a list nor a text"),
+        ({"tokens": ["a", "b c"], "ner_tags": ["O", "O"]}, "line 3: the token 'b c' is empty or contains a blank"),
+        ({"tokens": 3, "ner_tags": ["O"]}, "line 3: tokens is neither a list nor a string"),
         ({"tokens": [], "ner_tags": []}, "line 3: tokens is empty"),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_dirty_sentence_is_named_or_skipped(tmp_path: Path, row: dict[str, Any
 
 def test_a_line_without_a_tag_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("Ada B-PER\nmet\n")
-    with pytest.raises(leanify.DataError, match=r"a\.conll, line 2: 'met' is one cell; a line has a token and a tag"):
+    with pytest.raises(leanify.DataError, match=r"a\.conll, line 2: 'met' is one cell; a line needs a token and a tag"):
         list(conll.rows(tmp_path / "a.conll", Faults()))
 
 

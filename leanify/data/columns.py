@@ -38,7 +38,7 @@ def texts_in(found: Sequence[str]) -> tuple[str, ...]:
 def tagged_in(
     row: Mapping[str, Any], token_names: Sequence[str] = TOKENS, tag_names: Sequence[str] = TAGS
 ) -> tuple[str, str] | None:
-    """The columns of tokens and of their tags, by name and by a row that has as many of these as of those."""
+    """Guess the columns of tokens and tags by name; None unless ``row`` has equally many of both."""
     tokens, tags = one_of(token_names, list(row)), one_of(tag_names, list(row))
     if tokens is None or tags is None:
         return None
@@ -47,7 +47,7 @@ def tagged_in(
 
 
 def parts_of(cell: Any) -> tuple[str, ...] | None:
-    """The entries of a list, or the words of a text, as texts; None for anything else."""
+    """The entries of a list, or the words of a string, as strings; None for anything else."""
     if isinstance(cell, str):
         return tuple(cell.split())
     if isinstance(cell, (list, tuple)) and all(isinstance(each, (str, int)) for each in cell):
@@ -56,7 +56,7 @@ def parts_of(cell: Any) -> tuple[str, ...] | None:
 
 
 def labels_of(cell: Any, separator: str | None) -> tuple[str, ...] | None:
-    """All labels of a cell: a list's entries, or the parts of a text; none of an empty one. None for anything else."""
+    """The distinct labels in a cell: a list's entries, or a string's parts; () if empty, None for anything else."""
     if cell is None or isinstance(cell, (str, int)):
         text = "" if cell is None else str(cell)
         parts: Iterable[Any] = text.split(separator) if separator else [text]
@@ -68,9 +68,9 @@ def labels_of(cell: Any, separator: str | None) -> tuple[str, ...] | None:
 
 
 def separator_of(cells: Sequence[Any]) -> str | None:
-    """What separates several labels in a cell, guessed: it makes fewer labels of the cells than there are cells.
+    """Guess the separator between several labels in a cell: one that yields fewer distinct labels than cells.
 
-    "red|round", "red" and "round" are two labels; "Oslo, Norway" and "Lima, Peru" stay two.
+    So "red|round", "red" and "round" have two labels, but "Oslo, Norway" and "Lima, Peru" are not split.
     """
     texts = {cell for cell in cells if isinstance(cell, str)}
     for separator in SEPARATORS:
@@ -82,5 +82,5 @@ def separator_of(cells: Sequence[Any]) -> str | None:
 
 
 def have_several(cells: Sequence[Any]) -> bool:
-    """Whether the cells of a column hold any number of labels each: lists, or texts with a separator."""
+    """Whether cells of a column have several labels: lists, or strings with a separator."""
     return any(isinstance(cell, (list, tuple)) for cell in cells) or separator_of(cells) is not None

@@ -1,7 +1,7 @@
-"""Files with a token and its tag a line, and a blank line between sentences, as those of CoNLL-2003. Knows no torch.
+"""CoNLL files: one token and its tag per line, blank lines between sentences. Does not import torch.
 
-A line's first cell is the token and its last one the tag; cells stand between tabs, or between blanks where there is no
-tab. Lines that begin with ``-DOCSTART-`` part documents.
+A line's first cell is the token and its last one the tag; cells are separated by tabs, or by blanks if there is no tab.
+Lines that begin with ``-DOCSTART-`` separate documents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Row = dict[str, list[str]]  # tokens and tags, of the same length
 
 
 def rows(file: Path, faults: Faults) -> Iterator[tuple[str, Row]]:
-    """(place, tokens and tags) of every sentence. Raises DataError for a line without a tag, unless it is skipped."""
+    """Yield (place, tokens and tags) of every sentence. Raises DataError for a line without a tag, unless skipped."""
     try:
         with file.open(encoding="utf-8", newline="\n") as lines:
             yield from _sentences(file, lines, faults)
@@ -35,7 +35,7 @@ def _sentences(file: Path, lines: Iterator[str], faults: Faults) -> Iterator[tup
             continue
         cells = text.split("\t") if "\t" in text else text.split()
         if len(cells) < 2:
-            faults.found(f"{file}, line {number}: {text[:40]!r} is one cell; a line has a token and a tag")
+            faults.found(f"{file}, line {number}: {text[:40]!r} is one cell; a line needs a token and a tag")
             continue
         tokens.append(cells[0].strip())
         tags.append(cells[-1].strip())

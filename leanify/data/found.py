@@ -1,7 +1,4 @@
-"""What lies at a path that names no model: images, labelled or tagged texts, text; and what trains on it.
-
-Knows no torch.
-"""
+"""Recognise the user's data at a path: images, labelled or tagged texts, plain text. Does not import torch."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ class Found:
     """The data found at a path.
 
     kind       images, sentences (labelled) or text
-    words      the same with counts and names
-    validated  whether there is a part to validate on
-    task       what labelled sentences are trained for
-    classes    how many there are, where that is known
-    samples    how many are to train on, where that is known
+    words      description with counts and names
+    validated  whether there is a validation split
+    task       the task for labelled sentences
+    classes    number of classes, if known
+    samples    number of training samples, if known
     """
 
     kind: Kind
@@ -52,7 +49,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Named:
-    """What the user says of labelled texts; the rest is guessed: the columns of texts and labels, and the task."""
+    """What the user specified about labelled texts: text columns, label column, task; the rest is guessed."""
 
     texts: tuple[str, ...] = ()
     label: str | None = None

@@ -105,7 +105,7 @@ class Sentences:
         return len(self.labels)
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids (and token_type_ids) (B, N), attention_mask where there is padding; labels (B,) or (B, labels)"""
+        """→ input_ids (and token_type_ids) (B, N), attention_mask if there is padding; labels (B,) or (B, labels)"""
         lengths = self.lengths[indices, None]
         places = np.arange(lengths.max())
         there = places < lengths
@@ -163,8 +163,8 @@ def takes_types(model: Any) -> bool:
 
 HUB = "nyu-mll/glue"  # used if the recipe has no data.path
 Row = tuple[tuple[str, ...], float | int]  # texts and label
-Target = float | int | list[float]  # the last: a one or a zero for each label
-SPELLINGS = {"validation": ("validation", "dev", "test")}  # of a split's file, in the order they are looked for
+Target = float | int | list[float]  # a score, a class, or a 1 or 0 for each label
+SPELLINGS = {"validation": ("validation", "dev", "test")}  # file names of a split, in order of preference
 
 
 def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:

@@ -1,7 +1,7 @@
-"""One's own texts, or pairs of them, with one label each: a class or a number.
+"""The user's own texts, or text pairs, with one label each: a class or a number.
 
-Labels that are all numbers with a fraction are a regression, everything else is classes, in the order of their names
-(whole numbers in theirs).
+If all labels are numbers and at least one has a fraction, the task is regression. Otherwise labels are classes, sorted
+numerically if all are integers, else alphabetically.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Labelled:
         return f"{' and '.join(self.texts)} → {self.label}"
 
     def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences:
-        """As samples whose targets are classes by their place in ``names``, numbers where there are no names."""
+        """Tokenise; targets are indices into ``names``, or numbers if there are no names. Raises DataError."""
         rows = [(texts, self._target(label, names)) for texts, label in self.rows]
         return Sentences(rows, tokenizer, length, types)
 
@@ -73,7 +73,7 @@ class Labelled:
         if not names:
             number = _number(label)
             if number is None:
-                raise DataError(f"{self.file}: the label {label[:40]!r} is not a number, and the task is a regression")
+                raise DataError(f"{self.file}: the label {label[:40]!r} is not a number, but the task is regression")
             return number
         return place_of(label, names, self.file)
 
@@ -81,7 +81,7 @@ class Labelled:
 def cells_of(
     file: Path, data: DataSection, faults: Faults
 ) -> tuple[tuple[str, ...], str, list[tuple[str, Texts, Any]]]:
-    """The columns of texts and label, and (where, texts, cell of the label) of every row that has its texts."""
+    """Return the text columns, the label column, and (where, texts, label cell) of every row that has its texts."""
     texts: tuple[str, ...] = ()
     label = ""
     found = []
@@ -113,21 +113,21 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple
 
 
 def texts_of(file: Path, found: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a file without labels. Raises DataError."""
+    """The text columns of a file without labels, guessed by name. Raises DataError."""
     if columns := texts_in(found):
         return columns
     raise DataError(f"{file} has no text column; found {', '.join(found[:8])}")
 
 
 def in_order(labels: set[str]) -> list[str]:
-    """Whole numbers in their order, everything else by name."""
+    """Sort labels: numerically if all are integers, else alphabetically."""
     return sorted(labels, key=int) if all(_is_whole(label) for label in labels) else sorted(labels)
 
 
 def place_of(label: str, names: Sequence[str], file: Path) -> int:
-    """A label's place among those of training. Raises DataError."""
+    """The index of a label among the training labels. Raises DataError if it is not one of them."""
     if label not in names:
-        raise DataError(f"{file}: the label {label[:40]!r} is none of the training labels, {', '.join(names)}")
+        raise DataError(f"{file}: the training data has no label {label[:40]!r}, only {', '.join(names)}")
     return names.index(label)
 
 

@@ -1,7 +1,7 @@
-"""One's own texts with any number of labels each.
+"""The user's own texts with any number of labels each.
 
-A cell of labels is a list (JSON lines, Parquet), or a text with a separator between the labels: ``data.separator``,
-else the one that the column seems to have (`columns.separator_of`). An empty cell is a text without a label.
+A cell of labels is a list (JSON lines, Parquet), or a string with a separator: ``data.separator``, else guessed by
+`columns.separator_of`. An empty cell means no label.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leanify.sources.recipe import DataSection
 
 @dataclass(frozen=True)
 class MultiLabelled:
-    """One table: its columns, and a row of (text or texts, labels) each."""
+    """One table: its text and label columns, and rows of (texts, labels)."""
 
     file: Path
     texts: tuple[str, ...]
@@ -31,13 +31,13 @@ class MultiLabelled:
 
     @staticmethod
     def read(file: Path, data: DataSection, faults: Faults) -> MultiLabelled:
-        """A table's rows. Raises DataError, with the file and the row, for one without a text or with another cell."""
+        """Read a table. Raises DataError for a row without text or labels, unless ``faults`` are skipped."""
         texts, label, cells = cells_of(file, data, faults)
         separator = data.separator or _separator([cell for _, _, cell in cells])
         rows: list[tuple[Texts, tuple[str, ...]]] = []
         for where, words, cell in cells:
             if (found := labels_of(cell, separator)) is None:
-                faults.found(f"{where}: {label} is {cell!r:.40}, neither a list of labels nor a text")
+                faults.found(f"{where}: {label} is {cell!r:.40}, neither a list of labels nor a string")
             else:
                 rows.append((words, found))
         if not any(labels for _, labels in rows):
@@ -46,12 +46,12 @@ class MultiLabelled:
 
     @property
     def names(self) -> list[str]:
-        """All labels, whole numbers in their order and everything else by name."""
+        """The labels, sorted numerically if all are integers, else alphabetically."""
         return in_order({label for _, labels in self.rows for label in labels})
 
     @property
     def lines(self) -> Iterator[str]:
-        """All texts, for a tokenizer that is trained on them."""
+        """All texts, to train a tokenizer on."""
         return (text for texts, _ in self.rows for text in texts)
 
     @property
@@ -60,13 +60,13 @@ class MultiLabelled:
         return f"{' and '.join(self.texts)} → any number of {self.label}{between}"
 
     def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences:
-        """As samples whose targets are a one for every label that a text has, else zeros: (B, labels)."""
+        """Tokenise; targets (B, labels) are 1 for the labels that a text has, else 0."""
         places = [(texts, {place_of(label, names, self.file) for label in labels}) for texts, labels in self.rows]
         rows = [(texts, [float(i in found) for i in range(len(names))]) for texts, found in places]
         return Sentences(rows, tokenizer, length, types)
 
 
 def _separator(cells: Sequence[Any]) -> str | None:
-    """What separates labels: the guess, else the first known separator that any cell has."""
+    """The separator of labels: the guess, else the first known separator that occurs in a cell."""
     texts = [cell for cell in cells if isinstance(cell, str)]
     return separator_of(texts) or next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)

@@ -1,12 +1,12 @@
-"""Your own labelled texts: which task a file asks for, its classes, and its samples.
+"""The user's own labelled texts, for four tasks.
 
 ``data.path`` is a file, or a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet, .conll; dev, valid,
-val and test are looked for too). ``data.text`` names one or two columns, ``data.label`` one; without them they are
-guessed by name, and the run says which were taken.
+val and test also count as validation). ``data.text`` names one or two columns and ``data.label`` one; by default they
+are guessed by name, and the run prints the guess.
 
-    labelled_text   a class or a number for each text
-    multi_label     any number of labels for each text
-    tagged_text     a tag for each token
+    labelled_text   one class or number per text
+    multi_label     any number of labels per text
+    tagged_text     one tag per token
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUFFIXES = (*TABLES, *CONLL)
 
 
 class Table(Protocol):
-    """A table of texts with labels: what it holds, in words, and as samples."""
+    """A table of labelled texts. ``columns`` describes them, ``names`` are the classes, ``lines`` all texts."""
 
     @property
     def file(self) -> Path: ...
@@ -52,7 +52,7 @@ class Table(Protocol):
 
 
 Read = Callable[[Path, DataSection, Faults], Table]
-KINDS: Mapping[str, tuple[Read, str]] = {  # by task: a table's reader, and what its names are the names of
+KINDS: Mapping[str, tuple[Read, str]] = {  # task → reader of a table, and what its ``names`` are called
     "text-classification": (Labelled.read, "classes"),
     "text-regression": (Labelled.read, ""),
     "multi-label-classification": (MultiLabelled.read, "labels"),
@@ -62,7 +62,7 @@ TASKS = tuple(KINDS)
 
 
 def find_table(path: Path, split: str) -> Path | None:
-    """The table of a split: the file itself for train, else the first of its spellings in the folder."""
+    """The table of a split: the file itself for train, or the first match in the folder; None if there is none."""
     if path.is_file():
         return path if split == "train" and path.suffix in SUFFIXES else None
     stems = SPLITS.get(split, (split,))
@@ -71,12 +71,15 @@ def find_table(path: Path, split: str) -> Path | None:
 
 
 def classes_of(data: DataSection) -> list[str]:
-    """The names of the classes, labels or tags in the training table; none for a regression."""
+    """The classes, labels or tags in the training table; [] for a regression. Raises DataError."""
     return _names(_train(data, Faults(skip=data.on_error == "skip")), data)
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """The samples for a text model with a head; validation samples by length, so that little is padded."""
+    """The samples, for a text model with a head. Validation is sorted by length, to minimise padding.
+
+    Raises DataError and RecipeError.
+    """
     refuse(data, "img_size", "rand_augment", "image")
     if data.task != "multi-label-classification":
         refuse(data, "separator")
@@ -111,7 +114,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 
 def _key(table: Table) -> str:
-    """What tells the texts of a table from others."""
+    """A digest of a table's texts, as a cache key."""
     digest = hashlib.sha256()
     for line in table.lines:
         digest.update(line.encode() + b"\0")
@@ -122,7 +125,7 @@ def _names(table: Table, data: DataSection) -> list[str]:
     names = [] if data.task == "text-regression" else table.names
     if len(names) == 1 and data.task != "multi-label-classification":
         one = KINDS[data.task][1].removesuffix("es" if data.task == "text-classification" else "s")
-        raise DataError(f"{data.path} has one {one}, {names[0]}: there is nothing to tell apart")
+        raise DataError(f"{data.path} has only one {one}, {names[0]}; at least two are needed")
     return names
 
 
@@ -138,5 +141,7 @@ def _validation(data: DataSection, faults: Faults) -> Table:
     folder = folder_of(data)
     file = find_table(folder, data.validation)
     if file is None:
-        raise DataError(f"{folder} has no {data.validation} table; --set data.holdout=0.1 holds out a tenth of train")
+        raise DataError(
+            f"{folder} has no {data.validation} table; to hold out a tenth of train instead: --set data.holdout=0.1"
+        )
     return KINDS[data.task][0](file, data, faults)

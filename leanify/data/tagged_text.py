@@ -1,8 +1,8 @@
-"""One's own sentences with a tag for every token: names, parts of speech, chunks.
+"""The user's own sentences with one tag per token: named entities, parts of speech, chunks.
 
-A row of a table has a column of tokens and one of tags, lists of the same length or texts of words between blanks; a
-file like those of CoNLL has a token and its tag a line (`leanify.data.conll`). A model reads the tokens with blanks
-between them; of a token's pieces the first has the tag, the others count for nothing, as in Devlin et al. 2019 (5.3).
+A table has a column of tokens and one of tags, as lists of equal length or as strings separated by blanks; CoNLL files
+have one token and tag per line (`leanify.data.conll`). The model reads the tokens joined by blanks. Only a token's
+first piece has the tag; its other pieces are ignored, as in Devlin et al. 2019 (5.3).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from leanify.data.text import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
-OUTSIDE = "O"  # the tag of a token that belongs to nothing
+OUTSIDE = "O"  # the tag of a token outside any entity
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """One file: its columns, and a row of (tokens, tags) for each sentence."""
+    """One file: its columns, and (tokens, tags) for each sentence."""
 
     file: Path
     tokens: str
@@ -40,7 +40,7 @@ class Tagged:
 
     @staticmethod
     def read(file: Path, data: DataSection, faults: Faults) -> Tagged:
-        """A file's sentences. Raises DataError, with the row, for one with other numbers of tokens and tags."""
+        """Read a file. Raises DataError for a row with different numbers of tokens and tags, unless skipped."""
         names: tuple[str, str] | None = None
         rows: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
         for place, row in rows_of_table(file, faults):
@@ -59,13 +59,13 @@ class Tagged:
 
     @property
     def names(self) -> list[str]:
-        """The tags: O first, then by name."""
+        """The tags: O first, then sorted."""
         found = {tag for _, tags in self.rows for tag in tags}
         return [OUTSIDE] * (OUTSIDE in found) + in_order(found - {OUTSIDE})
 
     @property
     def lines(self) -> Iterator[str]:
-        """All sentences, for a tokenizer that is trained on them."""
+        """All sentences, to train a tokenizer on."""
         return (" ".join(tokens) for tokens, _ in self.rows)
 
     @property
@@ -73,7 +73,7 @@ class Tagged:
         return f"{self.tokens} → {self.tags}"
 
     def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> TaggedSentences:
-        """As samples whose targets are tags by their place in ``names``, at the first piece of every token."""
+        """Tokenise; targets are indices into ``names`` at the first piece of every token. Raises DataError."""
         rows = [(tokens, [place_of(tag, names, self.file) for tag in tags]) for tokens, tags in self.rows]
         return TaggedSentences(rows, tokenizer, length, types)
 
@@ -91,32 +91,32 @@ def column_of_tokens(file: Path, found: Sequence[str], data: DataSection) -> str
 
 def _lacks(file: Path, found: Sequence[str], column: str) -> NoReturn:
     raise DataError(
-        f"{file} has no column {column}; found {', '.join(map(str, found[:8]))}: name them, "
+        f"{file} has no column {column}; found {', '.join(map(str, found[:8]))}. Name them with "
         "--set 'data.text=[\"tokens\"]' --set data.label=tags"
     )
 
 
 def _problem(tokens: Sequence[str] | None, tags: Sequence[str] | None, names: Sequence[str]) -> str | None:
-    """What is wrong with a row; None for one that is right."""
+    """What is wrong with a row; None if nothing is."""
     for cells, name in ((tokens, names[0]), (tags, names[1])):
         if cells is None:
-            return f"{name} is neither a list nor a text"
+            return f"{name} is neither a list nor a string"
     if tokens is None or tags is None or len(tokens) != len(tags):
         return f"{len(tokens or ())} {names[0]} and {len(tags or ())} {names[1]}"
     if not tokens:
         return f"{names[0]} is empty"
     blank = next((token for token in tokens if not token or token != "".join(token.split())), None)
-    return None if blank is None else f"the token {blank[:40]!r} is empty or has a blank in it"
+    return None if blank is None else f"the token {blank[:40]!r} is empty or contains a blank"
 
 
 class TaggedSentences(Sentences):
-    """Encoded sentences; ``targets`` tags each sample has, and its tokens' first pieces lie at ``firsts``."""
+    """Tokenised sentences. ``targets`` is the number of tags per sample, ``firsts`` the tokens' first pieces."""
 
     def __init__(
         self, rows: Sequence[tuple[Sequence[str], Sequence[int]]], tokenizer: Any, length: int, types: bool
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
-            raise DataError("this tokenizer does not say which piece is of which token: name a fast one")
+            raise DataError("this tokenizer does not map pieces to tokens; use a fast tokenizer")
         super().__init__([((" ".join(tokens),), 0) for tokens, _ in rows], tokenizer, length, types, offsets=True)
         self.firsts = [first_pieces(tokens, spans) for (tokens, _), spans in zip(rows, self.offsets, strict=True)]
         self.offsets = []
@@ -129,7 +129,7 @@ class TaggedSentences(Sentences):
         self.targets = np.array([sum(place is not None for place in firsts) for firsts in self.firsts])
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ inputs as of any sentences, (B, N) each; tags (B, N), IGNORED where no token begins"""
+        """→ inputs as in `Sentences`, (B, N) each; tags (B, N), IGNORED except at tokens' first pieces"""
         inputs, _ = super().batch(indices)
         lengths = self.lengths[indices, None]
         places = np.arange(lengths.max())
@@ -139,10 +139,10 @@ class TaggedSentences(Sentences):
 
 
 def first_pieces(tokens: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[int | None]:
-    """The place of each token's first piece among the pieces of the sentence; None for a token that has none.
+    """The index of each token's first piece in the sentence; None for a token without pieces.
 
-    ``spans`` are where the pieces begin and end in the tokens with a blank between each two. A piece is of the token
-    that its last character is of: some tokenizers count the blank before a token to its first piece.
+    ``spans`` are the pieces' (start, end) in the tokens joined by blanks. A piece belongs to the token of its last
+    character, because some tokenizers include the preceding blank in a token's first piece.
     """
     ends = np.cumsum([0, *(len(token) + 1 for token in tokens)])
     found: list[int | None] = [None] * len(tokens)

@@ -74,7 +74,7 @@ def _headed(found: ModelSource, model: ModelSection, outputs: int, names: Sequen
             overrides["problem_type"] = "multi_label_classification"
         return overridden(found, overrides, TAGGER if task == "token-classification" else CLASSIFIER)
     if task == "token-classification":
-        raise SourceError(f"{model.source} ({origin}) has no head for tokens; name a transformers model of text: bert")
+        raise SourceError(f"{model.source} ({origin}) has no head for tokens; name a transformers text model: bert")
     if origin.library == "leanify" and "classes" in inspect.signature(models.model_class(origin.name)).parameters:
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(found, origin=Origin("leanify", origin.name, options))

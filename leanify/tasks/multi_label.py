@@ -1,4 +1,4 @@
-"""Any number of labels for each text."""
+"""Multi-label classification of texts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ THRESHOLD = 0.5  # of a label's probability
 
 
 class MultiLabel:
-    """Every label by itself: binary cross-entropy, and F1 over all labels together and as their mean."""
+    """Independent labels: binary cross-entropy; micro and macro F1."""
 
-    metric, sign, margin = "f1_micro", 1, 1.0  # a point
+    metric, sign, margin = "f1_micro", 1, 1.0  # one point on the scale of 100
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """targets (B, labels) of zeros and ones → the sum over B of the mean over labels"""
+        """targets (B, labels) of zeros and ones → the mean over labels, summed over B"""
         return self._loss(answer(model, inputs), targets)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -39,8 +39,9 @@ class MultiLabel:
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats a label; in per cent F1 micro and macro (0 for a label that nobody has or guesses), and
-        ``exact``, the share of texts whose labels are all right.
+        """Mean loss in nats per label, and in per cent micro F1, macro F1 and ``exact``.
+
+        F1 is 0 for a label that neither occurs nor is predicted. ``exact`` is the share of texts with all labels right.
         """
         from sklearn.metrics import accuracy_score, f1_score
 

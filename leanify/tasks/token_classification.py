@@ -1,4 +1,4 @@
-"""A tag for every token: names of people and places, parts of speech, chunks."""
+"""Token classification: named entities, parts of speech, chunks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from leanify.data.samples import IGNORED, Inputs
 from leanify.data.tagged_text import OUTSIDE
 from leanify.tasks.outputs import answer
 
-Entity = tuple[str, int, int]  # kind, first token, the token behind the last
-ALONE, LAST = "SU", "ELSU"  # prefixes of an entity of one token, and of those that end one (IOBES and BILOU)
+Entity = tuple[str, int, int]  # kind, first token, end (exclusive)
+ALONE, LAST = "SU", "ELSU"  # prefixes of single-token entities, and of tokens that end an entity (IOBES and BILOU)
 
 
 class TokenClassification:
-    """Cross-entropy a token. Tags such as B-PER, I-PER and O are scored by whole entities, others by token."""
+    """Cross-entropy per token. Entity tags (B-PER, I-PER, O) are scored by whole entities, other tags by token."""
 
-    sign, margin = 1, 1.0  # a point
+    sign, margin = 1, 1.0  # one point on the scale of 100
 
     def __init__(self, names: Sequence[str], smoothing: float) -> None:
         self.names, self.smoothing = names, smoothing
@@ -28,12 +28,12 @@ class TokenClassification:
         self.metric = "f1" if self.of_entities else "accuracy"
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """targets (B, N), IGNORED where no token begins → the sum over tokens"""
+        """targets (B, N), IGNORED except at tokens' first pieces → the loss summed over tokens"""
         return self._loss(answer(model, inputs), targets, self.smoothing)
 
     def _loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        words = {"ignore_index": IGNORED, "label_smoothing": smoothing, "reduction": "sum"}
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **words)  # type: ignore[arg-type]
+        options = {"ignore_index": IGNORED, "label_smoothing": smoothing, "reduction": "sum"}
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)  # type: ignore[arg-type]
 
     def count(self, targets: Tensor) -> Tensor:
         return (targets != IGNORED).sum()
@@ -53,14 +53,15 @@ class TokenClassification:
         return tally
 
     def _entities(self, guesses: Sequence[int], targets: Sequence[int]) -> tuple[int, int, int]:
-        """Of one sentence: entities guessed exactly, guessed, and true."""
+        """Numbers of entities in one sentence: predicted correctly, predicted, and true."""
         kept = [(guess, target) for guess, target in zip(guesses, targets, strict=True) if target != IGNORED]
         guessed, true = (set(entities([self.names[pair[side]] for pair in kept])) for side in (0, 1))
         return len(guessed & true), len(guessed), len(true)
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats a token; in per cent the entities' F1, precision and recall, 0 where there are none, and
-        the share of tokens whose tag is right.
+        """Mean loss in nats per token, token accuracy in per cent, and for entity tags F1, precision and recall.
+
+        A ratio without entities is 0.
         """
         loss, right = ((found[name] / found["count"]).item() for name in ("loss", "right"))
         if not self.of_entities:
@@ -72,16 +73,16 @@ class TokenClassification:
 
 
 def have_entities(names: Sequence[str]) -> bool:
-    """Whether tags say where entities begin and go on: all but O have a prefix such as B-, I-, E-, S-, L- or U-."""
+    """Whether tags mark entities: all except O have one of the prefixes B-, I-, E-, S-, L- and U-."""
     others = [name for name in names if name != OUTSIDE]
     return bool(others) and all(re.fullmatch(r"[BIESLU]-.+", name) for name in others)
 
 
 def entities(tags: Sequence[str]) -> Iterator[Entity]:
-    """The entities in a sentence's tags, as CoNLL's own script finds them (Tjong Kim Sang & De Meulder 2003).
+    """Yield the entities in a sentence's tags by the rules of CoNLL's script (Tjong Kim Sang & De Meulder 2003).
 
-    One begins at B-, at a tag of another kind than the last one's, and behind O or the end of another (E-, L-, S-, U-);
-    it ends before the next one or O. So I-PER behind O begins one, too.
+    An entity starts at B-, S- or U-, where the kind changes, and after O or the end of another entity (E-, L-, S-, U-).
+    It ends before the next entity or O. So I-PER after O also starts an entity.
     """
     start, before = 0, OUTSIDE
     for place, tag in enumerate([*tags, OUTSIDE]):
