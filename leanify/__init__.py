@@ -34,8 +34,8 @@ from leanify.upstream.import_hooks import install
 
 if TYPE_CHECKING:
     from leanify.architecture import Architecture, Layer, Stage
-    from leanify.design.plan import redesign
     from leanify.design.profiling import profile
+    from leanify.design.redesign import redesign
     from leanify.lens.surgery import grow, read, write
     from leanify.sources.find import load
     from leanify.sources.lean_directory import save
@@ -57,7 +57,7 @@ _HOMES = {
     "load": "sources.find",
     "profile": "design.profiling",
     "read": "lens.surgery",
-    "redesign": "design.plan",
+    "redesign": "design.redesign",
     "save": "sources.lean_directory",
     "train": "training",
     "write": "lens.surgery",

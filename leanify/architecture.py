@@ -94,6 +94,11 @@ class Stage:
         return tuple(layer for block in self.blocks for layer in widest(block))
 
     @cached_property
+    def mixture(self) -> Layer | None:
+        """The first primary layer with routed experts; a mixture's first layers are often dense."""
+        return next((layer for layer in self.primaries if layer.experts), None)
+
+    @cached_property
     def group(self) -> int:
         """How many heads can be added at a time: whole key/value groups in every primary layer."""
         heads = self.primary.heads if self.primary else 1
@@ -123,12 +128,16 @@ class Stage:
         heads: int | None = None,
         head_dim: int | None = None,
         mlp: int | None = None,
+        experts: int | None = None,
+        active: int | None = None,
     ) -> Stage:
         """This stage with ``depth`` blocks (the first ones; the last is repeated to deepen) and another primary layer.
 
         The primary layers of a block are its widest ones: TNT's outer layer, both layers of DaViT. Those of all blocks
-        change in proportion. Raises ShapeError where that leaves no integers.
+        change in proportion, and all mixtures to so many experts. Raises ShapeError where that leaves no integers.
         """
+        if experts is not None or active is not None:
+            return self.mixing(experts, active).reshape(depth, heads, head_dim, mlp)
         depth = self.depth if depth is None else depth
         if depth < 1 or (self.fixed and depth != self.depth):
             allowed = "exactly 1" if self.fixed else "at least 1"
@@ -140,6 +149,27 @@ class Stage:
         blocks = self.blocks[:depth] + self.blocks[-1:] * (depth - self.depth)
         asked = {"heads": heads, "head_dim": head_dim, "mlp": mlp}
         return replace(self, blocks=tuple(self._changed(block, asked) for block in blocks))
+
+    def mixing(self, experts: int | None = None, active: int | None = None) -> Stage:
+        """This stage with so many routed experts in every mixture, so many of them active. Raises ShapeError."""
+        if self.mixture is None:
+            raise ShapeError(f"stage {self.name!r} has no routed experts whose number could change")
+        every, some = experts or self.mixture.experts, active or self.mixture.active
+        if not some:
+            raise ShapeError(
+                f"stage {self.name!r}: nothing says to how many of its {self.mixture.experts} experts a token is sent, "
+                "so their number stays"
+            )
+        if some > every:
+            raise ShapeError(
+                f"stage {self.name!r} would send a token to {some} of {every} experts; with {every} experts at most as "
+                "many are active (--active-experts)"
+            )
+        blocks = (
+            tuple(replace(layer, experts=every, active=some) if layer.experts else layer for layer in block)
+            for block in self.blocks
+        )
+        return replace(self, blocks=tuple(blocks))
 
     def _changed(self, block: Block, asked: Mapping[str, int | None]) -> Block:
         primaries = widest(block)
@@ -311,5 +341,6 @@ def _words(blocks: tuple[Block, ...]) -> str:
 
 def _layer_words(layer: Layer) -> str:
     kv = "" if layer.kv_heads == layer.heads else f" on {layer.kv_heads} kv"
-    experts = f"{layer.experts} experts of " if layer.experts else ""
+    active = f" ({layer.active} active)" if layer.active else ""
+    experts = f"{layer.experts} experts{active} of " if layer.experts else ""
     return f"{layer.heads}×{layer.head_dim}{kv}, mlp {experts}{layer.mlp}, width {layer.width}"

@@ -14,7 +14,7 @@ from test_compare_page import study as study  # a study that is trained by nobod
 
 import leanify
 from leanify import study as studies
-from leanify.design.plan import redesign
+from leanify.design.redesign import redesign
 from leanify.errors import LeanifyError, RecipeError
 from leanify.sources import recipe as recipes
 from leanify.study import Request, engines, tournament, warm_start

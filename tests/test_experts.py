@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +13,11 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture
+from leanify.design import price_cache
 from leanify.design.appraisal import appraise
 from leanify.design.counting import count
-from leanify.design.prices import StageDesign
+from leanify.design.grid import baseline_designs
+from leanify.design.prices import PriceList, StageDesign
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.zoo import laws, running, tiny
@@ -77,11 +82,130 @@ def test_a_mixture_is_priced_by_its_experts() -> None:
         assert said == count(leanify.write(meta, wanted), 12, prices.facts.context)
 
 
-def test_the_number_of_experts_stays() -> None:
-    model = build_model(origin_of(tiny.build("hf", "mixtral")[0]), "meta")  # type: ignore[arg-type]
-    shape = leanify.read(model)
-    with pytest.raises(leanify.ShapeError, match="has 4 experts, 2 of them active; a redesign keeps both"):
-        leanify.write(model, shape.map_layers(lambda layer: replace(layer, experts=8)))
+# -- their number -----------------------------------------------------------------------------------------------------
+
+SHAPE: dict[str, object] = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 80}
+DEEP: dict[str, object] = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "head_dim": 4,
+}
+SOURCES: dict[str, dict[str, object]] = {
+    "mixtral": {**SHAPE, "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 64, "num_local_experts": 8},
+    "qwen3_moe": {
+        **SHAPE,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 64,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "deepseek_v3": {  # a dense layer first, a shared expert beside the routed ones, which stand in groups
+        **{**SHAPE, **DEEP, "num_key_value_heads": 4, "v_head_dim": 8, "intermediate_size": 128},
+        **{"moe_intermediate_size": 64, "n_routed_experts": 8, "n_group": 2, "topk_group": 1},
+        **{"first_k_dense_replace": 1, "num_experts_per_tok": 2},
+    },
+}
+NUMBERS = [(4, 1), (4, 2), (12, 3), (8, 1)]
+
+
+@cache
+def small(name: str, cls: str | None = "AutoModelForCausalLM") -> nn.Module:
+    torch.manual_seed(0)
+    model = leanify.load(name, overrides=SOURCES[name], cls=cls)
+    return running.randomised(model)
+
+
+def with_experts(shape: Architecture, experts: int, active: int) -> Architecture:
+    return shape.map_layers(lambda x: replace(x, experts=experts, active=active) if x.experts else x)
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    ids = torch.randint(80, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found: torch.Tensor = model.set_experts_implementation("eager") or model(ids).logits  # type: ignore[operator]
+    return found
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(("experts", "active"), NUMBERS)
+def test_another_number_of_experts_is_what_upstream_builds(
+    name: str, experts: int, active: int, tmp_path: Path
+) -> None:
+    model = small(name).float()
+    wanted = with_experts(leanify.read(model), experts, active)
+    lean = leanify.write(model, wanted)
+    assert leanify.read(lean) == wanted
+    given = logits(lean)
+    assert given.isfinite().all()
+    old, new = model.state_dict(), lean.state_dict()
+    kept = min(8, experts)
+    for key in (key for key in old if ".experts." in key or ".gate." in key):  # routed experts, and their router
+        assert torch.equal(new[key][:kept], old[key][:kept]), key
+        assert len(new[key]) == experts
+    leanify.save(lean, tmp_path / "lean")
+    assert json.loads((tmp_path / "lean" / "leanify.json").read_text())["upstream"]  # upstream's own keys say it
+    found, notes = type(model).from_pretrained(tmp_path / "lean", output_loading_info=True)  # type: ignore[attr-defined]
+    assert not any(notes[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for one in (found, leanify.load(tmp_path / "lean")):
+        assert torch.equal(logits(one), given)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_their_number_is_priced_as_it_is_counted(name: str) -> None:
+    prices = price_cache.live(price_cache.Asked(name, SOURCES[name], tokens=12))[0]
+    listed = PriceList(prices)
+    (stage,) = listed.architecture.stages
+    (old,) = baseline_designs(listed)
+    assert old is not None
+    for experts, active in NUMBERS:
+        for design in (
+            old._replace(experts=experts, active=active),
+            old._replace(depth=3, heads=8, mlp=old.mlp // 2, experts=experts, active=active),
+        ):
+            said = listed.total([design])
+            model = leanify.write(prices.model, replace(listed.architecture, stages=(design.applied_to(stage),)))
+            assert said == count(model, 12, listed.facts.context)
+            every = sum(parameter.numel() for parameter in model.parameters())
+            routed = sum(p.numel() for path, p in model.named_parameters() if ".experts." in path)
+            assert (said.params, said.active) == (every, every - routed * (experts - active) // experts)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_redesign_with_other_experts(name: str) -> None:
+    plan = leanify.redesign(
+        name, overrides=SOURCES[name], tokens=12, target_params=0.8, experts=6, active_experts=1, min_depth=1
+    )
+    assert plan.baseline.experts == 8
+    for design in [*plan.candidates, *([plan.control] if plan.control else [])]:
+        assert (design.experts, design.active_experts) == (6, 1)
+        assert design.params <= 0.8 * plan.baseline.params or design is plan.control
+        built = plan.build(design=design)
+        assert leanify.read(built) == design.architecture
+        every = sum(parameter.numel() for parameter in built.parameters())
+        routed = sum(p.numel() for path, p in built.named_parameters() if ".experts." in path)
+        assert (design.params, design.params_active) == (every, every - routed * 5 // 6)
+    pinned = leanify.redesign(name, overrides=SOURCES[name], tokens=12, experts=4)
+    assert (pinned.chosen.experts, pinned.chosen.active_experts) == (4, pinned.baseline.active_experts)
+    assert (pinned.chosen.depth, pinned.chosen.heads) == (pinned.baseline.depth, pinned.baseline.heads)
+
+
+REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
+    "a dense model": ("gpt2", {"experts": 4}, "has no routed experts"),
+    "a router that is not known": ("switch_transformers", {"experts": 4}, "nothing says to how many of its 8"),
+    "more active than there are": ("mixtral", {"experts": 2, "active_experts": 3}, "to 3 of 2 experts"),
+    "groups": ("deepseek_v3", {"experts": 7}, "must be a multiple of 2"),
+    "more active than in a group": ("deepseek_v3", {"active_experts": 5}, "at most 4 of 8 can be active"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_numbers_that_cannot_be_are_refused_in_words(case: str) -> None:
+    name, asked, words = REFUSED[case]
+    overrides = SOURCES.get(name, {"num_layers": 2} if name == "switch_transformers" else {"n_layer": 2})
+    with pytest.raises(leanify.ShapeError, match=words):
+        leanify.redesign(name, overrides=overrides, tokens=12, **asked)  # type: ignore[arg-type]
 
 
 def test_a_redesign_of_a_mixture_has_a_control() -> None:

@@ -14,7 +14,8 @@ from leanify.cli import plans
 from leanify.design import alternatives
 from leanify.design.constraints import Constraints
 from leanify.design.counting import count
-from leanify.design.plan import Design, Plan
+from leanify.design.design import Design
+from leanify.design.plan import Plan
 from leanify.lens import surgery
 from leanify.lens.sites import locate
 from leanify.upstream.initialise import initialise_model

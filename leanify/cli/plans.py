@@ -15,7 +15,8 @@ from leanify.terminal import console
 from leanify.units import gigas, kappa, kilobytes, millions, seconds
 
 if TYPE_CHECKING:
-    from leanify.design.plan import Design, Plan
+    from leanify.design.design import Design
+    from leanify.design.plan import Plan
     from leanify.warm.plan import Carrying
 
 WIDEST = 1000  # columns; what a table would take if there were room
@@ -66,7 +67,8 @@ def _fitting(plan: Plan, out: Console) -> Table:
 
 def _table(plan: Plan, dropped: tuple[str, ...]) -> Table:
     parts = _parts(plan)
-    shapes = [shape for shape in SHAPES if shape[0] not in dropped]
+    dense = () if _has_experts(plan.baseline) else ("experts",)
+    shapes = [shape for shape in SHAPES if shape[0] not in (*dropped, *dense)]
     costs = [cost for cost in _columns(plan) if cost[0] not in dropped]
     stage = ["stage"] if len(parts) > 1 else []
     names = ("", *stage, *(name for name, _ in shapes), *(name for name, _ in costs))
@@ -141,15 +143,25 @@ def _short(names: list[str]) -> list[str]:
 
 def _shape(design: Design, stage: int) -> tuple[int, ...]:
     values = (design.depth, design.heads, design.head_dim, design.inner, design.mlp)
+    values += (design.experts, design.active_experts)
     return tuple(value[stage] if isinstance(value, list) else value for value in values)
 
 
-# what of a stage's shape (depth, heads, head_dim, inner, mlp) is shown
+def _has_experts(design: Design) -> bool:
+    return any(layer.experts for layer in design.architecture.layers())
+
+
+def _experts(every: int, active: int) -> str:
+    return "–" if not every else f"{active} of {every}" if active else str(every)
+
+
+# what of a stage's shape (depth, heads, head_dim, inner, mlp, experts, active ones) is shown
 SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
     ("depth", lambda shape: str(shape[0])),
     ("heads × dim", lambda shape: f"{shape[1]} × {shape[2]}"),
     ("inner", lambda shape: str(shape[3])),
     ("mlp", lambda shape: str(shape[4])),
+    ("experts", lambda shape: _experts(shape[5], shape[6])),
 )
 
 

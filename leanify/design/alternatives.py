@@ -17,9 +17,10 @@ from dataclasses import replace
 
 from leanify.architecture import primary_of
 from leanify.design.control import control
+from leanify.design.design import Design, designer
 from leanify.design.grid import Candidate, Request, baseline_designs, priced
 from leanify.design.limits import share_out, within
-from leanify.design.plan import Design, Plan, designer
+from leanify.design.plan import Plan
 from leanify.design.prices import PriceList
 from leanify.design.search import grids_of, search
 from leanify.errors import BudgetError, ShapeError

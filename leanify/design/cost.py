@@ -18,6 +18,8 @@ class Cost:
     active       parameters used per token: of the experts only those that it is routed to
     kv           bytes of the key/value cache at the context that was asked for, at two bytes a number
     ns           nanoseconds by a fitted line (`latency`); 0 where nothing was timed
+    prefill      multiply-adds of an encoder-decoder's prompt at that context (`counting.generation`), else 0
+    decode       those of one more of its tokens
     """
 
     params: Any
@@ -26,11 +28,13 @@ class Cost:
     active: Any = 0
     kv: Any = 0
     ns: Any = 0
+    prefill: Any = 0
+    decode: Any = 0
 
     @property
     def numbers(self) -> tuple[Any, ...]:
         """All of them, in this order."""
-        return self.params, self.params_body, self.macs, self.active, self.kv, self.ns
+        return tuple(vars(self).values())
 
     def __add__(self, other: Cost) -> Cost:
         return self._with(other, add)

@@ -23,7 +23,7 @@ from leanify.lens.sites import locate
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import kept_by
 from leanify.upstream.inputs import example_inputs
-from leanify.upstream.origin import origin_of
+from leanify.upstream.origin import is_hf, origin_of
 
 Result = TypeVar("Result")
 CACHED_BYTES = 2  # a number: bfloat16 or float16
@@ -202,7 +202,9 @@ def count_located(located: LocatedModel, tokens: int | None = None, context: int
     """`count` for a model that is located already."""
     every = parameters(located.model)
     forward = observed(located.model, tokens, macs)
-    return Cost(every, body(located), forward, every - idle_parameters(located), cache_bytes(located, context))
+    prefill, decode = generation(located, context)
+    kv, active = cache_bytes(located, context), every - idle_parameters(located)
+    return Cost(every, body(located), forward, active, kv, prefill=prefill, decode=decode)
 
 
 def idle_parameters(located: LocatedModel) -> int:
@@ -230,6 +232,35 @@ def cache_bytes(located: LocatedModel, context: int) -> int:
             shape = layer.read()
             numbers += kept.seen(context) * (kept.latent or 2 * shape.kv_heads * shape.head_dim)
     return CACHED_BYTES * numbers
+
+
+def generation(located: LocatedModel, context: int) -> tuple[int, int]:
+    """What an encoder with its decoder takes to generate: (prefill, decode) in multiply-adds; zeros for other models,
+    and where the forward does not run on meta.
+
+    prefill  the encoder reads ``context`` tokens (a sound or an image as it is), the decoder its first one
+    decode   one more token of the decoder, behind ``context`` cached ones
+
+    Two passes of upstream's forward tell, with one decoder token and with two: keys and values of the encoder's output
+    are computed once and cancel, and of the decoder's own maps two tokens take four rows where the first took one.
+    """
+    model: Any = located.model
+    if not context or not is_hf(model) or not getattr(model.config, "is_encoder_decoder", False):
+        return 0, 0
+    one, two = (observed_on_meta(model, context, partial(_macs_with_decoder_tokens, n)) for n in (1, 2))
+    if one is None or two is None:
+        return 0, 0
+    row = rows = 0  # MACs of a query with one key and its value, and with those of all tokens that its layer keeps
+    for layer in located.layers:
+        kept = kept_by(model, layer.attention.module)
+        if kept is not None:
+            pair = layer.read().heads * (kept.pair or 2 * layer.read().head_dim)
+            row, rows = row + pair, rows + pair * kept.seen(context)
+    return one, two - one - 3 * row + rows
+
+
+def _macs_with_decoder_tokens(number: int, model: nn.Module, inputs: dict[str, Tensor]) -> int:
+    return macs(model, {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :number]})
 
 
 def token_counts(located: LocatedModel, tokens: int | None = None) -> list[int]:

@@ -47,6 +47,8 @@ class Request:
     heads: Pin = None
     head_dim: Pin = None
     mlp: Pin = None
+    experts: Pin = None
+    active_experts: Pin = None
     max_active: int | None = None
     max_kv: int | None = None
     max_ns: int | None = None
@@ -162,11 +164,13 @@ def turned_stages(architecture: Architecture, request: Request) -> list[int]:
 
 def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     """Price every design of a tower that a request allows."""
+    architecture, mixtures = mixed(prices.architecture, request)
     now = enumerate(baseline_designs(prices))
     others = prices.total(tuple(None if i in tower.stages else design for i, design in now))
     shapes: list[Designs] = []
     parts: list[list[Any]] = []
-    for designs in _designs(prices.architecture, request, tower):
+    for designs in _designs(architecture, request, tower):
+        designs = tuple(d and d._replace(**mixtures[i]) for i, d in enumerate(designs))
         lead = designs[tower.lead]
         assert lead is not None
         cost = others
@@ -192,7 +196,7 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     kappa, attention, shape, row, mlp, depth, heads, head_dim, *costs = (
         np.concatenate(c) for c in zip(*parts, strict=True)
     )
-    stage, causal = prices.architecture.stages[tower.lead], prices.facts.causal[tower.lead]
+    stage, causal = architecture.stages[tower.lead], prices.facts.causal[tower.lead]
     old = primary_of(stage)
     cost = Cost(*costs)
     return Grid(
@@ -212,6 +216,26 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
         attention,
         causal,
     )
+
+
+def mixed(architecture: Architecture, request: Request) -> tuple[Architecture, list[dict[str, int]]]:
+    """The architecture with the pinned numbers of experts, and the pins of each stage as words of `StageDesign`.
+
+    One number goes to every mixture. Raises ShapeError where there is none, or none in a stage that is named.
+    """
+    pins = pins_of(architecture, request.pins)
+    words = [
+        {name: value for name, value in (("experts", every), ("active", some)) if value is not None}
+        for every, some in zip(pins["experts"], pins["active_experts"], strict=True)
+    ]
+    stages = architecture.stages
+    if all(isinstance(pin, int) or pin is None for pin in (request.experts, request.active_experts)):
+        mixtures = [stage.mixture is not None for stage in stages]
+        if any(words) and not any(mixtures):
+            raise ShapeError(f"{architecture.source} has no routed experts whose number could change")
+        words = [named if mixture else {} for named, mixture in zip(words, mixtures, strict=True)]
+    pairs = zip(stages, words, strict=True)
+    return replace(architecture, stages=tuple(s.mixing(**named) if named else s for s, named in pairs)), words
 
 
 def _designs(architecture: Architecture, request: Request, tower: Tower) -> Iterator[Designs]:

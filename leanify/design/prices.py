@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from leanify.architecture import Architecture, Layer, Stage
+from leanify.architecture import Architecture, Layer, Stage, primary_of
 from leanify.design.cost import Cost
 from leanify.design.facts import Appraiser
 from leanify.spectra.theory import gaussian_kappa
@@ -25,16 +25,21 @@ if TYPE_CHECKING:
 
 
 class StageDesign(NamedTuple):
-    """What a search changes in one stage. ``mlp`` may be an array: a design for each of its entries."""
+    """What a search changes in one stage. ``mlp`` may be an array: a design for each of its entries.
+
+    ``experts`` and ``active`` are those of its mixtures, 0 where they stay.
+    """
 
     depth: int
     heads: int
     head_dim: int
     mlp: Any
+    experts: int = 0
+    active: int = 0
 
     def applied_to(self, stage: Stage) -> Stage:
         """The stage in this shape."""
-        return stage.reshape(self.depth, self.heads, self.head_dim, self.mlp)
+        return stage.reshape(self.depth, self.heads, self.head_dim, self.mlp, self.experts or None, self.active or None)
 
 
 @dataclass(frozen=True)
@@ -116,10 +121,10 @@ class PriceList:
         """`more` without what is timed."""
         anchor = self._anchor(index, design)
         shortest = self.architecture.stages[index].shortest
-        cost: Cost = self._line(index, shortest, design.head_dim, anchor)(design.heads, design.mlp) - self.base
+        cost: Cost = self._line(index, shortest, anchor)(design.heads, design.mlp) - self.base
         for block, times in self._blocks(index, design.depth).items():
-            with_it = self._line(index, block + 1, design.head_dim, anchor)
-            without = self._line(index, block, design.head_dim, anchor)
+            with_it = self._line(index, block + 1, anchor)
+            without = self._line(index, block, anchor)
             cost = cost + (with_it - without)(design.heads, design.mlp) * times
         return cost
 
@@ -145,7 +150,7 @@ class PriceList:
         """The share of a block's parameters that grow with heads among those that grow with heads or hidden units; of
         experts those that a token meets. For each MLP of the design where that is an array.
         """
-        line = self._line(index, self.architecture.stages[index].shortest, design.head_dim, self._anchor(index, design))
+        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, design))
         attention = line.per_group.active / line.group * design.heads
         return attention / (attention + line.per_units.active / line.units * design.mlp)
 
@@ -160,11 +165,11 @@ class PriceList:
         """How often each block behind the shortest stage stands in one of this depth, like ones as the first."""
         return Counter(self._alike(index, i) for i in range(self.architecture.stages[index].shortest, depth))
 
-    def _anchor(self, index: int, design: StageDesign) -> int:
-        """Where a line is counted: at the stage's own heads, or at each split's."""
-        primary = self.architecture.stages[index].primary
-        assert primary is not None
-        return primary.heads if design.head_dim == primary.head_dim else design.heads
+    def _anchor(self, index: int, design: StageDesign) -> StageDesign:
+        """Where a line is counted: at the stage's own heads, or at each split's, its own MLP and the asked experts."""
+        primary = primary_of(self.architecture.stages[index])
+        heads = primary.heads if design.head_dim == primary.head_dim else design.heads
+        return design._replace(depth=0, heads=heads, mlp=primary.mlp)
 
     def _shortened(self) -> Architecture:
         """Every turned stage as short as it can be."""
@@ -174,22 +179,21 @@ class PriceList:
             stages=tuple(stage.reshape(depth=stage.shortest) if i in self.turned else stage for i, stage in stages),
         )
 
-    def _count_line(self, index: int, depth: int, head_dim: int, heads: int) -> Line:
+    def _count_line(self, index: int, depth: int, anchor: StageDesign) -> Line:
         """The price of the model with so many blocks in one stage, by their heads and MLP."""
         stage = self.architecture.stages[index]
-        primary = stage.primary
-        assert primary is not None
+        heads, mlp = anchor.heads, anchor.mlp
 
         def at(heads: int, mlp: int) -> Cost:
             short = self._shortened()
             stages = list(short.stages)
-            stages[index] = StageDesign(depth, heads, head_dim, mlp).applied_to(stage)
+            stages[index] = anchor._replace(depth=depth, heads=heads, mlp=mlp).applied_to(stage)
             return self.count(replace(short, stages=tuple(stages)))
 
-        here = at(heads, primary.mlp)
-        per_group = at(heads + stage.group, primary.mlp) - here
-        per_units = at(heads, primary.mlp + stage.units) - here if primary.mlp else Cost(0, 0, 0)
-        return Line(heads, stage.group, primary.mlp, stage.units, here, per_group, per_units)
+        here = at(heads, mlp)
+        per_group = at(heads + stage.group, mlp) - here
+        per_units = at(heads, mlp + stage.units) - here if mlp else Cost(0, 0, 0)
+        return Line(heads, stage.group, mlp, stage.units, here, per_group, per_units)
 
 
 def _shape(layer: Layer) -> tuple[int, int, int]:

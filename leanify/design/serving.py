@@ -1,4 +1,8 @@
-"""Serving costs of a decoder: cache bytes per token, MACs of prefill and of decoding one token."""
+"""Serving costs of a decoder: cache bytes per token, MACs of prefill and of decoding one token.
+
+Of an encoder with its decoder the prompt is what the encoder reads, and the decoder's first token: see
+`counting.generation`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ class Serving:
     """Of one sequence at a context of N tokens.
 
     kv_bytes_per_token  bytes of cache divided by N, at two bytes a number
-    prefill_macs        multiply-adds of a forward pass over N tokens; masked pairs count, as torch's counter has it
+    prefill_macs        multiply-adds of a forward pass over N tokens; masked pairs count, as torch's counter has it. Of
+                        an encoder-decoder: the encoder reads N tokens, or its sound or image, the decoder its first one
     decode_macs         multiply-adds of one token behind N cached ones; a window's layers see no more than the window
     """
 
@@ -25,8 +30,7 @@ class Serving:
 
 
 def serving(prices: PriceList, design: Candidate) -> Serving | None:
-    """What a design costs in service; None where no layer keeps a cache. Of an encoder with its decoder the cache
-    alone: what the decoder costs depends on two lengths.
+    """What a design costs in service; None where no layer keeps a cache.
 
     With T tokens a decoder takes F(T) = aT + bT² MACs, b of them in its attention maps, so F at one length gives all.
     """
@@ -35,7 +39,7 @@ def serving(prices: PriceList, design: Candidate) -> Serving | None:
     n = prices.facts.context
     per_token = design.cost.kv / n
     if any(len(block) > 1 for stage in prices.architecture.stages for block in stage.blocks):
-        return Serving(n, per_token, None, None)
+        return Serving(n, per_token, design.cost.prefill or None, design.cost.decode or None)
     pairs = _pairs(prices, design)
     tokens = prices.tokens[prices.turned[0]]
     linear = design.cost.macs - tokens**2 * sum(macs for macs, _ in pairs)

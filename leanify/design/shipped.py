@@ -15,8 +15,8 @@ from typing import Any
 import leanify
 from leanify.design import price_cache, search
 from leanify.design.control import control
+from leanify.design.design import designer
 from leanify.design.grid import Request, turned_stages
-from leanify.design.plan import designer
 from leanify.design.prices import PriceList
 from leanify.errors import BudgetError, LeanifyError
 from leanify.terminal import track

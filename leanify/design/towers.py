@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from leanify.architecture import Architecture
 from leanify.errors import ShapeError
 
-PINS = ("depth", "heads", "head_dim", "mlp")
+PINS = ("depth", "heads", "head_dim", "mlp", "experts", "active_experts")
 Pin = int | Sequence[int] | Mapping[str, int] | None
 
 
@@ -69,7 +69,7 @@ def stages_named(architecture: Architecture, name: str) -> list[int]:
 
 
 def pins_of(architecture: Architecture, asked: Mapping[str, Pin]) -> dict[str, list[int | None]]:
-    """For depth, heads, head_dim and mlp the pinned value of every stage."""
+    """For every name in `PINS` the pinned value of every stage."""
     return {what: _pin(architecture, asked.get(what), what) for what in PINS}
 
 

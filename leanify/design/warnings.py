@@ -58,7 +58,7 @@ def _mlp_words(architecture: Architecture, index: int, before: StageDesign, desi
     primary = architecture.stages[index].primary
     if primary is None or not design.mlp or design.mlp >= before.mlp:
         return
-    units = design.mlp * max(1, primary.active)
+    units = design.mlp * max(1, design.active or primary.active)
     if units < 2 * primary.width:
         yield f"an MLP of {units} units is below twice the width {primary.width}: no published lean model has so few"
 

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -209,6 +209,14 @@ def ancestors(path: str) -> Iterator[str]:
         yield path
         path = path.rpartition(".")[0]
     yield ""
+
+
+def routers_of(mixture: str, sites: Iterable[Site]) -> list[Site]:
+    """The sites that follow the number of experts of the mixture at this path: those beside it, and what is around."""
+    around = mixture.rpartition(".")[0]
+    return [
+        site for site in sites if site.reading.is_table and site.sizes.keys() & {"x", "a"} and within(site.path, around)
+    ]
 
 
 @contextmanager

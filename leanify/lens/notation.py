@@ -9,7 +9,8 @@ A layout is a product of symbols and numbers, or several products joined by ``|`
     "h (d+d+v)"        unequal parts in a head    LeViT
     "m"                hidden units of an MLP     fc1
 
-    h heads   g key/value heads   d head_dim   m hidden units   l blocks   x experts (stays, as any other letter does)
+    h heads   g key/value heads   d head_dim   m hidden units   l blocks   x experts, a of them active
+    u groups of experts, t of which a router chooses among (they stay, as any other letter does)
 
 An attribute may also use ``/g`` (divided by) and ``d^-0.5`` (a power). Everything here is arithmetic on integers;
 `positions` alone makes index tensors, on the CPU, so that carrying weights is one gather and one scatter.

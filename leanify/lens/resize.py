@@ -198,8 +198,8 @@ def _resize_maps(
 ) -> None:
     """Resize linear maps that are bare tensors of their module: what fits is carried over, new inputs are zero."""
     before = {  # the initialiser would overwrite in place what keeps its shape
-        name: parameter.detach() if name in tensors else parameter.detach().clone()
-        for name, parameter in site.named_parameters(recurse=False)
+        name: tensor.detach() if name in tensors else tensor.detach().clone()
+        for name, tensor in (*site.named_parameters(recurse=False), *site.named_buffers(recurse=False))
     }
     for part, layouts in tensors.items():
         shape = [_length(how, length, new) for how, length in zip(layouts, before[part].shape, strict=True)]
@@ -207,11 +207,13 @@ def _resize_maps(
     if next(iter(before.values())).is_meta:
         return
     initialise_module(model, path, site)
-    for name, parameter in before.items():
+    for name, tensor in before.items():
         layouts = tensors.get(name, ())
-        axes = {axis: how for axis, how in enumerate(layouts) if notation.symbols(how) - {"x"}}
+        axes = {
+            axis: how for axis, how in enumerate(layouts) if any(old[one] != new[one] for one in notation.symbols(how))
+        }
         inputs = reading.columns.get(name)
-        _carry(parameter, getattr(site, name).data, axes, layouts.index(inputs) if inputs else -1, old, new)
+        _carry(tensor, getattr(site, name).data, axes, layouts.index(inputs) if inputs else -1, old, new)
 
 
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:

@@ -7,14 +7,14 @@ block is the innermost entry of a list that holds an attention and other weights
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from leanify.errors import UnsupportedModel
 from leanify.lens import discovery, families
 from leanify.lens.families import expanded, known, reading_of
-from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, within
+from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, routers_of, within
 from leanify.lens.resize import features_of, part_of, sizes_of
 from leanify.upstream.spelling import experts_per_token
 
@@ -100,11 +100,17 @@ def sites_of(model: nn.Module) -> list[Site]:
         sizes = {} if reading.kept else sizes_of(path, module, reading)
         if reading.is_mlp and not reading.is_attention and "m" not in sizes:
             continue  # a block that was built without its MLP
-        if "x" in sizes:
+        if reading.is_mlp and "x" in sizes:
             mixtures.add(path)
             sizes["a"] = active
         sites.append(Site(path, module, reading, sizes))
-    return sites
+    return [_with_active(site, sites) if site.path in mixtures else site for site in sites]
+
+
+def _with_active(mixture: Site, sites: list[Site]) -> Site:
+    """A mixture whose router says how many of its experts are active, where a row describes one."""
+    said = next((router.sizes["a"] for router in routers_of(mixture.path, sites) if "a" in router.sizes), None)
+    return mixture if said is None else replace(mixture, sizes={**mixture.sizes, "a": said})
 
 
 _ATTENTION_LIKE = re.compile(r"Attention|Attn|MultiHead|MHA", re.IGNORECASE)

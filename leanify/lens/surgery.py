@@ -19,7 +19,7 @@ from torch import nn
 from leanify.architecture import Architecture, Layer
 from leanify.errors import ShapeError, UnsupportedModel
 from leanify.lens.forwards import free
-from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, within
+from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, routers_of, within
 from leanify.lens.resize import features_of, part_of, repeat_rows, resize
 from leanify.lens.sites import locate
 from leanify.upstream.initialise import initialise_model
@@ -77,6 +77,7 @@ def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[Loc
     _check(located.architecture, architecture)
     _check_constants(located, architecture)
     _check_ends(located, architecture)
+    _check_routers(located, architecture)
     cut = _cut(located, architecture)
     sizes = _layer_sizes(cut, architecture)
     return cut, sizes | _table_sizes(cut, sizes)
@@ -149,10 +150,10 @@ def _check(old: Architecture, new: Architecture) -> None:
 def _check_layer(where: str, old: Layer, new: Layer) -> None:
     if new.width != old.width:
         raise ShapeError(f"{where} is {old.width} wide; a redesign keeps the width, {new.width} was asked for")
-    if (new.experts, new.active) != (old.experts, old.active):
+    if (new.experts < 1) != (old.experts < 1) or (new.active < 1) != (old.active < 1) or new.active > new.experts:
         raise ShapeError(
-            f"{where} has {old.experts} experts, {old.active} of them active; a redesign keeps both, "
-            f"{new.experts} and {new.active} were asked for"
+            f"{where} has {old.experts} experts, {old.active} of them active; {new.experts} and {new.active} were "
+            "asked for: a mixture stays one, and no more are active than there are"
         )
     if min(new.heads, new.kv_heads, new.head_dim) < 1 or (new.mlp < 1) != (old.mlp < 1):
         raise ShapeError(f"{where} was asked for {new}; every number of it must be positive")
@@ -186,6 +187,33 @@ def _check_ends(located: LocatedModel, new: Architecture) -> None:
                 f"stage {stage.name!r} was asked for {stage.depth} blocks; what follows needs the width that it ends "
                 f"in, and it takes at least {found.least} blocks to end in that"
             )
+
+
+def _check_routers(located: LocatedModel, new: Architecture) -> None:
+    """Refuse another number of experts where no row describes what chooses among them, or where it cannot choose."""
+    for found, stage in zip(located.stages, new.stages, strict=True):
+        for layers, block in zip(found.blocks, stage.blocks, strict=False):  # blocks beyond repeat the last
+            for layer, wanted in zip(layers, block, strict=True):
+                old = layer.read()
+                if layer.mlp is not None and (old.experts, old.active) != (wanted.experts, wanted.active):
+                    _check_router(layer.mlp, wanted, routers_of(layer.mlp.path, located.sites))
+
+
+def _check_router(mixture: Site, wanted: Layer, routers: list[Site]) -> None:
+    known = {name: size for router in routers for name, size in router.sizes.items()}
+    if not {"x", "a"} <= known.keys():
+        raise ShapeError(
+            f"{mixture.path} ({type(mixture.module).__name__}) keeps its {mixture.sizes['x']} experts, "
+            f"{mixture.sizes['a']} of them active: no row of leanify's describes the router that chooses among them"
+        )
+    groups, chosen = known.get("u", 1), known.get("t", 1)
+    each = wanted.experts // groups
+    if wanted.experts % groups or (groups > 1 and each < 2) or wanted.active > each * chosen:
+        raise ShapeError(
+            f"{mixture.path} was asked for {wanted.experts} experts, {wanted.active} of them active; its router takes "
+            f"them from {chosen} of {groups} equal groups of at least two, so experts must be a multiple of {groups}, "
+            f"and at most {max(1, each) * chosen} of {wanted.experts} can be active"
+        )
 
 
 # -- depth --------------------------------------------------------------------------------------------------------
@@ -236,6 +264,7 @@ def _layer_sizes(located: LocatedModel, architecture: Architecture) -> dict[str,
     sizes: dict[str, Sizes] = {}
     for layer, wanted in zip(located.layers, architecture.layers(), strict=True):
         symbols = {"h": wanted.heads, "g": wanted.kv_heads, "d": wanted.head_dim, "m": wanted.mlp}
+        symbols |= {"x": wanted.experts, "a": wanted.active}
         for site in (layer.attention, layer.mlp):
             if site is not None:
                 sizes[site.path] = {name: symbols.get(name, size) for name, size in site.sizes.items()}
@@ -246,13 +275,25 @@ def _table_sizes(located: LocatedModel, of_layers: dict[str, Sizes]) -> dict[str
     """The new sizes of every table outside the attentions, by path.
 
     A per-head table belongs to its enclosing attention, otherwise to every attention under the nearest common parent.
-    A table of blocks belongs to the list inside its module.
+    A table of blocks belongs to the list inside its module, a router to the mixture beside it.
     """
+    mixtures = {
+        router.path: of_layers[layer.mlp.path]
+        for layer in located.layers
+        if layer.mlp is not None and "x" in layer.mlp.sizes
+        for router in routers_of(layer.mlp.path, located.sites)
+    }
     return {
-        table.path: _sizes_of_table(located, table, of_layers)
+        table.path: _sizes_of_router(table, mixtures[table.path])
+        if table.path in mixtures
+        else _sizes_of_table(located, table, of_layers)
         for table in located.sites
         if table.reading.is_table and table.sizes
     }
+
+
+def _sizes_of_router(router: Site, mixture: Sizes) -> Sizes:
+    return {name: mixture[name] if name in ("x", "a") else size for name, size in router.sizes.items()}
 
 
 def _sizes_of_table(located: LocatedModel, table: Site, of_layers: dict[str, Sizes]) -> Sizes:

@@ -22,9 +22,11 @@ from typing import Any
 
 from leanify.architecture import Architecture
 from leanify.design import alternatives, counting
+from leanify.design.design import Design, designer
 from leanify.design.grid import Candidate, priced
-from leanify.design.plan import Design, Plan, designer, redesign
+from leanify.design.plan import Plan
 from leanify.design.prices import StageDesign
+from leanify.design.redesign import redesign
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find

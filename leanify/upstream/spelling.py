@@ -13,6 +13,7 @@ from leanify.upstream.origin import Origin
 from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
 
 _ACTIVE_KEYS = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 
 
@@ -91,13 +92,16 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
     say(("num_key_value_heads",), lambda stage: primary_of(stage).kv_heads)
     say(_MLP_KEYS, _units)
     say(("moe_intermediate_size",), lambda stage: _units(stage, experts=True))
+    say(_EXPERT_KEYS, lambda stage: _of_mixtures(stage)[0])
+    say(_ACTIVE_KEYS, lambda stage: _of_mixtures(stage)[1])
     for side in ("encoder", "decoder"):
         own = [pair for pair in pairs if side in pair[0].name.split(".")]
         say((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
         say((f"{side}_ffn_dim",), _units, own)
     before, after = pairs[0]
     layer_before, layer = primary_of(before), primary_of(after)
-    if layer.inner != layer.width or layer.head_dim != layer_before.head_dim:
+    differs = layer.inner != layer.width or layer.head_dim != layer_before.head_dim
+    if differs and get("head_dim") in (None, layer_before.head_dim):  # DeepSeek's is that of its rotary part
         words["head_dim"] = layer.head_dim
     kinds = get("layer_types")
     if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
@@ -117,6 +121,12 @@ def _units(stage: Stage, experts: bool = False) -> int | None:
     mixtures = [layer for layer in layers if layer.experts]
     units = {layer.mlp for layer in (mixtures if experts else dense or mixtures)}
     return units.pop() if len(units) == 1 else None
+
+
+def _of_mixtures(stage: Stage) -> tuple[int | None, int | None]:
+    """The routed experts of all mixtures, and how many are active, if they are one number each."""
+    pairs = {(layer.experts, layer.active) for layer in stage.primaries if layer.experts}
+    return pairs.pop() if len(pairs) == 1 else (None, None)
 
 
 def experts_per_token(model: Any) -> int:

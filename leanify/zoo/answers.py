@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from leanify.design.plan import Plan, redesign
+from leanify.design.plan import Plan
+from leanify.design.redesign import redesign
 from leanify.errors import BudgetError, LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.sources import find

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import leanify
 from leanify.design.constraints import Constraints
-from leanify.design.plan import Design, Plan
+from leanify.design.design import Design
+from leanify.design.plan import Plan
 from leanify.units import kilobytes, millions
 
 NAMES: list[str] = []

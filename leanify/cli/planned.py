@@ -1,0 +1,135 @@
+"""``leanify redesign`` behind its options: every source at every budget planned, written, shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.cli import plans, study_tables
+from leanify.terminal import progress
+
+if TYPE_CHECKING:
+    from leanify.design.plan import Plan
+    from leanify.warm.plan import Carrying
+
+Text = str | None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The weights that a design begins with, and the data that choose among them."""
+
+    weights: Text
+    pretrained: bool
+    data: Path | None
+    samples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where a design is written, and how."""
+
+    output: Path | None
+    control: bool
+    force: bool
+    as_type: Text
+
+
+def planned(
+    sources: Sequence[str],
+    budgets: Sequence[Text],
+    words: Mapping[str, Any],
+    carried: Carried,
+    written: Written,
+    study: Path | None,
+) -> Iterator[Shown]:
+    """The plan of every source at every budget; ``words`` are the other keywords of `leanify.redesign`.
+
+    What cannot be written, and a study that cannot be read, is said before anything is planned.
+    """
+    from leanify.design.redesign import redesign
+
+    if written.output is not None and not written.force:
+        from leanify.sources.lean_directory import check_new_directory
+
+        check_new_directory(written.output)
+    measured = None
+    if study is not None:
+        from leanify.study.surface import load
+
+        measured = load(study)
+    for source, budget in [(source, budget) for source in sources for budget in budgets]:
+        ranking = None if measured is None else measured[1].ranking
+        with progress(f"planning {source}", None):
+            plan = redesign(source, target_params=budget, ranking=ranking, **words)
+        plan, carrying = _written(plan, words["tokens"], carried, written)
+        predicted = None
+        if measured is not None:
+            from leanify.study.surface import predictions
+
+            predicted = predictions(plan, *measured)
+        yield Shown(plan, budget, carrying, predicted)
+
+
+def _written(plan: Plan, tokens: int | None, carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
+    """The plan that knows where it was written, and how weights were carried over where data chose them."""
+    carrying = None
+    if carried.data is not None:
+        from leanify.warm.plan import Carrying
+
+        carrying = Carrying(plan, carried.data, carried.samples, tokens, carried.weights)
+        if to.output is None:
+            plan.build(carried.weights, carried.seed, carried.pretrained, carry=carrying)
+    if to.output is not None:
+        with progress(f"writing {to.output}", None):
+            plan = plan.save(
+                to.output,
+                carried.weights,
+                carried.seed,
+                carried.pretrained,
+                to.control,
+                to.force,
+                carry=carrying,
+                model_type=to.as_type,
+            )
+    return plan, carrying
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A plan and what belongs to it: the budget as it was asked for, how weights were carried over, predictions."""
+
+    plan: Plan
+    budget: Text
+    carried: Carrying | None
+    predicted: dict[str, Any] | None
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.plan.to_json()
+        found |= {"carried": self.carried.to_json()} if self.carried else {}
+        return found | ({"predicted": self.predicted} if self.predicted else {})
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row a design, for CSV and Markdown."""
+        plan = self.plan
+        named = [("baseline", plan.baseline), ("lean", plan.chosen), ("control", plan.control)]
+        named += [(str(plan.plain_name), plan.plain), *(("also", design) for design in plan.candidates[1:])]
+        for name, design in named:
+            if design is not None:
+                shape = {key: value for key, value in design.to_json().items() if key != "architecture"}
+                yield {"source": plan.source, "budget": self.budget, "design": name, **shape}
+
+
+def render(found: Sequence[Shown]) -> None:
+    """Tables, one plan after the other."""
+    for number, one in enumerate(found):
+        if number:
+            print()
+        plans.render_plan(one.plan)
+        if one.predicted is not None:
+            study_tables.render_predictions(one.predicted)
+        if one.carried is not None:
+            plans.render_steps(one.carried)
