@@ -142,8 +142,8 @@ def _short(names: list[str]) -> list[str]:
 
 
 def _shape(design: Design, stage: int) -> tuple[int, ...]:
-    values = (design.depth, design.heads, design.head_dim, design.inner, design.mlp)
-    values += (design.experts, design.active_experts)
+    attention = (design.depth, design.heads, design.head_dim, design.inner)
+    values = (*attention, design.mlp, design.experts, design.active_experts)
     return tuple(value[stage] if isinstance(value, list) else value for value in values)
 
 
@@ -187,6 +187,11 @@ def _words(plan: Plan) -> Iterator[str]:
         yield f"  {_served('baseline', plan.baseline)}" + (
             f"; {_served('control', plan.control)}" if plan.control else ""
         )
+        if plan.prices.base.prefill:
+            yield (
+                "  prefill: the encoder reads the context (a sound or an image as it is), the decoder its first token; "
+                "decode: one more of its tokens"
+            )
     params, macs = (
         1 - new / old
         for new, old in ((plan.chosen.params, plan.baseline.params), (plan.chosen.macs, plan.baseline.macs))

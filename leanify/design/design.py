@@ -57,7 +57,10 @@ def designer(prices: PriceList) -> Callable[[Candidate], Design]:
     def design(candidate: Candidate) -> Design:
         architecture = candidate.applied_to(prices.architecture)
         rows = [_row(stage, stage.primary) for stage in architecture.stages if stage.primary is not None]
-        sizes = (column[0] if len(set(column)) == 1 else list(column) for column in zip(*rows, strict=True))
+        depth, heads, head_dim, inner, mlp, experts, active = (
+            column[0] if len(set(column)) == 1 else list(column) for column in zip(*rows, strict=True)
+        )
+        sizes = (depth, heads, head_dim, inner, mlp, experts, active)
         c = candidate.cost
         costs = (c.params, c.params_body, c.active, c.macs, candidate.kappa, score(prices, candidate))
         return Design(*sizes, *costs, architecture, serving(prices, candidate))
