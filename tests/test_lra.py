@@ -245,7 +245,7 @@ def test_turns_have_the_density_that_is_said() -> None:
         ("text", ["data.options.seed=1"], RecipeError, "data.options apply only to"),
         ("text", ["data.test=tests"], DataError, r"has no tests.csv; found"),
         ("text", ["model.override.vocab=256"], DataError, "has 257 token ids, but the model's vocabulary has only 256"),
-        ("listops", ["model.override.classes=4"], DataError, "10 classes and the model 4"),
+        ("listops", ["model.override.classes=4"], DataError, "10 classes, but the model has only 4 outputs"),
         (
             "text",
             ["model.override.pair=true"],

@@ -294,7 +294,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["data.holdout=1.5"], RecipeError, "a share"),
         (["data.samples=1"], DataError, "would be empty"),
         (["data.img_size=16"], RecipeError, "do not apply"),
-        (["model.override.num_classes=9"], DataError, "labels are out of its range"),
+        (["model.override.num_classes=9"], DataError, "9 outputs; --set model.override.num_classes=10"),
         (["model.override.img_size=16"], DataError, "1 × 8 × 8, but the model takes 1 × 16 × 16"),
         (["model.source=vit_bsae"], LeanifyError, "nearest: vit_base"),
         (["data.nmae=digits"], RecipeError, "nearest: name"),

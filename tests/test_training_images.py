@@ -190,7 +190,7 @@ def nothing(folder: Path) -> None:
         (nothing, [], "has no class folders"),
         (lambda folder: None, ["data.path=/nowhere"], "does not exist"),
         (lambda folder: None, ["data.path="], "--set data.path=PATH"),
-        (lambda folder: None, ["model.override.num_classes=2"], "3 classes and the model 2"),
+        (lambda folder: None, ["model.override.num_classes=2"], "3 classes, but the model has only 2 outputs"),
         (lambda folder: None, ["data.img_size=64"], r"model.override.img_size=64"),
         (lambda folder: None, ["data.crop=[0.5]"], "two shares"),
     ],

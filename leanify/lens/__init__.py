@@ -1,1 +1,1 @@
-"""The lens: read a shape from a model's tensors, write another shape into it, grow its heads."""
+"""Read a shape from a model's tensors, write another shape, grow its heads."""

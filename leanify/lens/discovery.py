@@ -1,10 +1,11 @@
-"""Read an attention, or an MLP, that has no row: propose readings from its names and lengths, and try them by the law.
+"""Discover how an attention or MLP without a row is laid out: propose readings from names and shapes, then test them.
 
-The names of the linear maps say which may be the output projection; the lengths of the others say how heads may lie in
-them. Each reading is tried on one such module alone, on the arguments that the model gives it, in float64 on random
-parameters: with twice its heads (or hidden units) and zero output columns its output must stay the same, and with
-other output columns it must change. The rest of the model sees nothing else of the module. The first reading that
-passes is learned for this process, with a warning; heads and units can be added under it, head_dim stays.
+The names of the linear maps suggest the output projection; the lengths of the others suggest how heads are laid out in
+them. Each reading is tested on a single module, in float64 with random parameters, on the arguments that the model
+passes to it: with twice its heads (or hidden units) and zero output columns the output must stay the same, and with
+non-zero output columns it must change. That is sufficient, because the rest of the model sees only the module's output.
+The first reading that passes is used in this process, with a warning; it allows more heads and units, but keeps
+head_dim.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _WIDTH = re.compile(r"embed_dim|hidden_size|hidden_dim|d_model|n_embd|^dim$")
 
 
 def learn(model: nn.Module, path: str) -> str:
-    """Find how the attention at ``path`` is laid out, and remember it, with a warning. Returns why not, or nothing."""
+    """Discover the layout of the attention at ``path`` and learn it with a warning. Returns why not, or ``""``."""
     tried = 0
     for owner in _around(path):
         module = model.get_submodule(owner)
@@ -66,9 +67,9 @@ def learn(model: nn.Module, path: str) -> str:
 
 
 def learn_mlp(model: nn.Module, block: nn.Module, width: int) -> bool:
-    """Find the MLP of a block of this width, and remember it, with a warning. Returns whether it has one.
+    """Discover the MLP of a block of this width and learn it with a warning. Returns whether there is one.
 
-    Owners are tried from the inside out: an MLP may be a module, or a few maps of the block itself (BERT).
+    Modules are tried from the inside out: an MLP may be a module of its own, or a few maps of the block (BERT).
     """
     parts = dict(block.named_modules())
     for path in sorted(parts, key=lambda path: -len(path.split(".")) if path else 0):
@@ -85,7 +86,7 @@ def learn_mlp(model: nn.Module, block: nn.Module, width: int) -> bool:
 
 
 def _mlp_reading(module: nn.Module, width: int) -> Reading | None:
-    """A map back to the width from more or fewer units, and the maps, norms and convolutions that make these units."""
+    """Propose an MLP: one map from units back to the width, and the parts that compute the units."""
     maps = {path: part for path, part in module.named_modules() if path and _is_map(part)}
     inside = {path for path, part in module.named_modules() if families.reading_of(part)}
     maps = {path: part for path, part in maps.items() if not any(within(path, at) for at in inside)}
@@ -123,16 +124,16 @@ def _name_of(module: nn.Module) -> str:
 
 
 def _around(path: str) -> list[str]:
-    """The module and what it stands in: its output projection may lie outside it."""
+    """The module and its ancestors: the output projection may be outside the module."""
     parts = path.split(".")
     return [".".join(parts[:end]) for end in range(len(parts), max(len(parts) - 2, 0), -1)]
 
 
-# -- readings that are worth trying -----------------------------------------------------------------------------------
+# -- proposing readings -----------------------------------------------------------------------------------------------
 
 
 def _readings(module: nn.Module) -> Iterator[Reading]:
-    """Readings that the names and lengths of a module's parts allow, the likeliest first."""
+    """Yield the readings that the names and shapes of a module's parts allow, most likely first."""
     heads = {value for name, value in _numbers(module) if _COUNTS.search(name.rpartition(".")[2])}
     groups = {value for name, value in _numbers(module) if re.search(r"(kv|key_value)_heads", name)}
     maps = {
@@ -149,7 +150,7 @@ def _readings(module: nn.Module) -> Iterator[Reading]:
 
 
 def _of(module: nn.Module, maps: dict[str, nn.Module], out: str, sizes: dict[str, int]) -> Iterator[Reading]:
-    """Readings with one output projection and one head count: fused maps and doubtful numbers both ways."""
+    """Readings for one output projection and one head count; ambiguous maps and numbers are tried both ways."""
     h, g, d = sizes["h"], sizes["g"], sizes["d"]
     kinds = {h * d: ["h d"], g * d: ["g d" if g != h else "h d"], 3 * h * d: ["3 h d", "h 3 d"], h: ["h"]}
     kinds |= {2 * h * d: ["2 h d", "h 2 d"], (h + 2 * g) * d: ["h d | g d | g d"] if g != h else ["3 h d", "h 3 d"]}
@@ -175,7 +176,7 @@ def _of(module: nn.Module, maps: dict[str, nn.Module], out: str, sizes: dict[str
 
 
 def _edits(upstream: type[nn.Module]) -> dict[str, str]:
-    """What to replace in a forward that takes its input's width for inner: ``B, N, C = x.shape`` names the width."""
+    """Edits for a forward that assumes inner == width; ``B, N, C = x.shape`` shows what it calls the width."""
     try:
         source = inspect.getsource(inspect.unwrap(upstream.forward))
     except (OSError, TypeError):  # a forward without Python source
@@ -188,7 +189,7 @@ def _edits(upstream: type[nn.Module]) -> dict[str, str]:
 
 
 def _attributes(module: nn.Module, sizes: dict[str, int]) -> tuple[dict[str, str], dict[str, str]]:
-    """Numbers that follow the heads: those whose name leaves no doubt, and those that may mean the width instead."""
+    """Attributes that depend on the heads: unambiguous by their name, and those that may mean the width instead."""
     h, g, d = sizes["h"], sizes["g"], sizes["d"]
     sure: dict[str, str] = {}
     doubtful: dict[str, str] = {}
@@ -211,7 +212,7 @@ def _attributes(module: nn.Module, sizes: dict[str, int]) -> tuple[dict[str, str
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """Every whole number that a module, a part of it, or its configuration holds, with its path."""
+    """Yield (path, value) of every integer in a module, its parts and its configuration."""
     for path, part in module.named_modules():
         own = vars(part).items()
         config = getattr(getattr(part, "config", None), "__dict__", {}).items()
@@ -220,16 +221,16 @@ def _numbers(module: nn.Module) -> Iterator[tuple[str, int]]:
                 yield f"{path}.{name}".lstrip("."), value
 
 
-# -- the law, on one module ---------------------------------------------------------------------------------------
+# -- testing a reading on one module ------------------------------------------------------------------------------
 
 
 class _Reached(Exception):
-    """Carries the arguments of a module's first call."""
+    """Raised from a hook to end the forward pass; carries the arguments of the module's first call."""
 
 
 @torch.no_grad()
 def _arguments(model: nn.Module, module: nn.Module) -> tuple[Any, Any]:
-    """What the model gives a module, with real tensors on the CPU in float64 in the place of any others."""
+    """The arguments that the model passes to a module, with tensors replaced by real float64 ones on the CPU."""
 
     def reached(_: nn.Module, args: Any, kwargs: Any) -> None:
         raise _Reached(args, kwargs)
@@ -261,7 +262,7 @@ def _real(value: Any) -> Any:
 
 @torch.no_grad()
 def _alone(module: nn.Module) -> nn.Module:
-    """A copy of the module with random parameters, so that zeros and constants hide nothing."""
+    """A copy of the module with random parameters, because zeros and constants could hide a wrong reading."""
     copied = copy.deepcopy(module)
     alone = (copied.to_empty(device="cpu") if any(p.is_meta for p in copied.parameters()) else copied.cpu()).double()
     generator = torch.Generator().manual_seed(0)
@@ -273,7 +274,7 @@ def _alone(module: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _holds(alone: nn.Module, reading: Reading, args: Any, kwargs: Any) -> bool:
-    """Whether more heads or units keep the module's outputs, and matter once their output columns are not zero."""
+    """Whether new heads or units keep the outputs, but change them once their output columns are non-zero."""
     try:
         sizes = sizes_of("", alone, reading)
         more = {name: 2 * size if name in "hgm" else size for name, size in sizes.items()}
@@ -286,13 +287,13 @@ def _holds(alone: nn.Module, reading: Reading, args: Any, kwargs: Any) -> bool:
         assert isinstance(weight, Tensor)
         weight.copy_(torch.randn_like(weight))
         other = _outputs(big, args, kwargs)
-    except Exception:  # a wrong reading fails in any way: in a reshape, an index, a kernel
+    except Exception:  # a wrong reading can fail in any way: in a reshape, an index, a kernel
         return False
     return _differ(same, before) < TOLERANCE < _differ(other, before)
 
 
 def _outputs(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
-    """The first tensor that a run gives: what upstream adds to the residual stream."""
+    """The first tensor of a module's output, which upstream adds to the residual stream."""
     torch.manual_seed(0)
     result = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
     while not isinstance(result, Tensor):

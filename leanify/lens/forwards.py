@@ -1,10 +1,10 @@
-"""Forwards freed from inner == width, for the upstream classes whose own forward takes one for the other.
+"""Free upstream forwards from the assumption inner == width.
 
-Upstream writes ``B, N, C = x.shape``, takes ``C // heads`` for head_dim and reshapes the concatenated heads to C. A row
-in `families` says what to replace; everything else in the forward, masks and fused kernels included, stays
-upstream's. The edit is made once a class, on the installed source, and must meet every word that it replaces: another
-version of upstream that computes something else is refused, not guessed at. `free` gives a module the freed forward by
-giving it a subclass of its own class, so that ``isinstance``, state dicts, hooks and ``deepcopy`` stay what they were.
+Upstream often writes ``B, N, C = x.shape``, takes ``C // heads`` as head_dim and reshapes the concatenated heads to C.
+A row in `families` says what to replace. Everything else in the forward, including masks and fused kernels, stays
+upstream's. The edit is made once per class, in the installed source, and every phrase to be replaced must occur there:
+a version of upstream with other code is refused rather than guessed at. `free` gives a module a subclass of its own
+class with the edited forward, so ``isinstance``, state dicts, hooks and ``deepcopy`` behave as before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Vaswani et al. 2017, eq. 1, for torch's own module, whose compiled forward insists on inner == width.
+    """Forward for torch's MultiheadAttention (Vaswani et al. 2017, eq. 1); its own requires inner == width.
 
     Shapes: query B, N, width (N, B, width unless ``batch_first``) → the same; weights B, N, M, or B, h, N, M.
     """
@@ -65,9 +65,10 @@ def gated(
     index: int = 0,
     **_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """WavLM's attention (Chen et al. 2022, eqs. 2–5): a relative bias that each head gates by its slice of the input.
+    """WavLM's attention (Chen et al. 2022, eqs. 2–5): each head gates the relative bias by its slice of the input.
 
-    Heads beyond the slices start again at the first. Shapes: hidden_states B, N, width; position_bias B·h, N, N.
+    If there are more heads than slices, slices are reused cyclically. Shapes: hidden_states B, N, width; position_bias
+    B·h, N, N.
     """
     batch, tokens, heads = *hidden_states.shape[:2], self.num_heads
     if position_bias is None:
@@ -92,7 +93,7 @@ _FORWARDS: dict[str, Callable[..., Any]] = {"multihead": multihead, "gated": gat
 
 
 def free(module: nn.Module) -> None:
-    """Give ``module`` and its parts the forwards that their rows free, in place; one that is free already stays so."""
+    """Free the forwards of ``module`` and its parts in place, where their rows say so; idempotent."""
     for part in module.modules():
         reading = reading_of(part)
         if reading and (reading.edits or reading.forward) and "freed" not in vars(type(part)):
@@ -103,19 +104,19 @@ _FREED: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _freed_class(upstream: type[nn.Module]) -> type[nn.Module]:
-    """The freed subclass of an upstream class, made once."""
+    """The freed subclass of an upstream class (cached)."""
     if upstream not in _FREED:
         _FREED[upstream] = _make(upstream, known()[f"{upstream.__module__}.{upstream.__qualname__}"][0])
     return _FREED[upstream]
 
 
 def free_as(module: nn.Module, reading: Reading) -> None:
-    """Give ``module`` the forward that ``reading`` frees, in place, whatever row its class has: to try a reading."""
+    """Free the forward of ``module`` in place by ``reading`` instead of its class's row, to try a reading."""
     module.__class__ = _make(type(module), reading)
 
 
 def _make(upstream: type[nn.Module], reading: Reading) -> type[nn.Module]:
-    """A subclass with the forward that ``reading`` frees: the first row of a class, which all its rows share."""
+    """Make the subclass with the freed forward. All rows of a class share the edits of its first row."""
     if reading.forward:
         return _subclass(upstream, {"forward": _FORWARDS[reading.forward]})
     methods = {name: _edited(upstream, name, reading.edits) for name in reading.methods}
@@ -134,7 +135,7 @@ def _subclass(upstream: type[nn.Module], methods: dict[str, Callable[..., Any]])
 
 
 def _edited(upstream: type[nn.Module], name: str, edits: Mapping[str, str]) -> Callable[..., Any]:
-    """One method of ``upstream`` with its edits, compiled beside the original."""
+    """Compile one method of ``upstream`` with its edits applied, in the original's namespace."""
     method = inspect.unwrap(getattr(upstream, name))
     source = textwrap.dedent(inspect.getsource(method))
     for old, new in edits.items():
@@ -142,7 +143,7 @@ def _edited(upstream: type[nn.Module], name: str, edits: Mapping[str, str]) -> C
     filename = f"<{upstream.__module__}.{upstream.__qualname__}.{name}, freed>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     made: dict[str, Any] = {}
-    exec(compile(source, filename, "exec"), method.__globals__, made)  # upstream's installed source, never a file's
+    exec(compile(source, filename, "exec"), method.__globals__, made)  # the installed library's source, never a file's
     freed: Callable[..., Any] = made[name]
     freed.__qualname__ = f"{upstream.__qualname__}.{name}"
     freed.__module__ = upstream.__module__

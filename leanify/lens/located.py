@@ -1,11 +1,11 @@
-"""A model with its layers found: what reading, writing, counting and measuring pass on to one another.
+"""A model with its layers located, as passed between reading, writing, counting and measuring.
 
-    Site           a module whose layout is known, with the sizes solved from its tensors
-    LocatedLayer   an attention and the MLP behind it
+    Site           a module with a known layout, and the sizes solved from its tensors
+    LocatedLayer   an attention and its MLP
     LocatedStage   one list of blocks
     LocatedModel   the model, its sites and its stages
 
-`lens.sites.locate` makes one. It describes the model as it stood then: locate again after changing modules in place.
+`lens.sites.locate` returns a LocatedModel. It is a snapshot: locate again after changing modules in place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Site:
 
 @dataclass(frozen=True)
 class LocatedLayer:
-    """One layer in a model: its attention, and the MLP behind it (the attention itself in a parallel block)."""
+    """One layer in a model: its attention and its MLP (the same site in a parallel block)."""
 
     attention: Site
     mlp: Site | None
@@ -57,7 +57,7 @@ class LocatedLayer:
 
     @property
     def width_after(self) -> int:
-        """The residual width behind the layer: what its MLP ends in, where it has one."""
+        """The residual width after the layer: its MLP's output width, or the attention's without an MLP."""
         site = self.mlp or self.attention
         ends = (part_of(site.module, p) for p, how in site.reading.columns.items() if "m" in how.split())
         return features_of(next((end for end in ends if end is not None), self.output)).outputs
@@ -77,7 +77,7 @@ class LocatedLayer:
 
 @dataclass(frozen=True)
 class LocatedStage:
-    """One stage in a model: its list (None where upstream keeps none) and the layers of each block."""
+    """One stage in a model: its list of blocks (None if upstream has no list) and the layers of each block."""
 
     name: str
     container: nn.Module | None
@@ -103,7 +103,7 @@ class LocatedStage:
 
 
 def _ends_in(last: int, width: int, block: nn.Module) -> bool:
-    """Whether a block ends in the width ``last``: by its layers, or, where it has none, by one of its norms."""
+    """Whether a block's output width is ``last``, judged by its layers, or by its norms if it has no layer."""
     if width:
         return width == last
     return any(parameter.dim() == 1 and parameter.numel() == last for parameter in block.parameters())
@@ -111,7 +111,7 @@ def _ends_in(last: int, width: int, block: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class LocatedModel:
-    """A model, every module in it that a row describes, and its stages in the order of its modules."""
+    """A model, its modules that have a row, and its stages in module order."""
 
     model: nn.Module
     sites: list[Site]
@@ -131,17 +131,17 @@ class LocatedModel:
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The modules of all blocks, in order; an attention outside any list counts as a block."""
+        """The modules of all blocks in order; an attention outside any list counts as a block."""
         return [block for block, _ in self.by_block()]
 
     def by_block(self) -> Iterator[tuple[nn.Module, list[LocatedLayer]]]:
-        """Every block, with its layers."""
+        """Yield every block with its layers."""
         for stage in self.stages:
             alone = [self.model.get_submodule(stage.name)]
             yield from zip(alone if stage.container is None else stage.container.children(), stage.blocks, strict=True)
 
     def copied_to(self, model: nn.Module) -> LocatedModel:
-        """The same layers in a copy of the model, whose lists may have lost their last blocks or repeat the last."""
+        """Locate the same layers in a copy of the model whose lists were cut, or extended by repeating the last."""
         lists = {stage.name for stage in self.stages if stage.container is not None}
         in_block: dict[str, list[Site]] = {}  # by the path of the block around; "" outside every list
         for site in self.sites:
@@ -153,7 +153,7 @@ class LocatedModel:
         return self._with(model, sites)
 
     def resized(self, sizes: Mapping[str, dict[str, int]]) -> LocatedModel:
-        """The same layers, after the sites at these paths were brought to these sizes."""
+        """The same layers with new sizes for the sites at these paths, which have been resized."""
         return self._with(self.model, [replace(site, sizes=sizes.get(site.path, site.sizes)) for site in self.sites])
 
     def _with(self, model: nn.Module, sites: list[Site]) -> LocatedModel:
@@ -162,9 +162,9 @@ class LocatedModel:
 
 
 def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
-    """(index in the stage, path there, path in ``model``) of every block of a copy; what is beyond repeats the last.
+    """Map the blocks of a copy to the original: (index in the stage, old path, path in ``model``).
 
-    Without a list nothing moves.
+    Blocks beyond the old depth map to the last one. Without a list, paths do not change.
     """
     if stage.container is None:
         return [(0, "", "")]
@@ -204,7 +204,7 @@ def within(path: str, ancestor: str) -> bool:
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """The path itself, then what it stands in, up to the model (``""``)."""
+    """The path itself, then its parents, up to the model (``""``)."""
     while path:
         yield path
         path = path.rpartition(".")[0]
@@ -221,7 +221,7 @@ def routers_of(mixture: str, sites: Iterable[Site]) -> list[Site]:
 
 @contextmanager
 def outputs_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """The outputs of ``blocks`` in the forward passes inside the context, in the order of ``blocks``."""
+    """Record the outputs of ``blocks``, in their order, for the forward passes inside the context."""
     found: list[Any] = [None] * len(blocks)
 
     def keep(index: int) -> Any:

@@ -1,4 +1,4 @@
-"""A short notation for how heads lie along one axis of a tensor.
+"""A short notation for the layout of heads along one axis of a tensor.
 
 A layout is a product of symbols and numbers, or several products joined by ``|`` (concatenated):
 
@@ -10,10 +10,10 @@ A layout is a product of symbols and numbers, or several products joined by ``|`
     "m"                hidden units of an MLP     fc1
 
     h heads   g key/value heads   d head_dim   m hidden units   l blocks   x experts, a of them active
-    u groups of experts, t of which a router chooses among (they stay, as any other letter does)
+    u groups of experts, t of which a router chooses among (constant, like any other letter)
 
-An attribute may also use ``/g`` (divided by) and ``d^-0.5`` (a power). Everything here is arithmetic on integers;
-`positions` alone makes index tensors, on the CPU, so that carrying weights is one gather and one scatter.
+An attribute may also use ``/g`` (division) and ``d^-0.5`` (power). Everything is integer arithmetic, except that
+`positions`, `picked` and `cycle` return index tensors on the CPU: copying weights is one gather and one scatter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parse(layout: str) -> tuple[tuple[str, ...], ...]:
 
 
 def symbols(layout: str) -> set[str]:
-    """The letters that a layout uses."""
+    """The symbols in a layout."""
     factors = {name for part in parse(layout) for factor in part for name in factor.strip("()").split("+")}
     return {factor.strip("/").split("^")[0] for factor in factors if not factor.isdigit()}
 
@@ -64,10 +64,10 @@ def evaluate(layout: str, sizes: Sizes) -> int | float:
 
 
 def solve(facts: list[tuple[str, int]], known: dict[str, int]) -> dict[str, int]:
-    """Sizes of all symbols, from axes of known length; ``known`` is extended until nothing more follows.
+    """Solve for the sizes of all symbols from (layout, length) facts, starting from ``known``.
 
-    A layout is linear in each symbol, so one unknown symbol in an axis is found by division; a length that does not
-    divide leaves it unknown, and an axis that contradicts what is known raises ValueError.
+    A layout is linear in each symbol, so one unknown symbol per axis is found by division. A symbol stays unknown if
+    the length is not divisible. Raises ValueError for an axis that contradicts the others.
     """
     sizes = dict(known)
     progress = True
@@ -92,11 +92,11 @@ def solve(facts: list[tuple[str, int]], known: dict[str, int]) -> dict[str, int]
 
 
 def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
-    """Which positions of an old axis go where in the new one: index vectors (from, to) of equal length.
+    """Map positions of an old axis to the new one: index vectors (from, to) of equal length.
 
-    Heads keep their number and their channels. A split (other head_dim, same inner width) keeps every channel: the
-    heads side by side are cut into heads of the new size. Positions of the new axis that are in no ``to`` belong to
-    new heads or units.
+    Heads keep their index and their channels. A split (other head_dim, same inner width) keeps every channel: the
+    concatenated heads are cut into heads of the new size. New positions that are not in ``to`` belong to new heads or
+    units.
     """
     import torch
 
@@ -119,9 +119,9 @@ def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def picked(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
-    """The positions along an axis that belong to the ``picks`` of some symbols, in the layout's order.
+    """Positions along an axis for chosen indices of some symbols, in the layout's order.
 
-    ``picks`` gives indices by symbol, such as ``{"h": [0, 2]}`` for the heads 0 and 2; other symbols stay whole.
+    ``picks`` maps symbols to indices, such as ``{"h": [0, 2]}`` for heads 0 and 2; other symbols are kept completely.
     """
     import torch
 
@@ -139,7 +139,7 @@ def picked(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
 
 
 def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
-    """For each position of the new axis the old one whose value it repeats: sizes that grew start again at zero."""
+    """For each new position, the old position whose value it repeats: indices beyond the old size wrap around."""
     import torch
 
     taken = []
@@ -156,7 +156,7 @@ def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
 
 
 def _side_by_side(grid: Tensor, pair: tuple[int, int]) -> Tensor:
-    """Heads and their channels joined into one last axis, in head-major order."""
+    """Merge heads and their channels into one last axis, in head-major order."""
     moved = grid.movedim(pair, (-2, -1))
     return moved.reshape(*moved.shape[:-2], -1)
 

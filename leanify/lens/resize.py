@@ -1,4 +1,4 @@
-"""Heads and hidden units in tensors: where a linear map keeps them, and how to bring it to another number of them."""
+"""Resize heads and hidden units in tensors: linear maps, norms, bare parameters, and the numbers that forwards read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leanify.upstream.initialise import initialise_module
 
 @dataclass(frozen=True)
 class Features:
-    """Where a linear map (or a norm) keeps its outputs and inputs."""
+    """The output and input axes of a linear map (or norm), and the attributes that hold their sizes."""
 
     outputs: int
     inputs: int
@@ -34,7 +34,7 @@ def features_of(module: nn.Module) -> Features:
     if weight.dim() == 1:
         name = "normalized_shape" if hasattr(module, "normalized_shape") else "num_features"
         return Features(weight.shape[0], weight.shape[0], 0, 0, name, name)
-    if type(module).__name__ == "Conv1D":  # transformers' transposed linear map
+    if type(module).__name__ == "Conv1D":  # transformers' Conv1D, a linear map with a transposed weight
         return Features(weight.shape[1], weight.shape[0], 1, 0, "nf", "nx")
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return Features(weight.shape[1] * module.groups, weight.shape[0], 1, 0, "out_channels", "in_channels")
@@ -44,13 +44,13 @@ def features_of(module: nn.Module) -> Features:
 
 
 def part_of(module: nn.Module, path: str) -> nn.Module | None:
-    """A submodule with weights, or None where upstream left it out or put an identity there."""
+    """The submodule at a path if it has weights; None if it is absent or an identity."""
     found = attribute_of(module, path)
     return found if isinstance(found, nn.Module) and isinstance(getattr(found, "weight", None), Tensor) else None
 
 
 def attribute_of(thing: Any, path: str) -> Any:
-    """What stands at a dotted path, or None."""
+    """The attribute at a dotted path, or None."""
     for name in path.split("."):
         if (thing := getattr(thing, name, None)) is None:
             return None
@@ -58,7 +58,7 @@ def attribute_of(thing: Any, path: str) -> Any:
 
 
 def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
-    """Solve the symbols of a reading from the shapes of its parts and the numbers that its forward reads."""
+    """Solve a reading's symbols from its parts' shapes and attributes. Raises UnsupportedModel if that fails."""
     try:
         sizes = notation.solve(_facts(module, reading), {})
     except ValueError as error:
@@ -76,7 +76,7 @@ def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
 
 
 def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
-    """(layout, length) of every axis and number that is there."""
+    """(layout, length) of every axis and attribute that exists."""
     facts: list[tuple[str, int]] = []
     for part, how in reading.rows.items():
         if (found := part_of(module, part)) is not None:
@@ -100,9 +100,9 @@ def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
 def resize(
     model: nn.Module, path: str, site: nn.Module, reading: Reading, old: notation.Sizes, sizes: notation.Sizes
 ) -> None:
-    """Bring the tensors and attributes of the module at ``path`` from old sizes to new ones, in place.
+    """Resize the tensors and attributes of the module at ``path`` in place.
 
-    What fits is carried over; new rows are initialised by upstream's initialiser, new columns are zero.
+    Existing entries are kept; new rows are initialised by upstream's initialiser, new columns are zero.
     """
     if sizes == old:
         return
@@ -113,13 +113,13 @@ def resize(
                 model, f"{path}.{part}", module, reading.rows.get(part), reading.columns.get(part), old, sizes
             )
     bare = {part: axes for part, axes in reading.tensors.items() if isinstance(attribute_of(site, part), Tensor)}
-    if bare.keys() & reading.columns.keys():  # a map without a module of its own: the matrices of experts
+    if bare.keys() & reading.columns.keys():  # matrices that are bare parameters, as those of experts
         _resize_maps(model, path, site, reading, bare, old, sizes)
     else:
         for part, layouts in reading.tensors.items():
             _resize_tensor(site, part, layouts, old, sizes)
     for part, how in reading.attributes.items():
-        if notation.symbols(how) <= sizes.keys():  # what reads another layer's keys has no groups of its own
+        if notation.symbols(how) <= sizes.keys():  # an attention that reads another layer's keys has no groups itself
             _update_attribute(site, part, how, old, sizes)
     for part in reading.clear:
         if cache := attribute_of(site, part):
@@ -139,7 +139,7 @@ def _resize_linear(
     depthwise = _is_depthwise(module)
     one_axis = (
         depthwise or features.output_axis == features.input_axis
-    )  # a norm's or a depthwise map's inputs are its outputs
+    )  # in a norm or depthwise convolution, input channels are output channels
     outputs = int(notation.evaluate(rows, new)) if rows else features.outputs
     inputs = int(notation.evaluate(columns, new)) if columns else outputs if one_axis else features.inputs
     same = (outputs, inputs) == (features.outputs, features.inputs)
@@ -175,7 +175,7 @@ def _resize_linear(
 def repeat_rows(
     old: nn.Module, new: nn.Module, reading: Reading, before: notation.Sizes, after: notation.Sizes
 ) -> None:
-    """Make what projects to new heads a copy of what projects to the old ones, again from the first one on."""
+    """Initialise the projections to new heads as copies of those to the old heads, cyclically."""
     for part, how in reading.rows.items():
         source, target = part_of(old, part), part_of(new, part)
         if source is None or target is None:
@@ -196,8 +196,8 @@ def _resize_maps(
     old: notation.Sizes,
     new: notation.Sizes,
 ) -> None:
-    """Resize linear maps that are bare tensors of their module: what fits is carried over, new inputs are zero."""
-    before = {  # the initialiser would overwrite in place what keeps its shape
+    """Resize linear maps stored as bare parameters: existing entries are kept, new inputs are zero."""
+    before = {  # upstream's initialiser works in place and would overwrite tensors that keep their shape
         name: tensor.detach() if name in tensors else tensor.detach().clone()
         for name, tensor in (*site.named_parameters(recurse=False), *site.named_buffers(recurse=False))
     }
@@ -217,7 +217,7 @@ def _resize_maps(
 
 
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:
-    """Noise with a tensor's mean and spread: it stays where upstream's initialiser does not handle a module."""
+    """Noise with a tensor's mean and standard deviation; kept if upstream's initialiser does not handle the module."""
     new = tensor.new_empty(shape)
     if tensor.is_meta or not tensor.is_floating_point():
         return new
@@ -229,14 +229,14 @@ def _is_depthwise(module: nn.Module) -> bool:
 
 
 def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of a parameter or a buffer."""
+    """Replace a parameter or buffer by a tensor."""
     value = getattr(module, name)
     parameter = isinstance(value, nn.Parameter)
     setattr(module, name, nn.Parameter(tensor, requires_grad=value.requires_grad) if parameter else tensor)
 
 
 def _in_place(how: str, old: notation.Sizes, new: notation.Sizes) -> bool:
-    """Whether the positions stay in place. Equal length is not enough: a split may reorder q, k and v."""
+    """Whether all positions stay where they are. Equal length is not enough: a split may reorder q, k and v."""
     source, target = notation.positions(how, old, new)
     return bool(torch.equal(source, target))
 
@@ -249,7 +249,7 @@ def _carry(
     old: notation.Sizes,
     new: notation.Sizes,
 ) -> None:
-    """Copy what fits from ``source`` into ``target``; new positions along the axis ``zeroed`` become zero."""
+    """Copy existing positions from ``source`` to ``target``; new positions along the axis ``zeroed`` become zero."""
     taken = source
     slots: list[tuple[int, Tensor]] = []
     for axis, how in axes.items():
@@ -266,7 +266,7 @@ def _carry(
 
 
 def _put(target: Tensor, slots: list[tuple[int, Tensor]], values: Tensor) -> None:
-    """Write ``values`` at the product of these positions, axis by axis: indices of all elements would not fit."""
+    """Write ``values`` at the product of these positions, axis by axis; an index per element would not fit."""
     if not slots:
         target.copy_(values)
         return
@@ -281,9 +281,9 @@ def _put(target: Tensor, slots: list[tuple[int, Tensor]], values: Tensor) -> Non
 def _resize_tensor(
     module: nn.Module, path: str, layouts: tuple[str, ...], old: notation.Sizes, new: notation.Sizes
 ) -> None:
-    """Resize a bare per-head parameter or buffer: new heads repeat the values of the old ones, drawn alike by upstream.
+    """Resize a bare per-head parameter or buffer; new heads repeat the old heads' values cyclically.
 
-    A tuple or list of lengths counts as a tensor's shape.
+    A tuple or list of lengths is treated as a tensor's shape.
     """
     owner_path, _, name = path.rpartition(".")
     owner = attribute_of(module, owner_path) if owner_path else module
@@ -305,7 +305,7 @@ def _length(how: str, length: int, sizes: notation.Sizes) -> int:
 
 
 def _update_attribute(module: nn.Module, path: str, how: str, old: notation.Sizes, new: notation.Sizes) -> None:
-    """Bring a number in line with new sizes; a configuration is copied first, for its owner alone."""
+    """Update a number for the new sizes; a configuration is first copied, because other modules share it."""
     owner_path, _, name = path.rpartition(".")
     owner = attribute_of(module, owner_path) if owner_path else module
     value = getattr(owner, name, None)

@@ -1,7 +1,7 @@
-"""Find where a model keeps its layers: attentions and MLPs, in blocks, in stages.
+"""Locate a model's layers: attentions and MLPs, in blocks, in stages.
 
-Rows of `families` say what an attention or an MLP looks like inside. Where the blocks stand is not written down: a
-block is the innermost entry of a list that holds an attention and other weights.
+Rows in `families` describe the inside of an attention or MLP. The position of blocks needs no table: a block is the
+innermost list entry that contains an attention and other weights.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from leanify.upstream.spelling import experts_per_token
 
 
 def locate(model: nn.Module) -> LocatedModel:
-    """Every stage of the model, in the order in which its modules stand.
+    """Locate every stage of the model, in module order.
 
-    Raises UnsupportedModel where there is no attention, or one that no row describes and no trial explains.
+    Raises UnsupportedModel if there is no attention, or one without a row that cannot be read by trial either.
     """
     sites = _known_sites(model)
     attentions = [site for site in sites if site.reading.is_attention]
@@ -39,13 +39,13 @@ def locate(model: nn.Module) -> LocatedModel:
 
 
 def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
-    """The MLPs that end in the residual width."""
+    """The MLPs whose output is the residual stream."""
     by_path = {site.path: site for site in attentions}
     return [site for site in sites if site.reading.is_mlp and not _serves_attention(site, by_path)]
 
 
 def _serves_attention(mlp: Site, attentions: dict[str, Site]) -> bool:
-    """Whether an MLP inside an attention makes something else than the residual stream: a table of positions."""
+    """Whether an MLP inside an attention computes something other than the residual stream, as a position table."""
     around = next((attentions[p] for p in ancestors(mlp.path) if p in attentions and p != mlp.path), None)
     ends = (part_of(mlp.module, path) for path, how in mlp.reading.columns.items() if "m" in how)
     last = next((end for end in ends if end is not None), None)
@@ -56,7 +56,7 @@ def _serves_attention(mlp: Site, attentions: dict[str, Site]) -> bool:
 
 def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> LocatedStage:
     block, first = next(iter(attentions.items()))
-    if name == first[0].path:  # an attention outside any list with a depth to trade
+    if name == first[0].path:  # an attention outside any list of blocks
         return LocatedStage(name, None, [_layers(first, [m for m in mlps if within(m.path, block)])])
     container = model.get_submodule(name)
     depth = name.count(".") + 2 if name else 1
@@ -68,9 +68,9 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
 
 
 def _layers(attentions: list[Site], mlps: list[Site]) -> list[LocatedLayer]:
-    """Pair the attentions of a block with its MLPs: one each, or the last attention takes the only MLP.
+    """Pair a block's attentions with its MLPs: one each, or the last attention takes the only MLP.
 
-    Where a mixture of experts stands beside a dense MLP or a shared expert, the mixture is the block's MLP.
+    If a block has a mixture of experts and a dense MLP or a shared expert, the mixture counts as its MLP.
     """
     mlps = [mlp for mlp in mlps if "x" in mlp.sizes] or mlps
     if len(mlps) > len(attentions):
@@ -83,9 +83,9 @@ def _layers(attentions: list[Site], mlps: list[Site]) -> list[LocatedLayer]:
 
 
 def sites_of(model: nn.Module) -> list[Site]:
-    """Every module that a row describes; the experts of a mixture are read as one.
+    """Every module with a row; the experts of a mixture are read as one.
 
-    Raises UnsupportedModel where a row says why it cannot be redesigned.
+    Raises UnsupportedModel with the reason in a row that refuses its class.
     """
     sites = []
     active = experts_per_token(model)
@@ -99,7 +99,7 @@ def sites_of(model: nn.Module) -> list[Site]:
             raise UnsupportedModel(f"{name_of(model)} cannot be redesigned: {reading.refused} ({path or 'the model'})")
         sizes = {} if reading.kept else sizes_of(path, module, reading)
         if reading.is_mlp and not reading.is_attention and "m" not in sizes:
-            continue  # a block that was built without its MLP
+            continue  # a block built without an MLP
         if reading.is_mlp and "x" in sizes:
             mixtures.add(path)
             sizes["a"] = active
@@ -118,9 +118,9 @@ _HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"
 
 
 def _known_sites(model: nn.Module) -> list[Site]:
-    """Every module that a row describes, or that a trial explains now.
+    """Every module with a row, or read by trial now.
 
-    An attention that no row describes must not go unnoticed: it would keep its heads in silence.
+    Raises UnsupportedModel for an unknown attention, which would otherwise silently keep its heads.
     """
     sites = sites_of(model)
     learned = False
@@ -137,7 +137,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
 
 
 def _with_learned_mlps(model: nn.Module, sites: list[Site]) -> list[Site]:
-    """The sites, and the MLPs found by trial beside attentions that were, in blocks without one that is known."""
+    """The sites plus MLPs read by trial, for blocks whose attention was read by trial and that have no known MLP."""
     names = {reading.name for reading in families.learned()}
     tried: set[type[nn.Module]] = set()
     for attention in [site for site in sites if site.reading.name in names and site.reading.is_attention]:
@@ -154,7 +154,7 @@ def _with_learned_mlps(model: nn.Module, sites: list[Site]) -> list[Site]:
 
 
 def _unknown_attention(model: nn.Module, sites: list[Site]) -> str | None:
-    """The path of an attention that no row describes, if there is one."""
+    """The path of an attention without a row, if there is one."""
     claimed = {site.path for site in sites if site.reading.is_attention or site.reading.kept}
     around = {path for site in claimed for path in ancestors(site)}
     for path, module in model.named_modules():
@@ -167,7 +167,7 @@ def _unknown_attention(model: nn.Module, sites: list[Site]) -> str | None:
 
 
 def _projects(module: nn.Module) -> bool:
-    """Whether a module has at least three linear maps of its own, as queries, keys and values need."""
+    """Whether a module directly has at least three linear maps, as queries, keys and values need."""
     return sum(isinstance(child, (nn.Linear, nn.modules.conv._ConvNd)) for child in module.children()) >= 3
 
 
@@ -175,8 +175,10 @@ def _projects(module: nn.Module) -> bool:
 
 
 def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[tuple[str, str]]:
-    """(list, block) around each attention. Where no list has a depth to trade, its own path stands for the list, and
-    for the block too unless it is the last attention there, which takes the block's MLP.
+    """(list, block) of each attention.
+
+    If there is no list of blocks, the attention's own path stands for the list, and also for the block, unless it is
+    the last attention there, which takes the block's MLP.
     """
     finder = _BlockFinder(
         model,
@@ -192,9 +194,9 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
         in_list.setdefault(container, set()).add(block)
     pairs = []
     for path, (container, block) in zip((a.path for a in attentions), found, strict=True):
-        if block in around_lists:  # a stage around lists of blocks is no block
+        if block in around_lists:  # a stage that contains lists of blocks is not a block itself
             pairs.append((path, path))
-        elif len(in_list[container]) == 1 < len(list(model.get_submodule(container).children())):  # no depth to trade
+        elif len(in_list[container]) == 1 < len(list(model.get_submodule(container).children())):  # no list of blocks
             pairs.append((path, block if last[block] == path else path))
         else:
             pairs.append((container, block))
@@ -203,7 +205,7 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
 
 @dataclass(frozen=True)
 class _BlockFinder:
-    """Finds the list of blocks around an attention. ``around_mlps`` holds every path with an MLP below it."""
+    """Finds the list of blocks around an attention. ``around_mlps`` is the set of paths that contain an MLP."""
 
     model: nn.Module
     attentions: set[str]
@@ -211,14 +213,14 @@ class _BlockFinder:
     around_mlps: set[str]
 
     def around(self, attention: Site) -> tuple[str, str]:
-        """(list, block): the innermost list entry that holds an MLP too; else the attention itself, twice.
+        """Return (list, block): the innermost list entry that also contains an MLP; else the attention's path twice.
 
-        The MLP, or whatever else has weight matrices and is no attention, tells a list of blocks from a list inside a
-        block (parallel attentions, T5's sublayers).
+        An MLP, or anything else with weight matrices that is not an attention, distinguishes a list of blocks from a
+        list inside a block (parallel attentions, T5's sublayers).
         """
-        inner: tuple[str, str] | None = None  # a list entry with an attention and nothing else
+        inner: tuple[str, str] | None = None  # a list entry with only an attention
         whole = next((path for path in ancestors(attention.path) if path in self.mlps), attention.path)
-        for block in ancestors(whole):  # where a row describes a whole block, the lists inside it are none of blocks
+        for block in ancestors(whole):  # if a row describes a whole block, lists inside it are not lists of blocks
             container, _, index = block.rpartition(".")
             around = self.model.get_submodule(container)
             if not isinstance(around, (nn.ModuleList, nn.Sequential)) or not index.isdigit():
@@ -232,7 +234,7 @@ class _BlockFinder:
         return inner or (attention.path, attention.path)
 
     def _around_sublayers(self, container: str, block: str) -> tuple[str, str]:
-        """One step out where the list is itself a block: DaViT's Sequential of two unlike layers, in a list."""
+        """Move one step out if the list is itself a block, as DaViT's Sequential of two different layers."""
         layers = self.model.get_submodule(container)
         outer, _, index = container.rpartition(".")
         if type(layers) is not nn.Sequential or not index.isdigit():

@@ -1,10 +1,10 @@
-"""The lens: `read` a model's shape, `write` another one into it, `grow` its heads.
+"""`read` a model's shape, `write` another one into it, `grow` its heads.
 
-Laws (the test suite holds every family against them):
+Laws, which the tests check for every family:
 
     read(write(m, a)) == a
-    write(m, read(m)) changes nothing, bit for bit
-    a model grown with zero output columns computes what the old one did
+    write(m, read(m)) computes the same as m, bit for bit
+    a model grown with zero output columns computes the same as before
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ Sizes = dict[str, int]
 
 
 def read(model: nn.Module) -> Architecture:
-    """The shape of any timm or transformers module, taken from its tensors.
+    """Read the shape of any timm or transformers module from its tensors.
 
-    Raises UnsupportedModel where there is no attention, or one whose layout is not known.
+    Raises UnsupportedModel if there is no attention, or one whose layout is unknown.
     """
     return locate(model).architecture
 
 
 def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep") -> nn.Module:
-    """A new model of the given shape; ``model`` stays untouched.
+    """Return a new model with the given shape; ``model`` is not changed.
 
-    ``weights="keep"`` carries over what fits: the first blocks, the first heads, the first hidden units. New heads and
-    units are initialised by upstream's initialiser and their output columns are zero, so that a grown model computes
-    what the old one did. ``weights="fresh"`` initialises the whole model by upstream's own initialiser.
+    ``weights="keep"`` keeps the first blocks, heads and hidden units. New heads and units are initialised by upstream's
+    initialiser with zero output columns, so that a grown model computes the same as before. ``weights="fresh"``
+    initialises the whole model by upstream's initialiser.
 
-    Raises ShapeError where the architecture has other stages, other widths, or heads that break key/value groups.
+    Raises ShapeError if the architecture has other stages or widths, or heads that break key/value groups.
     """
     return write_located(locate(model), architecture, weights).model
 
 
 @torch.no_grad()
 def write_located(located: LocatedModel, architecture: Architecture, weights: Weights = "keep") -> LocatedModel:
-    """`write` for a model that is located already; where the layers of the new one stand follows from the old one."""
+    """`write` for a located model; returns the new model located, without searching it again."""
     old = located.architecture
     cut, sizes = at_new_depth(located, architecture)
     for path in sizes:
@@ -70,9 +70,9 @@ def write_located(located: LocatedModel, architecture: Architecture, weights: We
 
 
 def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
-    """A copy with every list at its new depth, and the sizes that its sites are to be brought to, by path.
+    """Return a copy with every list at its new depth, and path → new sizes for its sites, which are not resized yet.
 
-    Raises ShapeError where the model cannot take the shape.
+    Raises ShapeError if the model cannot have this shape.
     """
     _check(located.architecture, architecture)
     _check_constants(located, architecture)
@@ -84,13 +84,14 @@ def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[Loc
 
 
 def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int | None = None) -> nn.Module:
-    """More heads at constant head_dim, outputs unchanged: the output columns of new heads are zero.
+    """Return a copy with more heads at constant head_dim and unchanged outputs (new output columns are zero).
 
-    ``heads`` is the new number (one for every stage that a redesign changes, or one a stage); ``factor`` multiplies the
-    heads of every stage. Under grouped-query attention whole key/value groups grow.
+    ``heads`` is the new number, one for all stages that a redesign changes or one per stage; ``factor`` multiplies the
+    heads of every stage. Under grouped-query attention, whole key/value groups are added.
 
-    A norm over all heads gives the old heads what it gave before only where its mean and variance stay: new heads are
-    copies of the old ones there, equally many of each. Raises UnsupportedModel where the new number is no multiple.
+    A norm over all heads leaves the old heads unchanged only if its mean and variance stay the same. There, new heads
+    are copies of the old ones, equally many of each; UnsupportedModel is raised if the new number is not a multiple.
+    Raises ShapeError for fewer heads than before, or heads that break key/value groups.
     """
     located = locate(model)
     shape = located.architecture.grown(heads, factor)
@@ -107,7 +108,7 @@ def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int
 
 
 def _norm_over_heads(attention: Site, heads: int) -> bool:
-    """Whether a norm runs over all heads. Raises UnsupportedModel where ``heads`` is no multiple of theirs."""
+    """Whether a norm runs over all heads. Raises UnsupportedModel if ``heads`` is not a multiple of the old number."""
     old = attention.sizes["h"]
     for part in attention.reading.mixing:
         if part_of(attention.module, part) is not None:
@@ -121,7 +122,7 @@ def _norm_over_heads(attention: Site, heads: int) -> bool:
     return False
 
 
-# -- what cannot be written ---------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------------
 
 
 def _check(old: Architecture, new: Architecture) -> None:
@@ -165,7 +166,7 @@ def _check_layer(where: str, old: Layer, new: Layer) -> None:
 
 
 def _check_constants(located: LocatedModel, new: Architecture) -> None:
-    """Refuse a change of what upstream made tables for at construction (rotary positions for one head_dim)."""
+    """Refuse to change a size for which upstream made tables at construction (rotary positions for one head_dim)."""
     sites = [site for site in located.sites if site.reading.constant]
     pairs = zip(located.architecture.stages, new.stages, strict=True)
     blocks = ((b.blocks[min(i, b.depth - 1)], block) for b, a in pairs for i, block in enumerate(a.blocks))
@@ -180,7 +181,7 @@ def _check_constants(located: LocatedModel, new: Architecture) -> None:
 
 
 def _check_ends(located: LocatedModel, new: Architecture) -> None:
-    """Refuse to drop a last block that widens what follows it (MViTv2's do so in their MLP)."""
+    """Refuse to drop a last block that widens the stream (as in MViTv2), because the next stage needs that width."""
     for found, stage in zip(located.stages, new.stages, strict=True):
         if stage.depth < min(found.least, len(found.blocks)):
             raise ShapeError(
@@ -220,9 +221,9 @@ def _check_router(mixture: Site, wanted: Layer, routers: list[Site]) -> None:
 
 
 def _cut(located: LocatedModel, architecture: Architecture) -> LocatedModel:
-    """A copy with every list at its new depth, layers unchanged: the first blocks stay, the last one is repeated.
+    """A copy with every list at its new depth: the first blocks are kept, the last one is repeated if needed.
 
-    Dropped blocks are not copied: they may be most of the model.
+    Dropped blocks are not copied, because they may be most of the model.
     """
     depths = {stage.name: stage.depth for stage in architecture.stages}
     dropped = [block for stage in located.stages for block in _children(stage)[depths[stage.name] :]]
@@ -244,7 +245,7 @@ def _children(stage: LocatedStage) -> list[nn.Module]:
 
 
 def _tie(new: nn.Module, old: nn.Module) -> None:
-    """Tie again, in place, what was one parameter under several names, where the new shapes agree."""
+    """Tie parameters in place that were tied in the old model, if their new shapes agree."""
     names: dict[int, list[str]] = {}
     for name, parameter in old.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -260,7 +261,7 @@ def _tie(new: nn.Module, old: nn.Module) -> None:
 
 
 def _layer_sizes(located: LocatedModel, architecture: Architecture) -> dict[str, Sizes]:
-    """The new sizes of every attention and MLP, by path."""
+    """Path → new sizes, for every attention and MLP."""
     sizes: dict[str, Sizes] = {}
     for layer, wanted in zip(located.layers, architecture.layers(), strict=True):
         symbols = {"h": wanted.heads, "g": wanted.kv_heads, "d": wanted.head_dim, "m": wanted.mlp}
@@ -272,7 +273,7 @@ def _layer_sizes(located: LocatedModel, architecture: Architecture) -> dict[str,
 
 
 def _table_sizes(located: LocatedModel, of_layers: dict[str, Sizes]) -> dict[str, Sizes]:
-    """The new sizes of every table outside the attentions, by path.
+    """Path → new sizes, for every table outside the attentions.
 
     A per-head table belongs to its enclosing attention, otherwise to every attention under the nearest common parent.
     A table of blocks belongs to the list inside its module, a router to the mixture beside it.

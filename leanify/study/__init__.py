@@ -1,8 +1,9 @@
-"""Studies: does trading depth for heads pay, on the user's own data?
+"""Studies: does trading depth for heads pay off on the user's own data?
 
-`designs` finds and prices what is compared, `plan` is the study as a value, `folder` the same on disk; `warm_start` is
-what runs begin with, `worker` one run, `runner` many, `engines` who starts them; `values` and `results` are what was
-found, by `statistics`; `efficiency`, `measure` and `forecast` what it costs, `report` a page.
+`designs` finds and prices the designs to compare, `plan` is a study as a value, `folder` its directory on disk.
+`warm_start` writes initial weights, `worker` executes one run, `runner` many, `engines` schedules them. `values` and
+`results` hold the findings, computed with `statistics`; `efficiency`, `measure` and `forecast` cover costs; `report`
+writes the page.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from leanify.study.tournament import field_of
 from leanify.training.preparation import trainable
 from leanify.upstream.wall import wall
 
-ALONE = "digits-study"  # the built-in recipe of a study that is not told what of
+ALONE = "digits-study"  # the default recipe
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL), 3, "0.5"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a study; None is the default, or what a study that is gone on with has already."""
+    """The arguments of a study; None means the default, or the existing study's value when one is continued."""
 
     recipe: str | Path | Recipe | None = None
     target_params: float | int | str | None = None
@@ -50,7 +51,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise RecipeError(f"--jobs {self.jobs} is below 1")
+            raise RecipeError(f"--jobs must be at least 1, not {self.jobs}")
 
     @property
     def usual_seeds(self) -> int:
@@ -58,7 +59,7 @@ class Request:
 
     @property
     def study(self) -> StudyFolder | None:
-        """The study that is gone on with."""
+        """The existing study to continue, if ``recipe`` is its folder."""
         known = not isinstance(self.recipe, Recipe) and self.recipe is not None and is_study(self.recipe)
         return StudyFolder(Path(str(self.recipe))) if known else None
 
@@ -82,16 +83,26 @@ def compare(
     retry: bool = False,
     measure: bool = True,
 ) -> Study:
-    """Train every design with every seed, and say what came of it: the study that ``leanify compare`` prints.
+    """Train every design with every seed, and return the study that ``leanify compare`` prints.
 
-    ``recipe`` is what `leanify.train` takes, or a study's folder, which goes on; by default a study of the built-in
-    digits. ``output`` is the study's folder. Runs that have ended in it are never run again, so the same call goes on
-    where it was interrupted, and one with more seeds or designs adds them. ``seeds`` is their number, or their list.
-    ``tournament`` designs of the budget are tried and three of them trained to the end; ``more`` adds so many designs
-    to a study, those that would teach most. ``weights`` names a trained model of the recipe's shape that all designs
-    start from, ``teacher`` one that all of them learn from, too.
-    ``jobs`` runs at a time share this machine; ``engine`` is ``"slurm"``, ``"ray"``, or anything with a ``submit``
-    like that of `concurrent.futures`. Raises LeanifyError.
+    recipe         what `leanify.train` takes, or a study's folder to continue it; default: a study on the digits
+    output         the study's folder. Finished runs in it are not repeated, so the same call resumes an interrupted
+                   study, and a call with more seeds or designs adds them
+    target_params  the parameter budget: a share of the baseline (default 0.5) or a count
+    seeds          the number of seeds, or a list of them
+    designs        names, lean directories or shapes (`study.designs`); default: baseline, lean, control
+    sweep          values per axis; every combination becomes a design
+    margin         the non-inferiority margin in the metric's unit; default: the task's
+    tournament     try this many designs within the budget and train the best three to the end
+    more           add this many designs, those expected to be most informative about all others
+    weights        a trained model of the recipe's shape from which all designs start
+    teacher        a model from which all designs are distilled
+    jobs           runs at a time on this machine
+    engine         ``"local"``, ``"slurm"``, ``"ray"``, or an object with ``submit`` as in `concurrent.futures`
+    retry          run failed runs again
+    measure        measure latency, throughput and memory of the designs at the end
+
+    Raises LeanifyError.
     """
     request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament, more)
     request = replace(request, weights=weights, teacher=teacher)
@@ -109,7 +120,7 @@ def compare(
 
 
 def planned(request: Request) -> StudyPlan:
-    """A study as a value: everything resolved and priced, nothing written. Raises LeanifyError."""
+    """Resolve and price a study without writing anything. Raises LeanifyError."""
     old = request.study.plan if request.study is not None else None
     chosen = ALONE if request.recipe is None else request.recipe
     settings = list(request.settings)
@@ -118,7 +129,7 @@ def planned(request: Request) -> StudyPlan:
     value = training.resolve(chosen if old is None else old.recipe, settings)
     trainable(value)
     if request.margin is not None and not request.margin > 0:
-        raise RecipeError(f"--margin {request.margin:g} is not a margin: it is the loss that is acceptable, above 0")
+        raise RecipeError(f"--margin must be above 0, the acceptable loss in the metric's unit; not {request.margin:g}")
     budget = request.target_params if request.target_params is not None else BUDGET if old is None else old.budget
     seeds = request.seeds if request.seeds is not None else request.usual_seeds if old is None else old.seeds
     names = request.designs if request.designs is not None else DESIGNS if old is None else ()
@@ -144,12 +155,12 @@ def planned(request: Request) -> StudyPlan:
 
 
 def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tuple[PlannedDesign, ...]:
-    """What is asked for by name, by a sweep, by a tournament, or as what would teach most."""
+    """The requested designs: by name and sweep, by a tournament, or as the most informative ones."""
     if request.tournament is not None and (request.designs is not None or request.sweep):
-        raise RecipeError("--tournament chooses its designs itself: leave out --designs and --sweep")
+        raise RecipeError("--tournament chooses its own designs; it cannot be combined with --designs or --sweep")
     if request.more is not None:
         if request.study is None:
-            raise RecipeError("--more adds designs to a study: name its folder, leanify compare STUDY --more 4")
+            raise RecipeError("--more adds designs to an existing study: leanify compare STUDY --more 4")
         return telling(study_of(request.study), designer, request.more)
     if request.tournament is not None:
         return field_of(designer, request.tournament)
@@ -157,7 +168,7 @@ def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tupl
 
 
 def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign, ...]:
-    """The designs of the study's budget that would teach most about all others, by its surface."""
+    """``count`` designs within the study's budget that are most informative about the others, by its surface."""
     from leanify.study.surface import of_grid, surface_of
 
     surface = surface_of(study)
@@ -172,9 +183,10 @@ def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign
 
 
 def folder_of(request: Request, output: str | Path | None = None, here: bool = False) -> StudyFolder:
-    """The study's folder, made with the plan or grown by it. Raises RecipeError where it holds another study.
+    """Create the study's folder, or extend an existing one. Raises RecipeError if it contains a different study.
 
-    ``here``: this machine shall run it. What it has no memory for is refused before anything is written.
+    ``here`` means that this machine will run it; then too many jobs for its memory raise RecipeError before anything is
+    written.
     """
     path = Path(output) if output is not None else new_folder(request)
     folder = request.study or (StudyFolder(path) if is_study(path) else None)
@@ -185,21 +197,19 @@ def folder_of(request: Request, output: str | Path | None = None, here: bool = F
         runner.check_jobs(plan, request.jobs)
     if folder is None:
         return StudyFolder.create(path, plan)
-    if plan != folder.plan:  # a study that is gone on with is joined already
+    if plan != folder.plan:  # a continued study has been joined above
         folder.replan(plan)
     return folder
 
 
 def located(source: str | Path) -> str:
-    """A SOURCE with weights, as the runs of a study find it from anywhere. Raises SourceError where it has none."""
+    """Make the path of a SOURCE absolute, for runs in any directory. Raises SourceError if it has no weights."""
     from leanify.sources import find
     from leanify.sources.tensors import CHECKPOINTS
 
     path = Path(source).expanduser()
     if not (path.suffix in CHECKPOINTS and path.is_file()) and find.find(source).weights is None:
-        raise SourceError(
-            f"{source} names a model without weights: give a run, a directory or a checkpoint that has some"
-        )
+        raise SourceError(f"{source} has no weights; name a run, a checkpoint, or a directory with weights")
     return str(path.absolute()) if path.exists() else str(source)
 
 
@@ -208,12 +218,12 @@ def title_of(recipe: str | Path | Recipe) -> str:
 
 
 def new_folder(request: Request) -> Path:
-    """studies/NAME"""
+    """The default folder: studies/NAME."""
     return Path("studies") / title_of(ALONE if request.recipe is None else request.recipe)
 
 
 def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
-    """Bring every run that has not ended to its end; of a tournament those of its finalists."""
+    """Train every run that has not ended; in a tournament, first reduce the field to its finalists."""
     warm_start.prepare(folder)
     if folder.plan.tournament:
         tournaments.play(folder, engine, on_end)
@@ -223,7 +233,7 @@ def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None]
 
 
 def measure_costs(folder: StudyFolder) -> None:
-    """Measure what the designs cost, where one of them has not been measured yet."""
+    """Measure the designs' costs, unless all of them have been measured."""
     from leanify.study.measure import measure
 
     study = study_of(folder)
@@ -237,7 +247,7 @@ def measure_costs(folder: StudyFolder) -> None:
 
 
 def finished(folder: StudyFolder) -> Study:
-    """The study as it stands, with ``results.json`` brought up to date."""
+    """Return the study's current results and update ``results.json``. Raises DirectoryError for a damaged file."""
     study = study_of(folder)
     with wall(f"a file of {folder.path} is damaged", DirectoryError):
         found = study.to_json()

@@ -1,13 +1,13 @@
-"""The designs of a study: by name, as a directory, as a grid, or written out; each with its exact prices.
+"""The designs of a study, by name, directory, grid or explicit shape, with exact prices.
 
-baseline, lean, control    what `redesign` says of the recipe's own model under the budget
-depth-only                 layers dropped until the budget is met; heads and MLP untouched
-mlp-only                   the MLP narrowed until the budget is met; depth and heads untouched
-wide-heads                 lean's inner width by wider heads instead of more of them
-split                      more heads of the same inner width
-front:N                    the N best-ranked designs that spend the budget to within 3 %
+baseline, lean, control    from `redesign` of the recipe's model under the budget
+depth-only                 drop layers to meet the budget; heads and MLP unchanged
+mlp-only                   narrow the MLP to meet the budget; depth and heads unchanged
+wide-heads                 lean's inner width from wider heads instead of more heads
+split                      more heads at the same inner width
+front:N                    the N best-ranked designs that use at least 97 % of the budget
 DIR                        the shape of a lean directory
-name=depth:7,heads:18,mlp:1536    a shape; what it does not name stays the baseline's; one a stage by 4/4/8/2
+name=depth:7,heads:18,mlp:1536    an explicit shape; omitted sizes stay the baseline's; 4/4/8/2 gives one per stage
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AXES = ("depth", "heads", "head_dim", "mlp")
 
 @dataclass
 class Designer:
-    """Finds and prices designs of a recipe's model under a budget; prices are asked for when they are needed."""
+    """Finds and prices designs of a recipe's model under a budget; prices are computed when first needed."""
 
     recipe: Recipe
     budget: str
@@ -49,13 +49,13 @@ class Designer:
     _file: Path = field(init=False)
 
     def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
-        """The designs that are named, then the grid's; ranked. Raises LeanifyError for a name that means nothing."""
+        """The named designs, then the grid's, with ranks. Raises LeanifyError for an unknown or duplicate name."""
         found = self.priced(lambda: [*self._all_named(names), *(self.shaped(*shape) for shape in grid(sweep))])
         _check_names([design.name for design in found])
         return ranked(tuple(found))
 
     def priced(self, make: Callable[[], Iterable[PlannedDesign]]) -> list[PlannedDesign]:
-        """What ``make`` makes, while the recipe lies in a file, as `redesign` takes it."""
+        """Call ``make`` while the recipe exists as a file, which `redesign` needs as its source."""
         with tempfile.TemporaryDirectory() as folder:
             self._file = Path(folder) / "recipe.toml"
             self._file.write_text(self.recipe.to_toml(), encoding="utf-8")
@@ -66,7 +66,7 @@ class Designer:
             yield from self.named(name)
 
     def named(self, name: str) -> Iterator[PlannedDesign]:
-        """One design, or several for ``front:N``."""
+        """Yield the design of this name; several for ``front:N``. Raises ShapeError for an unknown name."""
         if name == BASELINE:
             yield self.planned(name, self.baseline)
         elif name in alternatives.NAMES:
@@ -81,13 +81,13 @@ class Designer:
         else:
             known = ", ".join([*alternatives.NAMES, "front:N"])
             raise ShapeError(
-                f'{name!r} is not a design: give {known}, a lean directory, or a shape, "name=depth:7,heads:18"'
+                f'{name!r} is not a design; name {known}, a lean directory, or a shape such as "name=depth:7,heads:18"'
             )
 
     # -- prices -------------------------------------------------------------------------------------------------------
 
     def asked(self, **request: Any) -> Plan:
-        """`redesign` of the recipe's model."""
+        """Call `redesign` on the recipe's model."""
         tokens = None if self.recipe.data is None else self.recipe.data.length
         plan = redesign(self._file, tokens=tokens, **request)
         self.tokens, self.baseline_macs = plan.tokens, plan.baseline.macs
@@ -95,12 +95,12 @@ class Designer:
 
     @cached_property
     def plan(self) -> Plan:
-        """Under the budget."""
+        """The plan under the study's budget."""
         return self.asked(target_params=self.budget)
 
     @cached_property
     def unpressed(self) -> Plan:
-        """The plan, or where nothing is within its budget one of the recipe's model as it stands."""
+        """`plan`, or a plan without a budget if no design meets it, so that the baseline is always priced."""
         try:
             return self.plan
         except BudgetError:
@@ -110,12 +110,12 @@ class Designer:
 
     @property
     def baseline(self) -> Design:
-        """The recipe's model as it stands; no budget is too small for it."""
+        """The recipe's own model, unchanged."""
         return self.unpressed.baseline
 
     @cached_property
     def unshaped(self) -> Architecture:
-        """Of the recipe's source, before the recipe shapes it."""
+        """The architecture of the recipe's source, before the recipe reshapes it."""
         return surgery.read(find.build_on_meta(self.source))
 
     @cached_property
@@ -129,11 +129,14 @@ class Designer:
         return self.planned(name, self.asked(**pins, min_depth=1, min_mlp=0).chosen)
 
     def directory(self, path: Path) -> PlannedDesign:
-        """The shape of a lean directory, drawn anew by each seed; another model than the recipe's starts as it is."""
+        """A lean directory's shape, initialised by each run's seed; if it is of another model, that model itself.
+
+        Raises LeanifyError if its inputs or outputs differ from the recipe's model.
+        """
         found = find.find(path)
         model = find.build_on_meta(found)
-        ours = find.build_on_meta(find.find(self._file))
-        _check_task(path, _signature(model), _signature(ours))
+        own = find.build_on_meta(find.find(self._file))
+        _check_task(path, _signature(model), _signature(own))
         shape = surgery.read(model)
         alike = (found.origin.library, found.origin.name) == (self.source.origin.library, self.source.origin.name)
         section = self.section(shape) if alike else ModelSection(str(path.absolute()))
@@ -147,7 +150,7 @@ class Designer:
         return PlannedDesign(path.name, section, depth, heads, head_dim, mlp, *costs)
 
     def score(self, shape: Architecture) -> float | None:
-        """What the ranking says of a shape; None where its stages are not those of the recipe's model."""
+        """The ranking's score of a shape (lower is better); None if its stages differ from the recipe's model."""
         prices = self.unpressed.prices
         primaries = [stage.primary for stage in shape.stages]
         if len(primaries) != len(prices.architecture.stages) or any(primaries[i] is None for i in prices.turned):
@@ -161,7 +164,7 @@ class Designer:
         return designer(prices)(priced(prices, designs)).score
 
     def design(self, candidate: Candidate) -> Design:
-        """A candidate of the plan's price list, with all that is known of it."""
+        """The full design of a candidate in the plan's price list."""
         return designer(self.plan.prices)(candidate)
 
     def planned(self, name: str, design: Design) -> PlannedDesign:
@@ -172,7 +175,7 @@ class Designer:
         return PlannedDesign(name, section, depth, heads, head_dim, mlp, *costs)
 
     def section(self, wanted: Architecture) -> ModelSection:
-        """[model] of the recipe with another shape. Raises ShapeError where a recipe cannot say it."""
+        """The recipe's [model] section with another shape. Raises ShapeError if a recipe cannot express it."""
         primaries = [(stage.depth, stage.primary) for stage in wanted.stages]
         every = range(len(wanted.stages))
         for stages in (every, wanted.varied, self.unshaped.varied):
@@ -188,14 +191,14 @@ class Designer:
             section = replace(self.recipe.model, **sizes)
             if section.shape(self.unshaped) == wanted:
                 return section
-        raise ShapeError(f"a recipe cannot say this shape: {wanted}")
+        raise ShapeError(f"a recipe cannot express this shape: {wanted}")
 
 
-# -- reading what was typed -----------------------------------------------------------------------------------------
+# -- command line ---------------------------------------------------------------------------------------------------
 
 
 def split_names(texts: Iterable[str]) -> list[str]:
-    """``baseline,lean,a=depth:4,heads:8,b=mlp:64`` → one entry a design: a shape's own commas belong to it."""
+    """Split ``baseline,lean,a=depth:4,heads:8,b=mlp:64`` into one entry per design; commas within a shape are kept."""
     names: list[str] = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         if names and part.split(":")[0] in AXES and "=" in names[-1]:
@@ -206,31 +209,31 @@ def split_names(texts: Iterable[str]) -> list[str]:
 
 
 def parse_shape(text: str) -> tuple[str, dict[str, int | list[int]]]:
-    """``narrow=depth:7,heads:18`` → its name and its pins."""
+    """Parse ``narrow=depth:7,heads:18`` into its name and its fixed sizes. Raises ShapeError."""
     name, _, shape = text.partition("=")
     pins: dict[str, int | list[int]] = {}
     for part in shape.split(","):
         axis, _, value = part.partition(":")
         if axis not in AXES:
-            raise ShapeError(f"the design {text!r} names {axis!r}; a shape is made of {', '.join(AXES)}")
+            raise ShapeError(f"the design {text!r} sets {axis!r}; a shape can set {', '.join(AXES)}")
         pins[axis] = _sizes(text, value)
     return name, pins
 
 
 def parse_sweep(texts: Iterable[str]) -> dict[str, list[int]]:
-    """``heads=2,4,8`` → the values of an axis."""
+    """Parse ``heads=2,4,8`` into an axis and its values. Raises ShapeError."""
     sweep: dict[str, list[int]] = {}
     for text in texts:
         axis, _, values = text.partition("=")
         if axis not in AXES:
-            raise ShapeError(f"--sweep {text!r}: give one of {', '.join(AXES)} with its values, heads=2,4,8")
+            raise ShapeError(f"--sweep {text!r} must be one of {', '.join(AXES)} with values, such as heads=2,4,8")
         found = _sizes(f"--sweep {text}", values.replace(",", "/"))
         sweep[axis] = found if isinstance(found, list) else [found]
     return sweep
 
 
 def grid(sweep: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, dict[str, int | list[int]]]]:
-    """Every combination of a sweep with its name, ``depth8-heads4``; nothing where nothing is swept."""
+    """Yield every combination of a sweep's values as (``depth8-heads4``, sizes)."""
     if sweep:
         for values in product(*sweep.values()):
             pins = dict(zip(sweep, values, strict=True))
@@ -241,33 +244,33 @@ def _sizes(text: str, value: str) -> int | list[int]:
     try:
         numbers = [int(part) for part in value.split("/")]
     except ValueError:
-        raise ShapeError(f"{text!r} has {value!r} where a whole number belongs (one a stage: 4/4/8/2)") from None
+        raise ShapeError(f"{text!r}: {value!r} must be an integer (or one per stage: 4/4/8/2)") from None
     if min(numbers) < 1:
-        raise ShapeError(f"{text!r} has a size below 1")
+        raise ShapeError(f"{text!r} has a size below 1; sizes must be at least 1")
     return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _count(name: str) -> int:
     number = name.partition(":")[2]
     if not number.isdigit() or int(number) < 1:
-        raise ShapeError(f"{name!r}: front takes a number of designs, front:6")
+        raise ShapeError(f"{name!r}: front needs a number of designs, such as front:6")
     return int(number)
 
 
 def _check_names(names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ShapeError(f"two designs are called {twice[0]!r}; each needs a name of its own")
+        raise ShapeError(f"two designs are called {twice[0]!r}; names must be unique")
     odd = [name for name in names if not name.replace("-", "").replace("_", "").replace(".", "").isalnum()]
     if odd:
-        raise ShapeError(f"{odd[0]!r} names a folder of runs: use letters, digits, '-', '_' and '.'")
+        raise ShapeError(f"{odd[0]!r} cannot name a folder of runs; use letters, digits, '-', '_' and '.'")
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------
 
 
 def _signature(model: Any) -> tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]:
-    """The shapes of a model's inputs and outputs for one sample."""
+    """The shapes of a model's inputs, by name, and of its first output, for one sample."""
     inputs = example_inputs(model, 1, device="meta")
     with counting.plain(model), counting.Countable():
         outputs: Any = counting.call(model, inputs)
@@ -275,11 +278,11 @@ def _signature(model: Any) -> tuple[dict[str, tuple[int, ...]], list[tuple[int, 
     return {name: tuple(value.shape) for name, value in inputs.items()}, [tuple(tensors[0].shape)]
 
 
-def _check_task(path: Path, theirs: Any, ours: Any) -> None:
-    if theirs != ours:
+def _check_task(path: Path, found: Any, wanted: Any) -> None:
+    if found != wanted:
         raise LeanifyError(
-            f"{path} is made for another task than the recipe's model: it takes {theirs[0]} and gives {theirs[1][0]}; "
-            f"the recipe's takes {ours[0]} and gives {ours[1][0]}"
+            f"{path} is for another task than the recipe's model: its input is {found[0]} and its output "
+            f"{found[1][0]}; the recipe's model has {wanted[0]} and {wanted[1][0]}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Quality held against what it costs: a design that wins by one cost loses by another.
+"""Quality against cost, for several costs, because a design can win on one and lose on another.
 
-fronts       for each cost the designs that no other beats in both mean quality and that cost
-quality_per  quality divided by cost; of a metric that is better when lower, its inverse divided by cost
+fronts       for each cost, the Pareto front: designs that no other beats in both mean quality and that cost
+quality_per  quality divided by cost; for lower-is-better metrics, 1 / quality divided by cost
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 from leanify.study.values import DesignResult, Findings
 
-COSTS: dict[str, str] = {  # in words
+COSTS: dict[str, str] = {  # names as printed
     "params": "parameters",
     "macs": "multiply-adds",
     "train_seconds": "training time",
     "latency_s": "latency",
 }
-UNITS: dict[str, float] = {"params": 1e6, "macs": 1e9, "train_seconds": 1.0}  # of `quality_per`
+UNITS: dict[str, float] = {"params": 1e6, "macs": 1e9, "train_seconds": 1.0}  # divisors in `quality_per`
 
 
 def cost(findings: Findings, name: str) -> Callable[[DesignResult], float | None]:
-    """One cost of a design; None where it was not measured. ``train_seconds`` are those of a whole run."""
+    """Return a function from a design to one of its costs, None if not measured. ``train_seconds`` is per run."""
     samples = findings.samples
 
     def seconds(result: DesignResult) -> float | None:
@@ -37,7 +37,7 @@ def cost(findings: Findings, name: str) -> Callable[[DesignResult], float | None
 
 
 def fronts(findings: Findings) -> dict[str, tuple[str, ...]]:
-    """Cheapest first."""
+    """The Pareto front of every cost, cheapest design first."""
     return {name: _front(findings, cost(findings, name)) for name in COSTS}
 
 
@@ -57,7 +57,7 @@ def _front(findings: Findings, price_of: Callable[[DesignResult], float | None])
 
 
 def quality_per(findings: Findings) -> dict[str, dict[str, float | None]]:
-    """By design: mean quality a million parameters, a GMAC, and a second of training; None where it cannot be said."""
+    """For each design, mean quality per million parameters, per GMAC and per second of training; None if unknown."""
     return {
         result.name: {name: _per(findings, result, name) for name in UNITS} for result in findings.results
     }  # fmt: skip
@@ -71,7 +71,7 @@ def _per(findings: Findings, result: DesignResult, name: str) -> float | None:
 
 
 def most_for(findings: Findings) -> dict[str, str]:
-    """For each cost the design that gives most quality for it."""
+    """For each cost, the design with the highest quality per cost."""
     per = quality_per(findings)
     best = {}
     for name in UNITS:

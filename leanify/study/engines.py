@@ -1,7 +1,7 @@
-"""Who starts the runs: this machine, Slurm by submitit, or Ray. Each is a thin coat over somebody else's scheduler.
+"""Engines that start runs: this machine, Slurm through submitit, or Ray; thin wrappers around existing schedulers.
 
-What is submitted is `runner.execute`, which every machine of a cluster must be able to import, and the study's folder,
-which all of them must see.
+They submit `runner.execute`, which every machine of the cluster must be able to import, and the path of the study's
+folder, which must be on a shared file system.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from leanify.study.folder import StudyFolder
 from leanify.study.runner import Engine, Job, Local, OnRow, check_jobs
 
 ENGINES = ("local", "slurm", "ray")
-MINUTES = 24 * 60  # a Slurm job's time limit; a run that reaches it goes on with the next call
+MINUTES = 24 * 60  # a Slurm job's time limit; a run that reaches it is resumed by the next call
 JOBS = "jobs"  # submitit's own files, in the study's folder
 
 
 def check_engine(name: str) -> None:
-    """Refuse an engine that is unknown, or that cannot be reached from here, before anything is written."""
+    """Raise LeanifyError for an engine that is unknown or not available here, before anything is written."""
     if name not in ENGINES:
-        raise LeanifyError(f"--engine {name!r} is none of {', '.join(ENGINES)}")
+        raise LeanifyError(f"--engine must be one of {', '.join(ENGINES)}, not {name!r}")
     if name == "slurm":
         _installed("submitit", name)
         if shutil.which("srun") is None:
-            raise LeanifyError("--engine slurm: no Slurm can be reached from here (srun is not on the PATH)")
+            raise LeanifyError("--engine slurm: Slurm is not available here (srun is not on the PATH)")
     if name == "ray":
         _installed("ray", name)
 
@@ -43,7 +43,7 @@ def _installed(module: str, extra: str) -> Any:
 
 @contextmanager
 def engine_of(name: str, folder: StudyFolder, jobs: int, on_row: OnRow | None = None) -> Iterator[Engine]:
-    """The engine of this name. Raises LeanifyError where it cannot be reached, or this machine is too small."""
+    """Open the engine of this name. Raises LeanifyError if it is unavailable, or if ``jobs`` exceed local memory."""
     if name == "slurm":
         yield slurm(folder)
     elif name == "ray":
@@ -57,7 +57,7 @@ def engine_of(name: str, folder: StudyFolder, jobs: int, on_row: OnRow | None = 
 
 
 def slurm(folder: StudyFolder, cluster: str = "slurm") -> Engine:
-    """submitit's executor; ``cluster="local"`` runs its jobs here, as processes."""
+    """submitit's executor; ``cluster="local"`` runs its jobs as processes on this machine."""
     submitit = _installed("submitit", "slurm")
     executor = submitit.AutoExecutor(folder=folder.path / JOBS, cluster=cluster)
     executor.update_parameters(name=folder.plan.title, cpus_per_task=folder.plan.threads, timeout_min=MINUTES)
@@ -66,7 +66,7 @@ def slurm(folder: StudyFolder, cluster: str = "slurm") -> Engine:
 
 
 class Ray:
-    """A Ray cluster: the one that RAY_ADDRESS names, else one on this machine."""
+    """A Ray cluster: the one at RAY_ADDRESS, else a local one."""
 
     def __init__(self, threads: int) -> None:
         self.ray, self.threads = _installed("ray", "ray"), threads

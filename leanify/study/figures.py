@@ -1,7 +1,6 @@
-"""The figures of a study's page, by matplotlib, as SVG that takes its ink from the page: dark on light, light on dark.
+"""The figures of a study's page: matplotlib SVGs that use the page's text colour, so they suit light and dark themes.
 
-Designs keep their colour and their marker in all figures; the colours are Okabe and Ito's, which colour-blind readers
-tell apart.
+A design has the same colour and marker in all figures; the colours are Okabe and Ito's colour-blind-safe palette.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from leanify.study.folder import StudyFolder
     from leanify.study.values import DesignResult, Findings
 
-INK = "#010203"  # replaced by currentColor: whatever the page writes with
+INK = "#010203"  # a placeholder, replaced by currentColor: the page's text colour
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7f00", "#7f7f7f")
 MARKERS = "os^Dv*PX"
 WIDTH, HEIGHT = 6.4, 3.8  # inches
 
 
 def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
-    """(title, caption, SVG) of every figure that there are numbers for. Raises DirectoryError without matplotlib."""
+    """Return (title, caption, SVG) of every figure with data. Raises DirectoryError without matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -46,7 +45,7 @@ def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
 
 
 def _draw(draw: Callable[[Any, Findings, StudyFolder], bool], study: Findings, folder: StudyFolder) -> str | None:
-    """The SVG of a figure; None where there was nothing to draw."""
+    """Draw a figure as SVG; None if there is no data for it."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -74,7 +73,7 @@ def _style(study: Findings, name: str) -> dict[str, Any]:
 
 
 def _legend(axes: Axes) -> None:
-    """Above the axes, where it hides nothing."""
+    """Put the legend above the axes, where it hides no data."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
@@ -90,7 +89,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _against(axes: Axes, study: Findings, label: str, cost: Callable[[DesignResult], float | None]) -> bool:
-    """Quality with its interval against a cost, a point a design."""
+    """Quality with its interval against a cost, one point per design. Returns whether anything was drawn."""
     from matplotlib.ticker import EngFormatter
 
     found = False
@@ -117,12 +116,12 @@ def quality_macs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 def quality_time(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    label = "milliseconds of training a sample"
+    label = "training time per sample, ms"
     return _against(axes, study, label, lambda result: 1e3 / result.costs.train_per_s if result.costs else None)
 
 
 def _swept(axis: str) -> Callable[[Axes, Findings, StudyFolder], bool]:
-    """Quality against one size of the shape, where the study has three values of it or more."""
+    """Quality against one size of the shape, if the study has at least three values of it."""
 
     def draw(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
         values = {getattr(result.plan, axis) for result in study.results}
@@ -137,7 +136,7 @@ def _swept(axis: str) -> Callable[[Axes, Findings, StudyFolder], bool]:
 
 
 def differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    """Paired differences: a dot a seed, the mean with its interval, and the margin."""
+    """Paired differences: one dot per seed, the mean with its interval, and the margin."""
     for place, pair in enumerate(reversed(study.pairs)):
         style = _style(study, pair.design)
         axes.plot([value for _, value in pair.seeds], [place] * len(pair.seeds), linestyle="none", alpha=0.45, **style)
@@ -153,7 +152,7 @@ def differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    """The metric over training: the mean over seeds, and a band of the 95 % interval."""
+    """The metric during training: the mean over seeds with its 95 % interval as a band."""
 
     def rows(key: Key) -> Mapping[int, float]:
         metric = str(study.metric)
@@ -162,7 +161,7 @@ def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
     found = _over_training(axes, study, rows)
     means = [y for line in axes.get_lines() for y in np.asarray(line.get_ydata(), float)]
-    if found:  # bands of two seeds are wider than anything that can be read
+    if found:  # scale to the means: the bands of two seeds can be so wide that the curves look flat
         room = 0.25 * (max(means) - min(means)) or 1.0
         axes.set_ylim(min(means) - room, max(means) + room)
     axes.set(xlabel="step", ylabel=f"{study.metric} of the validation split")
@@ -170,7 +169,7 @@ def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 def kappa_training(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    """κ over training."""
+    """κ during training."""
     known = {outcome.key: dict(outcome.kappas) for outcome in folder.outcomes()}
     found = _over_training(axes, study, lambda key: known.get(key, {}))
     axes.set(xlabel="step", ylabel="κ, median over layers and samples", yscale="log")
@@ -196,7 +195,7 @@ def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[
 
 
 def kappa_heads(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    """κ at the start and at the end against heads, beside the Gaussian prediction."""
+    """κ at the start and the end of training against heads, with the Gaussian prediction."""
     shown = [result for result in study.results if result.kappa is not None and isinstance(result.plan.inner, int)]
     for result in shown:
         style, heads = _style(study, result.name), _number(result.plan.heads)
@@ -221,7 +220,7 @@ def _number(size: Any) -> int:
 
 
 def costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    """Each cost relative to the first design's."""
+    """Each cost relative to that of the first design."""
     shown = [result for result in study.results if result.costs is not None]
     if not shown:
         return False
@@ -242,7 +241,7 @@ def costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()
     axes.axvline(1, color=INK, linewidth=0.8)
-    axes.set(xlabel=f"relative to {base.name}; less is better")
+    axes.set(xlabel=f"relative to {base.name}; lower is better")
     _legend(axes)
     return True
 
@@ -250,11 +249,11 @@ def costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 _FIGURES: Sequence[tuple[str, str, Callable[[Any, Findings, StudyFolder], bool]]] = (
     ("Paired differences", "Each faint dot is a seed, the bar the mean with its 95 % interval; the dotted line is the "
      "margin.", differences),
-    ("Quality against parameters", "Up and to the left is better where more {metric} is better.", quality_params),
+    ("Quality against parameters", "Up and to the left is better if higher {metric} is better.", quality_params),
     ("Quality against multiply-adds", "", quality_macs),
     ("Quality against training time", "Measured in turn on one machine.", quality_time),
     ("Learning curves", "Mean over seeds; the band is the 95 % interval.", learning),
-    ("What the designs cost", "Latency, training time and memory are measured in turn on one machine.", costs),
+    ("Costs of the designs", "Latency, training time and memory are measured in turn on one machine.", costs),
     ("κ over training", "Of the concatenated heads, on the same validation samples.", kappa_training),
     ("κ against heads", "From the start of training to its end.", kappa_heads),
     ("Quality against heads", "", _swept("heads")),

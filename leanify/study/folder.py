@@ -1,15 +1,15 @@
-"""A study's folder: the plan, one ordinary run a design and seed, and what came of them.
+"""A study's folder: the plan, one ordinary run per design and seed, and the results.
 
-    study.toml             the plan, as resolved
-    runs/DESIGN-SEED/      the run, as `leanify train` leaves it: `leanify train --resume`, `leanify.load`, … take it
-    runs/DESIGN-SEED.json  what came of it; it stands there once the run has ended, well or badly
-    runs/worker.log        what the processes said
+    study.toml             the resolved plan
+    runs/DESIGN-SEED/      a run as from `leanify train`, usable with `leanify train --resume`, `leanify.load`, …
+    runs/DESIGN-SEED.json  the run's outcome, written when it finishes or fails
+    runs/worker.log        standard error of the worker processes
     tournament.json        the cuts of a tournament
-    starts/DESIGN          with --weights: what every run of a design begins with
-    results.json           the study as one object, costs included
-    report.html            the same as a page
+    starts/DESIGN          with --weights: the initial weights of a design's runs
+    results.json           the study as one JSON object, including costs
+    report.html            the study as a page
 
-Small files are written beside their place and renamed, so that a kill at any moment leaves whole ones.
+Small files are written under a temporary name and renamed, so that a kill at any moment leaves no partial file.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ PROBES = "kappa.json"  # κ by step, in a run's folder
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run. ``quality`` is the metric of the test split after training, else of the validation split.
+    """The outcome of a run. ``quality`` is the final metric on the test split, or on validation if there is no test.
 
-    ``sign`` is 1 where more of the metric is better. ``kappas`` are pairs (step, κ). ``reason`` says why a run failed.
+    ``sign`` is 1 if higher is better, −1 if lower is. ``kappas`` are (step, κ) pairs. ``reason`` explains a failure.
     """
 
     design: str
@@ -73,7 +73,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Rung:
-    """One cut: the mean training loss of every design that came so far, None if it failed; who goes on, best first."""
+    """One cut of a tournament: training loss of each remaining design (None if failed), and those kept, best first."""
 
     share: float
     losses: dict[str, float | None]
@@ -82,7 +82,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """A study on disk, made by `create` or found by `open`."""
+    """A study on disk; use `create` for a new study, `open` for an existing one."""
 
     path: Path
 
@@ -92,7 +92,7 @@ class StudyFolder:
 
     @staticmethod
     def create(path: Path, plan: StudyPlan) -> StudyFolder:
-        """A new folder with its plan; it stands whole or not at all. Raises DirectoryError."""
+        """Create a study's folder atomically. Raises DirectoryError."""
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with lean_directory.new_directory(path) as folder:
             (folder / plans.FILE).write_text(plan.to_toml(), encoding="utf-8")
@@ -118,11 +118,11 @@ class StudyFolder:
         return self.path / RUNS / str(key)
 
     def start(self, design: str) -> Path:
-        """Where the weights lie that a design begins with, in a study that starts warm."""
+        """The lean directory with a design's initial weights, in a study with ``weights``."""
         return self.path / STARTS / design
 
     def recipe_of(self, key: Key) -> Recipe:
-        """What a run trains by."""
+        """The recipe of a run."""
         plan = self.plan
         recipe = plan.recipe_of(key)
         if plan.weights is None:
@@ -130,7 +130,7 @@ class StudyFolder:
         return replace(recipe, model=ModelSection(str(self.start(key.design).absolute()), cls=recipe.model.cls))
 
     def outcome(self, key: Key) -> Outcome | None:
-        """What came of a run; None where it has not ended. Raises DirectoryError where another plan made it."""
+        """A run's outcome; None if it has not ended. Raises DirectoryError if damaged, or if the plan has changed."""
         file = self.path / RUNS / f"{key}.json"
         if not file.exists():
             return None
@@ -138,11 +138,11 @@ class StudyFolder:
             found = Outcome.from_json(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DirectoryError(
-                f"{file} is damaged: {first_line(error)}; remove it, and the run is looked at again"
+                f"{file} is damaged: {first_line(error)}; remove it, and the run will be evaluated again"
             ) from error
         if found.fingerprint != self.plan.fingerprint(key):
             raise DirectoryError(
-                f"{self.run(key)} was trained by another plan than {plans.FILE} now says; undo the edit"
+                f"{self.run(key)} was trained with another plan than the current {plans.FILE}; undo the edit"
             )
         return found
 
@@ -150,7 +150,7 @@ class StudyFolder:
         write_small(self.path / RUNS / f"{outcome.key}.json", json.dumps(outcome.to_json(), indent=2) + "\n")
 
     def outcomes(self) -> list[Outcome]:
-        """Of all runs that have ended, in the plan's order."""
+        """The outcomes of all ended runs, in the plan's order."""
         return [found for key in self.plan.runs() if (found := self.outcome(key)) is not None]
 
     def missing(self) -> list[Key]:
@@ -158,28 +158,28 @@ class StudyFolder:
         return [key for key in self.plan.runs() if self.outcome(key) is None]
 
     def forget_failures(self) -> None:
-        """Failed runs start again from nothing."""
+        """Delete failed runs, so that they start again from scratch."""
         for outcome in self.outcomes():
             if outcome.status == "failed":
                 shutil.rmtree(self.run(outcome.key), ignore_errors=True)
                 (self.path / RUNS / f"{outcome.key}.json").unlink()
 
     def rows(self, key: Key) -> list[dict[str, Any]]:
-        """The log of a run; empty where it never began."""
+        """The rows of a run's metrics.jsonl; [] if it has not started."""
         file = self.run(key) / METRICS
         return run_directory.RunDirectory(self.run(key)).rows() if file.exists() else []
 
     @contextmanager
     def held(self, key: Key) -> Iterator[None]:
-        """Nobody else works on a run meanwhile: whoever comes second waits."""
-        import fcntl  # Unix alone
+        """Lock a run against other processes, waiting for the lock if necessary."""
+        import fcntl  # Unix only
 
         with (self.path / RUNS / f".{key}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def rungs(self) -> tuple[Rung, ...]:
-        """The cuts of a tournament so far. Raises DirectoryError where their file is damaged."""
+        """The cuts of a tournament so far. Raises DirectoryError if their file is damaged."""
         file = self.path / TOURNAMENT
         if not file.exists():
             return ()
@@ -188,7 +188,7 @@ class StudyFolder:
             return tuple(Rung(entry["share"], entry["losses"], tuple(entry["kept"])) for entry in entries)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DirectoryError(
-                f"{file} is damaged: {first_line(error)}; remove it, and the field is judged again"
+                f"{file} is damaged: {first_line(error)}; remove it, and the designs will be compared again"
             ) from error
 
     def write_rungs(self, rungs: Sequence[Rung]) -> None:
@@ -197,17 +197,17 @@ class StudyFolder:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def results(self) -> dict[str, Any]:
-        """``results.json``; empty where there is none yet. Raises DirectoryError where it is damaged."""
+        """The contents of ``results.json``; {} if there is none yet. Raises DirectoryError if it is damaged."""
         file = self.path / RESULTS
         if not file.exists():
             return {}
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(found, dict):
-                raise ValueError("it holds no object")
+                raise ValueError("expected a JSON object")
         except (ValueError, RecursionError) as error:
             raise DirectoryError(
-                f"{file} is damaged: {first_line(error)}; remove it: the runs are whole, and it is made again from them"
+                f"{file} is damaged: {first_line(error)}; remove it, and it will be rebuilt from the runs"
             ) from error
         return found
 

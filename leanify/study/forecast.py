@@ -1,4 +1,4 @@
-"""What a study would take, before anything runs: two steps of each design tell the time, arithmetic the rest."""
+"""Predict a study's time, memory and disk space before it runs, from two training steps of each design."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from leanify import training
 from leanify.study import tournament
 from leanify.study.plan import Key, StudyPlan
 
-TENSORS = 3  # that a checkpoint holds for each parameter: itself and AdamW's moments, 4 bytes each
+TENSORS = 3  # values stored per parameter in a checkpoint (weight and AdamW's two moments), 4 bytes each
 
 
 def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
-    """The object that ``leanify compare --dry-run --json`` prints. Reads the data; writes nothing."""
+    """Return the object that ``leanify compare --dry-run --json`` prints. Reads the data but writes nothing."""
     seed, count = plan.seeds[0], len(plan.designs)
     facts = {design.name: training.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
     field = tournament.is_open(plan)
     runs = tournament.runs(plan) if field else len(list(plan.runs()))
-    whole = tournament.trainings(plan) if field else runs  # so many trainings of a design
+    whole = tournament.trainings(plan) if field else runs  # in units of one full training
     hours = sum(fact["training_hours_predicted"] for fact in facts.values()) / count * whole
-    kept = plan.recipe.run.keep + 1  # the best one too
+    kept = plan.recipe.run.keep + 1  # plus the best one
     disk = sum(design.params for design in plan.designs) // count * 4 * TENSORS * kept * runs
     needs = [fact["memory_predicted_bytes"] for fact in facts.values() if fact["memory_predicted_bytes"]]
     return {

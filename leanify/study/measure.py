@@ -1,4 +1,4 @@
-"""What the designs of a study cost, measured in turn, round after round, so that noise meets all of them alike."""
+"""Measure the designs' costs in interleaved rounds, so that background noise affects all designs equally."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from leanify.study.values import Costs
 from leanify.upstream.inputs import example_inputs
 
 ROUNDS = 7
-MOST_SAMPLES = 32  # of a batch that is measured
+MOST_SAMPLES = 32  # largest batch measured
 
 
 def on_meta(section: ModelSection) -> nn.Module:
-    """The model of a recipe in no memory."""
+    """A [model] section's model on torch's meta device."""
     model = find.build_on_meta(find.find(section.source, overrides=section.override, cls=section.cls))
     return surgery.write(model, section.shape(surgery.read(model))) if section.reshapes else model
 
 
 def measure(plan: StudyPlan) -> dict[str, Costs]:
-    """The costs of every design on this machine, with the study's number of threads on a CPU."""
+    """Measure every design on this machine, on the GPU or with the study's number of CPU threads."""
     assert plan.recipe.schedule is not None
     batch = min(plan.recipe.schedule.batch_size, MOST_SAMPLES)
     tokens = None if plan.recipe.data is None else plan.recipe.data.length
@@ -43,7 +43,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
         seconds = _rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
     finally:
         torch.set_num_threads(before)
-    words = machine.device_name(device)
+    device_name = machine.device_name(device)
     return {
         name: Costs(
             latency_s=one,
@@ -52,7 +52,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
             train_peak_bytes=memory[name].train_peak_bytes,
             train_predicted_bytes=memory[name].train_predicted_bytes,
             batch=batch,
-            device=words,
+            device=device_name,
         )
         for name, (one, many, step) in seconds.items()
     }
@@ -66,7 +66,7 @@ def _memory(shell: nn.Module, batch: int, tokens: int | None, device: torch.devi
 
 
 def _work(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> list[Callable[[], float]]:
-    """What is timed of a design: a forward of one sample, a forward of a batch, a training step of a batch."""
+    """The timed functions of a design: a forward of one sample, of a batch, and a training step; each in seconds."""
     real: Any = profiling.fresh(shell, device)
     one, many = (example_inputs(real, size, tokens, device) for size in (1, batch))
 
@@ -86,7 +86,7 @@ def _work(shell: nn.Module, batch: int, tokens: int | None, device: torch.device
 
 
 def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[float, ...]]:
-    """The median of each piece of work, all designs taking turns."""
+    """The median time of each function over ROUNDS, alternating between designs."""
     times: dict[str, list[list[float]]] = {name: [[] for _ in pieces] for name, pieces in work.items()}
     for _ in range(ROUNDS):
         for place in range(3):

@@ -1,4 +1,4 @@
-"""Every study below a folder, one value each: what is compared, how far it came, whether it goes on."""
+"""Summaries of all studies below a folder, for ``leanify runs``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ State = Literal["running", "done", "failed", "interrupted", "broken"]
 class StudyOverview:
     """One study as ``leanify runs`` lists it.
 
-    designs  how many are compared
-    runs     how many runs that makes, ``ended`` of them to their end, ``failed`` of these badly
-    state    running: a process holds one of its runs · done · failed: done, but for failed runs · interrupted · broken
+    designs  number of designs
+    runs     number of runs, of which ``ended`` have ended and ``failed`` of those failed
+    state    running (a process holds one of its runs), done, failed (done with failed runs), interrupted, or broken
     """
 
     path: Path
@@ -37,7 +37,7 @@ class StudyOverview:
 
 
 def studies_below(folder: Path) -> Iterator[StudyOverview]:
-    """The studies in a folder and in the folders below it, by path."""
+    """Yield the studies in a folder and its subfolders, sorted by path."""
     for place, below, _ in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
         if is_study(place):
@@ -46,7 +46,7 @@ def studies_below(folder: Path) -> Iterator[StudyOverview]:
 
 
 def overview(study: StudyFolder) -> StudyOverview:
-    """What a study's folder says of itself; a damaged one is ``broken`` instead of an error."""
+    """Summarise a study; a damaged one has the state ``broken`` instead of raising an error."""
     try:
         plan = study.plan
         keys, outcomes = list(plan.runs()), study.outcomes()

@@ -1,7 +1,7 @@
-"""What a study will do, as one value: which designs of which recipe, with which seeds. Written as ``study.toml``.
+"""A study's plan as one value: the recipe, the designs and the seeds. Stored as ``study.toml``.
 
-Everything in it is resolved: the recipe with its settings, every design's shape and exact prices, the seeds, a run's
-threads. What a run computes follows from its recipe alone, so runs are known by a hash of it.
+Everything is resolved: the recipe with its settings, every design's shape and exact prices, the seeds, the threads per
+run. A run's result depends only on its recipe, so a hash of the recipe identifies the run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from leanify.upstream.libraries import first_line
 FILE = "study.toml"
 FORMAT = 1
 BASELINE, LEAN, CONTROL = "baseline", "lean", "control"
-Sizes = int | tuple[int, ...]  # one number, or one a stage
+Sizes = int | tuple[int, ...]  # one number, or one per stage
 
 
 @dataclass(frozen=True)
 class PlannedDesign:
-    """One shape with its prices. ``model`` is [model] of its runs' recipes.
+    """One shape with its prices. ``model`` is the [model] section of its runs' recipes.
 
-    ``rank`` is the place that the ranking of `redesign` predicts among the designs of the study, 1 the best, and
-    ``predicted`` the number it ranks by, less is better; None where it is infinite.
+    ``rank`` is its predicted rank within the study, 1 being best. ``predicted`` is the score of `redesign`'s ranking
+    (lower is better), None if infinite. ``params`` and ``macs`` are exact, for one sample.
     """
 
     name: str
@@ -70,12 +70,14 @@ class Key:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study before, while and after it runs. ``budget`` is the share or count asked for, None where there was none.
+    """The plan of a study; it may grow by designs and seeds.
 
-    ``margin`` is the non-inferiority margin in the metric's unit, None for the one that the metric declares.
-    ``threads`` is what each run computes with on a CPU: other numbers of threads give other last bits. ``tokens`` are
-    the rows of A, where a price list was made. ``tournament``: the designs are a field that is cut down on the way.
-    ``weights`` names what all designs start from, None where each run draws its own.
+    budget      the requested parameter share or count, as typed; None if there was none
+    threads     CPU threads of each run; part of the plan because results depend on it in the last bits
+    margin      the non-inferiority margin in the metric's unit; None for the task's default
+    tokens      the sequence length for which designs were priced
+    tournament  whether the designs are a field to be reduced by early stopping
+    weights     the SOURCE of all designs' initial weights; None for random initialisation by each run's seed
     """
 
     title: str
@@ -93,8 +95,8 @@ class StudyPlan:
     def __post_init__(self) -> None:
         if len(self.seeds) < 2:
             raise RecipeError(
-                f"a study of {len(self.seeds)} seed has no interval, and without one a difference means nothing: "
-                "--seeds 2 at least, 5 to see small effects"
+                f"{len(self.seeds)} seed gives no confidence interval, so no difference could be judged: "
+                "use at least --seeds 2, or 5 to see small effects"
             )
 
     def design(self, name: str) -> PlannedDesign:
@@ -105,22 +107,22 @@ class StudyPlan:
 
     @property
     def focus(self) -> str | None:
-        """The design that the study is about: lean, else the first that is neither baseline nor control."""
+        """The design that the verdicts are about: lean, else the first that is neither baseline nor control."""
         names = [design.name for design in self.designs if design.name not in (BASELINE, CONTROL)]
         return LEAN if LEAN in names else next(iter(names), None)
 
     def runs(self) -> Iterator[Key]:
-        """All runs, seed by seed, so that a study that is stopped early has whole pairs."""
+        """All runs, seed by seed, so that a study stopped early has complete pairs."""
         return (Key(design.name, seed) for seed in self.seeds for design in self.designs)
 
     def recipe_of(self, key: Key) -> Recipe:
-        """What a run trains by."""
+        """The recipe of a run."""
         return replace(
             self.recipe, model=self.design(key.design).model, run=replace(self.recipe.run, seed=key.seed), paper=None
         )
 
     def fingerprint(self, key: Key) -> str:
-        """A hash of everything that determines a run."""
+        """A hash of everything that determines a run's result."""
         warm = {"weights": self.weights} if self.weights is not None else {}
         text = json.dumps(self.recipe_of(key).to_dict() | warm, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -146,7 +148,7 @@ class StudyPlan:
 
     @staticmethod
     def read(path: Path) -> StudyPlan:
-        """The inverse of `to_toml`. Raises DirectoryError for what is no plan."""
+        """Read a plan written by `to_toml`. Raises DirectoryError for anything else."""
         text = read_text(path, DirectoryError)
         try:
             return _plan(tomllib.loads(text))
@@ -156,21 +158,23 @@ class StudyPlan:
     # -- growing ------------------------------------------------------------------------------------------------------
 
     def joined(self, other: StudyPlan) -> StudyPlan:
-        """This plan with the designs, seeds and margin of another one. Raises RecipeError where they contradict."""
+        """Return this plan extended by another's designs, seeds and margin. Raises RecipeError if they conflict."""
         old, new = (dict(leaves(plan.recipe.to_dict())) for plan in (self, other))
         changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        words = [f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}" for key in changed]
+        conflicts = [f"{key}: {old.get(key, 'unset')} → {new.get(key, 'unset')}" for key in changed]
         if other.budget != self.budget:
-            words.append(f"budget: {self.budget} → {other.budget}")
+            conflicts.append(f"budget: {self.budget} → {other.budget}")
         for design in other.designs:
             if self.has(design.name) and self.design(design.name).model != design.model:
-                words.append(f"the shape of {design.name!r}")
+                conflicts.append(f"the shape of {design.name!r}")
         if other.weights != self.weights:
-            words.append(f"weights: {self.weights or 'drawn'} → {other.weights or 'drawn'}")
+            conflicts.append(f"weights: {self.weights or 'random'} → {other.weights or 'random'}")
         if other.tournament != self.tournament:
-            words.append("a tournament" if self.tournament else "no tournament")
-        if words:
-            raise RecipeError(f"this folder holds another study: {'; '.join(words)}; name another one with -o")
+            conflicts.append("a tournament" if self.tournament else "no tournament")
+        if conflicts:
+            raise RecipeError(
+                f"this folder contains another study ({'; '.join(conflicts)}); choose another folder with -o"
+            )
         fresh = tuple(design for design in other.designs if not self.has(design.name))
         seeds = tuple(dict.fromkeys((*self.seeds, *other.seeds)))
         margin = self.margin if other.margin is None else other.margin
@@ -178,7 +182,7 @@ class StudyPlan:
 
 
 def ranked(designs: tuple[PlannedDesign, ...]) -> tuple[PlannedDesign, ...]:
-    """The designs in their order, each with its predicted rank among them."""
+    """The designs in the same order, with ``rank`` set from their predicted scores."""
     order = sorted(designs, key=lambda design: (design.predicted is None, design.predicted, design.params))
     return tuple(replace(design, rank=1 + order.index(design)) for design in designs)
 

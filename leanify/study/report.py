@@ -1,4 +1,4 @@
-"""A study as one page that asks nothing of any network: words, tables, figures. The template is ``page.html.j2``."""
+"""A study as one self-contained HTML page with text, tables and figures, from the template ``page.html.j2``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """A cell of links."""
+    """A table cell of links."""
 
     links: tuple[Link, ...]
 
@@ -39,9 +39,9 @@ class Table:
 
 
 def write(study: Findings, path: Path) -> Path:
-    """Write the page; numbers link to the folders of their runs, relative to the study's own folder.
+    """Write the page. Each run's number links to the run's folder, relative to the study's folder.
 
-    Raises DirectoryError where it cannot be written, or there is no matplotlib to draw with.
+    Raises DirectoryError if the page cannot be written or matplotlib is missing.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -51,7 +51,7 @@ def write(study: Findings, path: Path) -> Path:
         title=study.plan.title,
         about=about(study),
         verdicts=study.verdicts,
-        notes=[*fronts_in_words(study), *failures(study)],
+        notes=[*describe_fronts(study), *failures(study)],
         tables=tables(study),
         figures=figures(study, StudyFolder(study.path)),
         command=f"leanify compare {study.path}",
@@ -64,25 +64,25 @@ def write(study: Findings, path: Path) -> Path:
 
 
 def about(study: Findings) -> str:
-    """What was compared, in a line."""
+    """One line about the comparison: data, metric, budget, designs and seeds."""
     data = study.plan.recipe.data
     where = f"{data.name}, {data.task}" if data else ""
-    split = f"{study.metric} of the {study.split} split after training" if study.metric else "nothing has finished yet"
+    split = f"{study.metric} of the {study.split} split after training" if study.metric else "no run has finished yet"
     missing = f" · {study.missing} runs to go" if study.missing else ""
     seeds = len(study.plan.seeds)
     return f"{where} · {split} · budget {study.plan.budget} · {len(study.results)} designs × {seeds} seeds{missing}"
 
 
-def fronts_in_words(study: Findings) -> list[str]:
-    """Which design no other beats, cost by cost: one that wins by one cost may lose by another."""
+def describe_fronts(study: Findings) -> list[str]:
+    """Sentences about the Pareto front of each cost, and the design with the highest quality per cost."""
     best = {cost: names for cost, names in efficiency.fronts(study).items() if names}
     if not best:
         return []
-    words = "; ".join(f"by {efficiency.COSTS[cost]}: {', '.join(names)}" for cost, names in best.items())
-    most = "; ".join(f"for its {efficiency.COSTS[cost]} {name}" for cost, name in efficiency.most_for(study).items())
+    fronts = "; ".join(f"by {efficiency.COSTS[cost]}: {', '.join(names)}" for cost, names in best.items())
+    most = "; ".join(f"per {efficiency.COSTS[cost]}: {name}" for cost, name in efficiency.most_for(study).items())
     return [
-        f"No other design has both a better mean and a lower cost, {words}.",
-        f"Most quality for what it costs: {most}.",
+        f"Designs that no other beats in both mean and cost: {fronts}.",
+        f"Highest quality for its cost: {most}.",
     ]
 
 
@@ -118,13 +118,13 @@ def tables(study: Findings) -> list[Table]:
     )
     per = efficiency.quality_per(study)
     efficient = Table(
-        f"{study.metric if study.higher_is_better else f'1 / {study.metric}'} for what it costs",
-        ("", "a million parameters", "a GMAC", "a second of training"),
+        f"{study.metric if study.higher_is_better else f'1 / {study.metric}'} per cost",
+        ("", "per million parameters", "per GMAC", "per second of training"),
         tuple((name, *map(_value_for, found.values())) for name, found in per.items() if found["params"] is not None),
     )
-    better = "more" if study.higher_is_better else "less"
+    better = "higher" if study.higher_is_better else "lower"
     pairs = Table(
-        f"Paired differences, {better} {study.metric} counted as gain",
+        f"Paired differences; positive means {better} {study.metric}",
         ("", "mean", "95 % interval", "p (Holm)", "seeds"),
         tuple(_pair(pair) for pair in study.pairs),
     )

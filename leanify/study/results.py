@@ -1,7 +1,7 @@
-"""What a study found: quality with its uncertainty, paired differences, two verdicts, costs beside them.
+"""A study's results: quality with uncertainty, paired differences, two verdicts, and costs.
 
-The two questions about the design in focus (lean, as a rule) were fixed before the study and are each answered by its
-interval; the table of pairs looks at everything, so its p-values are corrected together (Holm 1979).
+The two questions about the design in focus (usually lean) are fixed before the study, so each is answered by its own
+interval. The table of pairs covers every comparison, so its p-values are corrected together (Holm 1979).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Study(Findings):
-    """A study and what it found so far."""
+    """A study and its results so far."""
 
     def to_json(self) -> dict[str, Any]:
-        """The object that ``leanify compare --json`` prints and ``results.json`` holds."""
+        """The object that ``leanify compare --json`` prints and ``results.json`` stores."""
         per = efficiency.quality_per(self)
         return {
             "study": str(self.path),
@@ -48,11 +48,11 @@ class Study(Findings):
         }
 
     def html(self, path: str | Path) -> Path:
-        """Write the study as one page that needs nothing else. Raises DirectoryError without matplotlib."""
+        """Write the study as one self-contained page. Raises DirectoryError, also if matplotlib is missing."""
         return report.write(self, Path(path))
 
     def frame(self) -> pandas.DataFrame:
-        """One row a run, for pandas. Raises ImportError where that is not installed."""
+        """Return a pandas data frame with one row per run. Raises ImportError if pandas is not installed."""
         import pandas
 
         rows = [
@@ -67,7 +67,7 @@ class Study(Findings):
 
 
 def study_of(folder: StudyFolder) -> Study:
-    """What a study's folder holds by now. Raises DirectoryError where a file of it is damaged."""
+    """Read a study's current results. Raises DirectoryError if a file is damaged."""
     with wall(f"a file of {folder.path} is damaged", DirectoryError):
         return _study(folder)
 
@@ -115,7 +115,7 @@ def _number(value: float) -> float | None:
 
 
 def _pairs(plan: StudyPlan, outcomes: Sequence[Outcome], sign: int) -> tuple[Pair, ...]:
-    """Every design against the baseline, every other one against the control; a tournament's winner against all."""
+    """Compare every design with the baseline and with the control; in a tournament, the winner with all others."""
     values = {o.key: sign * o.quality for o in outcomes if o.quality is not None}
     names = [design.name for design in plan.designs]
     wanted = [(name, BASELINE) for name in names if name != BASELINE and BASELINE in names]
@@ -151,7 +151,7 @@ def _pair(design: str, against: str, found: tuple[tuple[int, float], ...], p: fl
 def _verdicts(
     plan: StudyPlan, results: Sequence[DesignResult], pairs: Sequence[Pair], metric: str, margin: float
 ) -> list[Verdict]:
-    """The questions that a study is made for, as far as it has the designs."""
+    """Answer the two questions, against baseline and control, as far as the study has these designs."""
     focus = plan.focus
     failures = [result for result in results if result.quality.failed]
     found = []
@@ -177,7 +177,7 @@ def _verdict(pair: Pair, margin: float, metric: str, failures: Sequence[DesignRe
     answer = decision.answer
     broken = [result for result in failures if result.name in (name, pair.against)]
     if answer == "shown" and any(result.name == name for result in broken):
-        answer = "undecided"  # a mean over the runs that survived flatters the design
+        answer = "undecided"  # the mean over the surviving runs is biased in favour of a design with failures
     heads = {"shown": claims[0], "refuted": claims[1], "undecided": f"Not decided whether {claims[0]}"}
     words = f"{heads[answer][0].upper()}{heads[answer][1:]}: {_size(pair)}"
     words += "".join(
@@ -190,7 +190,7 @@ def _verdict(pair: Pair, margin: float, metric: str, failures: Sequence[DesignRe
 
 def _size(pair: Pair) -> str:
     if pair.low is None or pair.high is None:
-        return f"the difference is {pair.difference:+.3g} in the one pair that there is"
+        return f"the difference is {pair.difference:+.3g} in the only pair"
     return (
         f"the difference is {pair.difference:+.3g}, 95 % interval {pair.low:+.3g} to {pair.high:+.3g}, "
         f"{len(pair.seeds)} seeds"

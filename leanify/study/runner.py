@@ -1,8 +1,8 @@
-"""Runs side by side: each in a process of its own, started by whatever has a ``submit``.
+"""Run many trainings at once, each in its own process, through any engine with a ``submit`` method.
 
-`execute` is all that is ever submitted: it starts one worker and waits for it, so threads here, Slurm's jobs and Ray's
-tasks do the same thing. Who was killed and where is found out on the next start: workers end with whoever started
-them, runs go on from their checkpoints, and those that have ended are known.
+Engines only ever submit `execute`, which starts one worker and waits for it; so local threads, Slurm jobs and Ray tasks
+behave alike. No cleanup is needed after a kill: workers end with their parent, the next call resumes runs from their
+checkpoints, and ended runs are known by their outcome files.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from leanify.training import memory
 from leanify.training.preparation import checkpoint_gradients
 from leanify.units import binary
 
-PROCESS_BYTES = 700 << 20  # what a worker takes before it has a model: Python, torch, timm or transformers
+PROCESS_BYTES = 700 << 20  # memory of a worker before it has a model: Python, torch, timm or transformers
 POLL_SECONDS = 0.05
 INTERRUPTED = 130  # a worker's exit code after Ctrl-C
-LOG = "worker.log"  # what the workers said, in the study's folder of runs
+LOG = "worker.log"  # the workers' standard error, in the study's folder of runs
 
 OnRow = Callable[[Key, Mapping[str, Any]], None]
 
 
 class Job(Protocol):
-    """What an engine gives back: a `concurrent.futures.Future`, a job of submitit."""
+    """What ``submit`` returns: a `concurrent.futures.Future`, or a submitit job."""
 
     def done(self) -> bool: ...
     def result(self) -> Any: ...
 
 
 class Engine(Protocol):
-    """Anything with a ``submit`` like that of `concurrent.futures.Executor`."""
+    """Any object with ``submit`` as in `concurrent.futures.Executor`."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Job: ...
 
 
 class Worker:
-    """A process that runs what it is asked for, one after another (`leanify.study.worker`); imports are paid once."""
+    """A process that executes runs one after another (`leanify.study.worker`), so that imports are paid for once."""
 
     def __init__(self, folder: StudyFolder, gpu: int | None = None) -> None:
         threads = str(folder.plan.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down the runs beside them
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads would slow down concurrent runs
         environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
         self.folder, self.closed = folder, False
         with (folder.path / RUNS / LOG).open("a", encoding="utf-8") as log:
@@ -71,7 +71,7 @@ class Worker:
             )
 
     def run(self, key: Key, share: float | None, on_row: OnRow | None) -> int:
-        """Do a run and return its exit code; that of the worker where it died itself."""
+        """Execute a run and return its exit code, or the worker's if the worker itself died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(key.design, key.seed, "" if share is None else share, file=self.process.stdin, flush=True)
@@ -94,35 +94,35 @@ class Worker:
 
 
 def execute(study: str, design: str, seed: int, share: float | None = None) -> None:
-    """One run in a process of its own: what is submitted to an engine."""
+    """Execute one run in its own process. This is the function that engines submit."""
     folder = StudyFolder.open(Path(study))
     with contextlib.closing(Worker(folder)) as worker:
         perform(worker, Key(design, seed), share)
 
 
 def perform(worker: Worker, key: Key, share: float | None = None, on_row: OnRow | None = None) -> None:
-    """One run by a worker. A death without an outcome is recorded as the run's failure."""
+    """Execute one run in a worker; record a failure if the process died without an outcome."""
     folder = worker.folder
     code = worker.run(key, share, on_row)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    if code and not worker.closed and folder.outcome(key) is None:  # what was given up has not failed
+    if code and not worker.closed and folder.outcome(key) is None:  # a run stopped by `close` has not failed
         reason = _death(code, folder.path / RUNS / LOG)
         folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))
 
 
 def _death(code: int, log: Path) -> str:
-    """Why a run ended, from its exit code and the last thing it said."""
+    """Explain a run's death from its exit code and the last line of the log."""
     if code < 0:
         name = signal.Signals(-code).name
-        hint = ": out of memory, if nobody did it on purpose" if -code == signal.SIGKILL else ""
+        hint = ", probably because memory ran out" if -code == signal.SIGKILL else ""
         return f"killed by {name}{hint}"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
+    return f"ended with exit code {code}: {lines[-1] if lines else 'no message'}"
 
 
 def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, share: float | None = None) -> Iterator[Key]:
-    """Submit runs and yield each as it ends. An exception here, Ctrl-C among them, cancels what has not begun."""
+    """Submit runs and yield each as it ends. An exception, including Ctrl-C, cancels runs that have not started."""
     jobs = {key: engine.submit(execute, str(folder.path), key.design, key.seed, share) for key in keys}
     try:
         while jobs:
@@ -139,21 +139,21 @@ def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, share: flo
 
 
 def _result(key: Key, job: Job) -> None:
-    """Raise what ended a job: our own errors as they are, an engine's (a time limit, a lost node) as TrainingError."""
+    """Raise a job's error: LeanifyError as it is, an engine's (time limit, lost node) as TrainingError."""
     try:
         job.result()
     except LeanifyError:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise TrainingError(f"the run {key} was given up by its engine: {reason}; the same command goes on") from error
+        raise TrainingError(f"the engine stopped the run {key}: {reason}; the same command resumes it") from error
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------
 
 
 class Local:
-    """So many runs at a time on this machine; GPUs go round, those with the most free memory first."""
+    """The local engine: ``jobs`` workers at a time, assigned to GPUs in turn, those with most free memory first."""
 
     def __init__(self, folder: StudyFolder, jobs: int, on_row: OnRow | None = None) -> None:
         self.folder, self.on_row, self.pool = folder, on_row, ThreadPoolExecutor(max(1, jobs))
@@ -165,7 +165,7 @@ class Local:
             self.idle.put(worker)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Job:
-        """`execute` by a worker that is there already."""
+        """Run `execute` in an existing worker."""
         assert function is execute
         _, design, seed, share = arguments
         return self.pool.submit(self._perform, Key(design, seed), share)
@@ -185,18 +185,18 @@ class Local:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Runs that go on are killed where this ends early; they go on from their checkpoints another time."""
+        """Stop all workers. Unfinished runs are killed and can be resumed from their checkpoints."""
         self.closing = True
         for worker in self.workers:
             worker.close()
         self.pool.shutdown(wait=True, cancel_futures=True)
-        for worker in self.workers:  # one may have been replaced just before
+        for worker in self.workers:  # close workers that `_perform` has replaced meanwhile
             if not worker.closed:
                 worker.close()
 
 
 def gpus() -> list[int]:
-    """This machine's GPUs, those with the most free memory first; none where NVML finds none, or some are chosen."""
+    """This machine's GPUs, most free memory first; [] without NVML or if CUDA_VISIBLE_DEVICES already selects some."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return []
     import pynvml
@@ -211,27 +211,27 @@ def gpus() -> list[int]:
 
 
 def threads_for(jobs: int) -> int:
-    """The threads of each run where so many share this machine's cores."""
+    """CPU threads per run when ``jobs`` runs share this machine's cores."""
     return max(1, len(os.sched_getaffinity(0)) // jobs)
 
 
 def check_jobs(plan: StudyPlan, jobs: int) -> None:
-    """Refuse more runs at a time than this machine's memory holds. Raises RecipeError with the number that fits."""
+    """Raise RecipeError, naming the number that fits, if ``jobs`` runs need more memory than is available."""
     available = machine.memory("MemAvailable")
     if available is None:
         return
     each = PROCESS_BYTES + max(needed(plan, design.name) for design in plan.designs)
     if jobs * each > available:
         raise RecipeError(
-            f"--jobs {jobs} needs about {binary(jobs * each)} of memory, {binary(each)} a run, and {binary(available)} "
-            f"are available: --jobs {max(1, available // each)} fits"
+            f"--jobs {jobs} needs about {binary(jobs * each)} of memory, {binary(each)} per run, but only "
+            f"{binary(available)} are available: --jobs {max(1, available // each)} fits"
         )
 
 
 def needed(plan: StudyPlan, design: str) -> int:
-    """Bytes that a run of a design takes beside the process itself, predicted; 0 where the model does not run on meta.
+    """Predict the bytes that a run of a design needs in addition to its process; 0 if it does not run on meta.
 
-    On a GPU too, where they lie there: the processes' own memory is then what counts here.
+    On a GPU this is GPU memory, and only the processes themselves use the machine's memory.
     """
     recipe = plan.recipe_of(Key(design, plan.seeds[0]))
     assert recipe.optim is not None

@@ -1,7 +1,7 @@
-"""What a study has measured, as a surface over shapes: quality predicted, with its uncertainty, for untrained designs.
+"""Predict the quality of untrained designs, with uncertainty, from a study's finished runs.
 
-A Gaussian process (Rasmussen and Williams 2006) in log depth, log inner, log head_dim and log MLP, fitted to every run
-that finished. Prices stay exact; only quality is predicted.
+The surface is a Gaussian process (Rasmussen and Williams 2006) over log depth, log inner, log head_dim and log MLP,
+fitted to every finished run. Prices remain exact; only quality is predicted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from leanify.study.plan import PlannedDesign
 from leanify.study.results import Study, study_of
 from leanify.study.statistics import CONFIDENCE
 
-FEWEST = 4  # designs that a surface is fitted to
+FEWEST = 4  # designs needed to fit a surface
 SHAPE = ("depth", "heads", "head_dim", "mlp")
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A mean quality with the 95 % interval that it lies in, runs' own noise left out."""
+    """A design's predicted mean quality with its 95 % interval, without the noise of individual runs."""
 
     mean: float
     low: float
@@ -39,7 +39,7 @@ class Prediction:
 
 
 class Surface:
-    """Quality over shapes: points (n, 4) of log depth, inner, head_dim and MLP, and a quality for each."""
+    """Quality as a function of shape, fitted to points (n, 4) from `features` and their qualities (n,)."""
 
     def __init__(self, points: Array, qualities: Array, sign: int) -> None:
         from sklearn.exceptions import ConvergenceWarning
@@ -51,29 +51,29 @@ class Surface:
         self.center, self.scale = float(qualities.mean()), float(qualities.std()) or 1.0
         process: Any = GaussianProcessRegressor(kernel, n_restarts_optimizer=4, random_state=0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound: that axis hardly matters
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound: the axis hardly matters
             self.process = process.fit(points, (qualities - self.center) / self.scale)
 
     def predict(self, points: Array) -> tuple[Array, Array]:
-        """Mean quality and its standard deviation, the noise of a single run left out."""
+        """Mean quality (n,) and its standard deviation (n,), without the noise of individual runs."""
         mean, deviation = self.process.predict(points, return_std=True)
         noise = self.process.kernel_.k2.noise_level
         return self.center + self.scale * mean, self.scale * np.sqrt(np.maximum(deviation**2 - noise, 0))
 
     def of(self, depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Prediction:
-        """The prediction for one shape."""
+        """Predict one shape's quality."""
         mean, deviation = (float(column[0]) for column in self.predict(features(depth, heads, head_dim, mlp)))
         half = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation
         return Prediction(mean, mean - half, mean + half)
 
     def ranking(self, designs: Grid) -> Array:
-        """A score for every design of a grid, the least is the best: what `redesign` takes."""
+        """A score for every design of a grid, lowest is best, as `redesign` expects of a ranking."""
         return -self.sign * self.predict(of_grid(designs))[0]
 
     def most_telling(self, points: Array, count: int) -> list[int]:
-        """The points that would teach most, one after another: each where the others leave most uncertain.
+        """Choose the most informative points greedily: each time the one with the largest remaining variance.
 
-        What a Gaussian process does not know at a point depends on where it has been, not on what was found there.
+        This needs no results, because a Gaussian process's variance depends only on where it was observed.
         """
         kernel, known = self.process.kernel_, self.points
         chosen: list[int] = []
@@ -88,7 +88,7 @@ class Surface:
 
 
 def features(depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Array:
-    """(n, 4): log depth, log inner, log head_dim, log MLP; of numbers or of arrays (n,)."""
+    """Features (n, 4): log depth, log inner, log head_dim, log MLP, from numbers or arrays (n,)."""
     columns = (depth, np.multiply(heads, head_dim), head_dim, np.maximum(mlp, 1))
     table = np.broadcast_arrays(*(np.atleast_1d(np.asarray(column, np.float64)) for column in columns))
     return np.asarray(np.log(np.stack(table, axis=1)))
@@ -99,23 +99,23 @@ def of_grid(designs: Grid) -> Array:
 
 
 def of_design(design: PlannedDesign) -> Array:
-    """(1, 4)"""
+    """Features (1, 4) of a design."""
     return features(*of_shape(design))
 
 
 def of_shape(design: Any) -> tuple[int, ...]:
-    """depth, heads, head_dim and MLP of a design; of the largest stage where stages differ."""
+    """A design's depth, heads, head_dim and MLP; for several stages, the largest value of each."""
     sizes = (getattr(design, name) for name in SHAPE)
     return tuple(size if isinstance(size, int) else max(size) for size in sizes)
 
 
 def surface_of(study: Study) -> Surface:
-    """Raises LeanifyError where a study has too few designs to say anything of others."""
+    """Fit the surface of a study. Raises LeanifyError if it has too few trained designs."""
     trained = [result for result in study.results if result.quality.seeds]
     if len(trained) < FEWEST:
         raise LeanifyError(
-            f"{study.path} has {len(trained)} trained designs, and a surface over shapes needs {FEWEST}: add some, "
-            f"leanify compare {study.path} --designs front:4"
+            f"{study.path} has {len(trained)} trained designs, but predicting others needs at least {FEWEST}: add some "
+            f"with leanify compare {study.path} --designs front:4"
         )
     points, qualities = [], []
     for result in trained:
@@ -127,13 +127,13 @@ def surface_of(study: Study) -> Surface:
 
 
 def load(path: str | Path) -> tuple[Study, Surface]:
-    """A study's folder and its surface."""
+    """Read a study and fit its surface. Raises DirectoryError and LeanifyError."""
     study = study_of(StudyFolder.open(Path(path)))
     return study, surface_of(study)
 
 
 def predictions(plan: Plan, study: Study, surface: Surface) -> dict[str, Any]:
-    """The quality predicted for every design that a plan shows, as ``redesign --study --json`` prints it."""
+    """Predicted quality of every design in a plan, as ``redesign --study --json`` prints it."""
 
     def of(design: Design | None) -> dict[str, float] | None:
         return None if design is None else asdict(surface.of(*of_shape(design)))

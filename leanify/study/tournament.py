@@ -1,14 +1,14 @@
-"""Many designs of one budget, most of them given up early: successive halving (Jamieson and Talwalkar 2016).
+"""Compare many designs of one budget and stop most of them early: successive halving (Jamieson and Talwalkar 2016).
 
-All designs train with one seed for a short share of the schedule, the better half goes on for longer, and the last
-three train to the end with every seed. A run that is stopped goes on from its checkpoint, so nothing is trained twice,
-and the learning rate is that of the whole schedule all along.
+All designs train with one seed for a short share of the schedule, the better half trains longer, and the last three
+train to the end with every seed. A stopped run is resumed from its checkpoint, so nothing is trained twice, and the
+learning rate always follows the full schedule.
 
-Designs are judged by their mean training loss before the stop: a mean over many steps is less noisy than one evaluation
-so early. That loss ranks ten designs as they rank at the end (Spearman's ρ, six tasks, `recipes/results/ranking.md`) at
-0.24 on average after 10 % of the schedule, 0.45 after 15 %, 0.65 after 30 %, 0.72 after 40 %, on the worst task at
--0.7, -0.4, 0.1, 0.5. So the first cut only halves the field, the second comes three times as late, and both come as
-late as the cost allows. Where the first cut is too early for a task, fewer designs make it later.
+Designs are ranked by their mean training loss before the stop, which is less noisy than a single early evaluation. Its
+rank correlation with the final quality of ten designs (Spearman's ρ, six tasks, `recipes/results/ranking.md`) is on
+average 0.24 after 10 % of the schedule, 0.45 after 15 %, 0.65 after 30 % and 0.72 after 40 %; on the worst task −0.7,
+−0.4, 0.1 and 0.5. Therefore the first cut only halves the field, the second is three times as late, and both are as
+late as the cost allows. If the first cut is too early for a task, a smaller field makes it later.
 """
 
 from __future__ import annotations
@@ -33,24 +33,27 @@ from leanify.study.plan import CONTROL, LEAN, Key, PlannedDesign, StudyPlan, ran
 from leanify.study.runner import Engine
 from leanify.study.surface import of_design, of_grid
 
-COST = 4.0  # trainings of the baseline that a tournament takes at most, where that can be kept
-FIRST = (0.1, 0.2)  # of the schedule: the earliest and the latest first cut
-LATER = 3  # times as late is the second cut
+COST = 4.0  # target cost of a tournament, in trainings of the baseline; exceeded if FIRST requires it
+FIRST = (0.1, 0.2)  # earliest and latest first cut, as shares of the schedule
+LATER = 3  # the second cut is this many times as late as the first
 FINALISTS = 3
-SEEDS = 2  # of the finalists, unless more are asked for
-SHALLOWEST = 4  # times fewer layers than the baseline: nothing below was ever measured
-SPENT = 0.97  # of the budget: what a design of the field uses at least
-CHOICE = 2  # times as many designs as are taken are there to choose from, at least
-WINDOW = 0.2  # of what was trained, at its end: over so much the training loss is averaged
+SEEDS = 2  # default number of seeds for the finalists
+SHALLOWEST = 4  # a design has at least 1/SHALLOWEST of the baseline's layers; shallower ones were never measured
+SPENT = 0.97  # share of the budget that a design must use
+CHOICE = 2  # choose from at least this many times the number of designs taken
+WINDOW = 0.2  # the training loss is averaged over this last share of the steps so far
 
 
 # -- the field --------------------------------------------------------------------------------------------------------
 
 
 def field_of(asked: Designer, count: int) -> tuple[PlannedDesign, ...]:
-    """``count`` designs that spend the budget: lean, control and depth-only, then those that differ most from them."""
+    """Choose ``count`` designs that use the budget: lean, control, depth-only, and those that differ most from them.
+
+    Raises RecipeError if ``count`` is not above the number of finalists.
+    """
     if count <= FINALISTS:
-        raise RecipeError(f"--tournament {count}: the last {FINALISTS} train to the end, so it takes more, 12 say")
+        raise RecipeError(f"--tournament must be above its {FINALISTS} finalists, for instance 12; it is {count}")
     return ranked(tuple(asked.priced(lambda: _field(asked, count))))
 
 
@@ -66,14 +69,14 @@ def _field(asked: Designer, count: int) -> list[PlannedDesign]:
 
 
 def shallow(plan: Plan) -> Plan:
-    """A plan with fewer layers than `redesign` proposes unasked: what trains is measured, and needs no floor."""
+    """Lower a plan's minimum depth below `redesign`'s default, which is not needed for designs that will be trained."""
     deepest = max(stage.depth for stage in plan.prices.architecture.stages)
     rules = replace(plan.request.constraints, min_depth=math.ceil(deepest / SHALLOWEST))
     return replace(plan, request=replace(plan.request, constraints=rules))
 
 
 def _known(asked: Designer, plan: Plan) -> Iterator[PlannedDesign]:
-    """Those of the named designs that this budget has; one that is another one's shape is left out."""
+    """The named designs that exist under this budget, without duplicates of the same shape."""
     seen: list[Any] = []
     for name in (LEAN, CONTROL, "depth-only"):
         try:
@@ -86,13 +89,13 @@ def _known(asked: Designer, plan: Plan) -> Iterator[PlannedDesign]:
 
 
 def spending(plan: Plan, least: int) -> tuple[Grid, NDArray[np.int64]]:
-    """The priced designs of a plan, and which of them spend its budget; the largest ``least`` where few do.
+    """Return a plan's priced designs and the indices of those that use its budget, largest first.
 
-    Raises ShapeError for several towers.
+    If fewer than ``least`` use it, the ``least`` largest within the budget. Raises ShapeError for several towers.
     """
     grids = grids_of(plan.prices, plan.request)
     if len(grids) > 1 or plan.request.max_params is None:
-        raise ShapeError(f"{plan.source} changes in {len(grids)} towers: name the designs instead, --designs")
+        raise ShapeError(f"{plan.source} changes in {len(grids)} towers; name the designs with --designs instead")
     [grid] = grids
     most = plan.request.max_params
     within = np.flatnonzero(grid.params <= most)
@@ -101,7 +104,7 @@ def spending(plan: Plan, least: int) -> tuple[Grid, NDArray[np.int64]]:
 
 
 def spread(points: NDArray[np.float64], taken: NDArray[np.float64], count: int) -> list[int]:
-    """The points farthest from what is taken, one after another (maximin); every axis counts alike."""
+    """Indices of points (n, 4) chosen greedily to be farthest from those taken (maximin), with axes scaled alike."""
     both = np.concatenate([points, taken])
     span = np.ptp(both, axis=0)
     points, taken = points / np.where(span, span, 1), taken / np.where(span, span, 1)
@@ -113,54 +116,54 @@ def spread(points: NDArray[np.float64], taken: NDArray[np.float64], count: int) 
     return chosen
 
 
-# -- what it takes ----------------------------------------------------------------------------------------------------
+# -- cost -------------------------------------------------------------------------------------------------------------
 
 
 def shares(plan: StudyPlan) -> tuple[float, float]:
-    """The shares of the schedule after which designs are given up: as late as `COST` allows."""
-    given_up_first, given_up_second = _given_up(plan)
+    """The shares of the schedule at which the two cuts take place: as late as `COST` allows, within `FIRST`."""
+    dropped_first, dropped_second = _dropped(plan)
     left = COST / _relative_macs(plan) - FINALISTS * len(plan.seeds)
-    first = min(max(left / (given_up_first + LATER * given_up_second), FIRST[0]), FIRST[1])
+    first = min(max(left / (dropped_first + LATER * dropped_second), FIRST[0]), FIRST[1])
     first = math.floor(1000 * first) / 1000
     return first, round(LATER * first, 3)
 
 
 def trainings(plan: StudyPlan) -> float:
-    """What it takes, in whole trainings of a design."""
-    parts = zip(_given_up(plan), shares(plan), strict=True)
+    """The tournament's cost in full trainings of a design."""
+    parts = zip(_dropped(plan), shares(plan), strict=True)
     return sum(number * share for number, share in parts) + FINALISTS * len(plan.seeds)
 
 
-def _given_up(plan: StudyPlan) -> tuple[int, int]:
-    """How many designs are given up at each cut."""
+def _dropped(plan: StudyPlan) -> tuple[int, int]:
+    """The number of designs dropped at each cut."""
     kept = kept_of(len(plan.designs))
     return len(plan.designs) - kept, kept - FINALISTS
 
 
 def runs(plan: StudyPlan) -> int:
-    """How many runs begin."""
+    """The number of runs, including those stopped early."""
     return len(plan.designs) + FINALISTS * (len(plan.seeds) - 1)
 
 
 def cost(plan: StudyPlan) -> float:
-    """What it takes, in multiples of training the baseline once, by multiply-adds."""
+    """The tournament's cost in trainings of the baseline, by multiply-adds."""
     return _relative_macs(plan) * trainings(plan)
 
 
 def is_open(plan: StudyPlan) -> bool:
-    """Whether the field of a tournament is still to be cut down."""
+    """Whether a tournament's field has not yet been reduced to its finalists."""
     return plan.tournament and len(plan.designs) > FINALISTS
 
 
 def _relative_macs(plan: StudyPlan) -> float:
-    """The designs' multiply-adds at their mean, as a share of the baseline's; 1 where these are unknown."""
+    """The designs' mean multiply-adds as a share of the baseline's; 1 if those are unknown."""
     if not plan.baseline_macs:
         return 1.0
     return sum(design.macs for design in plan.designs) / len(plan.designs) / plan.baseline_macs
 
 
 def kept_of(count: int) -> int:
-    """How many of a field go on after the first cut."""
+    """The number of designs kept at the first cut."""
     return max(FINALISTS, math.ceil(count / 2))
 
 
@@ -168,7 +171,7 @@ def kept_of(count: int) -> int:
 
 
 def play(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
-    """Cut the field down to its finalists; the plan is then a study of these. Goes on where it was interrupted."""
+    """Reduce the field to its finalists, which then form the study's plan. Resumes where it was interrupted."""
     plan, rungs = folder.plan, list(folder.rungs())
     if not is_open(plan):
         return
@@ -189,12 +192,12 @@ def play(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | No
 
 
 def best(losses: Mapping[str, float | None]) -> list[str]:
-    """The designs by their loss, failed ones last."""
+    """Design names sorted by loss, failed ones last."""
     return sorted(losses, key=lambda name: math.inf if (loss := losses[name]) is None else loss)
 
 
 def loss_before(folder: StudyFolder, key: Key) -> float | None:
-    """The mean training loss at the end of what was trained; None for a run that failed."""
+    """The mean training loss over the last WINDOW of a run's steps so far; None if it failed."""
     outcome = folder.outcome(key)
     rows = [row for row in folder.rows(key) if row["split"] == "train"]
     if (outcome is not None and outcome.status == "failed") or not rows:

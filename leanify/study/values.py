@@ -1,6 +1,6 @@
-"""What a study finds, as frozen values: runs, designs with their quality and costs, paired differences, verdicts.
+"""The findings of a study as frozen dataclasses: runs, designs with quality and costs, paired differences, verdicts.
 
-Differences are signed so that more is better, whatever the metric.
+Differences are signed so that positive is better, whatever the metric.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leanify.study.statistics import Answer
 
 @dataclass(frozen=True)
 class Quality:
-    """The metric over seeds with its 95 % interval; None where too few runs finished. ``failed`` runs count in none."""
+    """The mean metric over seeds with its 95 % interval, None if too few runs finished; failed runs are excluded."""
 
     mean: float | None
     low: float | None
@@ -27,7 +27,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured in one interleaved round: a forward of one sample, forwards and training steps of ``batch`` samples."""
+    """Costs measured in interleaved rounds, ``batch`` samples at a time except for the latency of one sample.
+
+    Rates are in samples per second; bytes are of training, measured and predicted.
+    """
 
     latency_s: float
     throughput_per_s: float
@@ -40,7 +43,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run; ``path`` is its folder within the study."""
+    """One run; ``path`` is its folder relative to the study's."""
 
     seed: int
     status: str
@@ -51,7 +54,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class DesignResult:
-    """One design: its shape and prices, its quality, its κ at the start and at the end, what it costs measured."""
+    """One design: shape and prices, quality, κ at the start and the end of training, and measured costs."""
 
     plan: PlannedDesign
     quality: Quality
@@ -83,7 +86,7 @@ class DesignResult:
 
 @dataclass(frozen=True)
 class Pair:
-    """``design`` less ``against``, seed by seed; more is better. ``p`` is two-sided, corrected over all pairs."""
+    """The per-seed differences ``design`` − ``against``, positive if better. ``p`` is two-sided and Holm-corrected."""
 
     design: str
     against: str
@@ -99,7 +102,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to a question, with its sizes in ``words``. ``seeds_needed`` in all, None where it cannot be said."""
+    """The answer to a question, with effect and interval in ``words``; ``seeds_needed`` in total, None if unknown."""
 
     question: str
     answer: Answer
@@ -110,7 +113,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found so far. ``metric`` is None, and everything empty, before the first run has finished."""
+    """A study's findings so far. Before the first run has finished, ``metric`` is None and the tuples are empty."""
 
     path: Path
     plan: StudyPlan
@@ -126,7 +129,7 @@ class Findings:
 
     @property
     def samples(self) -> int | None:
-        """What a run trains on, samples seen again counted again; None before one has finished."""
+        """The samples that a run processes, over all epochs; None before one has finished."""
         schedule = self.plan.recipe.schedule
         return None if schedule is None or self.steps is None else self.steps * schedule.batch_size
 

@@ -1,8 +1,8 @@
-"""Warm starts: all designs of a study begin with a trained model's weights, carried into each design's shape alike.
+"""Warm starts: all designs of a study start from one trained model, carried into each design's shape.
 
-What each design keeps is chosen on batches of the recipe's own training split (`leanify.warm.carry`); the baseline
-takes the weights as they are. A start is a lean directory in the study's folder, made once; every seed begins from it,
-and differs in the order of samples and in augmentation.
+What each design keeps is chosen on batches of the recipe's training split (`leanify.warm.carry`); the baseline takes
+the weights unchanged. A start is a lean directory in the study's folder, written once. All seeds start from it and
+differ in the order of samples and in augmentation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from leanify.training.preparation import data_of, trainable
 from leanify.upstream.inputs import example_inputs
 from leanify.warm.carry import carry
 
-BATCHES, SIZE = 8, 8  # samples that choose and, every other batch, measure: 64
+BATCHES, SIZE = 8, 8  # 64 samples: even batches choose what to keep, odd batches measure the damage
 
 
 def prepare(folder: StudyFolder) -> None:
-    """Write the start of every design that has none. Raises LeanifyError where weights cannot be carried."""
+    """Write the missing starts of a study with ``weights``. Raises LeanifyError if weights cannot be carried over."""
     plan = folder.plan
     todo = [design for design in plan.designs if plan.weights and not folder.start(design.name).exists()]
     if not todo:
@@ -48,7 +48,7 @@ def prepare(folder: StudyFolder) -> None:
 
 
 def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:
-    """Samples of the training split, drawn by the study's first seed, as the model takes them."""
+    """Batches of model inputs from the training split, chosen by the study's first seed."""
     recipe = trainable(plan.recipe)
     splits = splits_of(data_of(recipe), model)
     seed, most = plan.seeds[0], min(BATCHES * SIZE, len(splits.train))

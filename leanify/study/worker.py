@@ -1,11 +1,11 @@
-"""Runs of a study, each in a process of its own: ``python -m leanify.study.worker STUDY``.
+"""Execute runs of a study, each in its own process: ``python -m leanify.study.worker STUDY``.
 
-Each line of its standard input asks for a run: ``DESIGN SEED``, or ``DESIGN SEED SHARE`` to stop there, saved. A forked
-process begins the run or goes on with it, so that the imports are paid once and no run inherits anything from another.
-κ is probed on the way, and the outcome is left beside the run. Standard output has one JSON object for each row of a
-run's log, and one with its exit code at its end.
+Each line of standard input requests a run: ``DESIGN SEED``, or ``DESIGN SEED SHARE`` to stop after that share of the
+schedule with a checkpoint. A forked process starts or resumes the run, so that imports are paid for once and runs share
+no state. It probes κ on the way and writes the outcome beside the run. Standard output has one JSON object per row of
+the run's log, and at the end one with its exit code.
 
-When its standard input is closed it kills the run and ends: nothing is left behind where whoever started it was killed.
+When standard input is closed, the worker kills the run and exits, so nothing is left running if its parent is killed.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from leanify.study.plan import Key
 from leanify.training import with_tokenizer_of
 from leanify.training.loop import Trainer
 
-PROBED = 16  # samples of the validation split
-INTERRUPTED = 130  # the exit code of a run that was stopped by Ctrl-C and can go on
-POINTS = 8  # κ is probed at the start, and about so many times on the way
+PROBED = 16  # validation samples on which κ is probed
+INTERRUPTED = 130  # exit code of a run stopped by Ctrl-C, which can be resumed
+POINTS = 8  # κ is probed at the start, and about this many times during training
 
 
 class Onlooker:
-    """Prints the rows of a run, probes κ where it evaluates, and stops it where it is to stop.
+    """Watches a run: prints its log rows, probes κ at evaluations, and stops it at step ``stop``.
 
-    κ is the median over samples and layers: one of deficient rank does not hide the others. The points depend on the
-    step alone, so a run that was resumed has the same ones.
+    κ is the median over samples and layers, so that one rank-deficient layer does not hide the others. The points
+    depend only on the step, so a resumed run probes at the same ones.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Onlooker:
 
     def stepped(self, step: int) -> None:
         if os.getppid() != self.parent:
-            os._exit(1)  # whoever waits for this run was killed
+            os._exit(1)  # the worker was killed, so nothing waits for this run
         if self.evaluated:
             self.evaluated = False
             self.probe(step)
@@ -82,7 +82,7 @@ class Onlooker:
             signal.raise_signal(signal.SIGINT)
 
     def probe(self, step: int) -> None:
-        """κ at a step, unless its share of the run has one."""
+        """Probe κ at a step, unless this eighth of the run already has a value."""
         places = {int(known) * POINTS // self.last for known in self.kappas}
         if step * POINTS // self.last in places and step != self.last:
             return
@@ -98,7 +98,7 @@ class Onlooker:
 
 
 def kappa(trainer: Trainer) -> float | None:
-    """κ of the concatenated heads on the first validation samples; None where the model has none that is finite."""
+    """κ of the concatenated heads on the first validation samples; None if undefined or infinite."""
     samples = trainer.splits.validation
     keys = [[(0, index) for index in range(min(PROBED, len(samples)))]]
     [batch] = Reader(samples, keys, trainer.seed, 0)
@@ -113,7 +113,7 @@ def kappa(trainer: Trainer) -> float | None:
 
 
 def work(folder: StudyFolder, key: Key, share: float | None = None) -> None:
-    """Train one run to its end, or for a share of it; leave its outcome. A run that has ended is left alone."""
+    """Train one run to its end, or for a share of it, and record its outcome. Does nothing for an ended run."""
     with folder.held(key):
         if folder.outcome(key) is not None:
             return
@@ -127,10 +127,10 @@ def work(folder: StudyFolder, key: Key, share: float | None = None) -> None:
 
 
 def _train(folder: StudyFolder, key: Key, share: float | None) -> Trainer | None:
-    """The trainer of a run that is trained to its end; None where it stopped before."""
+    """Train a run; return its trainer if it reached the end, None if it stopped before."""
     path = folder.run(key)
     for leftover in path.parent.glob(f".{path.name}.*"):
-        if leftover.is_dir():  # a run that was killed while its folder was made
+        if leftover.is_dir():  # from a run killed while its folder was being created
             shutil.rmtree(leftover)
     watcher = Onlooker()
     recipe = with_tokenizer_of(RunDirectory.open(path)) if is_run(path) else folder.recipe_of(key)
@@ -174,7 +174,7 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
 
 
 def serve(folder: StudyFolder) -> None:
-    """One run after another, as standard input asks for them."""
+    """Execute the runs requested on standard input, one after another."""
     for line in sys.stdin:
         design, seed, *share = line.split()
         sys.stdout.flush()
@@ -184,13 +184,13 @@ def serve(folder: StudyFolder) -> None:
         waiter = threading.Thread(target=_report, args=(child,))
         waiter.start()
         if not _waited(waiter):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the run has just ended
                 os.kill(child, signal.SIGKILL)
             os._exit(1)
 
 
 def _run(folder: StudyFolder, key: Key, share: float | None) -> NoReturn:
-    """The forked process: never returns."""
+    """Execute a run in the forked process, then exit."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -208,15 +208,15 @@ def _run(folder: StudyFolder, key: Key, share: float | None) -> NoReturn:
 
 
 def _report(child: int) -> None:
-    """Wait for a run and say how it ended; a signal is a negative code."""
+    """Wait for a run and print its exit code; a signal gives a negative code."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(json.dumps({"ended": code}), flush=True)
 
 
 def _waited(waiter: threading.Thread) -> bool:
-    """Whether the run ended before the other end of standard input was closed; nothing is read of it meanwhile."""
+    """Whether the run ended before standard input was closed. Does not read from it."""
     closed = select.poll()
-    closed.register(sys.stdin, 0)  # a hang-up is told in any case
+    closed.register(sys.stdin, 0)  # POLLHUP is always reported, even with an empty event mask
     while waiter.is_alive():
         if closed.poll(0):
             return False
@@ -225,7 +225,7 @@ def _waited(waiter: threading.Thread) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the runs, which save; the server waits for them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the run, which saves; the worker waits for it
     serve(StudyFolder.open(Path(arguments[0])))
 
 

@@ -1,8 +1,8 @@
-"""Tasks: a training loss, and the metrics that an evaluation reports. One file each.
+"""Tasks: a training loss and the evaluation metrics, one file each.
 
-A task gives the summed loss of a training step, and the tally of an evaluation batch: scalars, which are summed over
-batches and processes, and vectors with one entry per sample, which are concatenated. Metrics are computed once at the
-end, over exactly the evaluated samples.
+A task computes the summed loss of a training step and the tally of an evaluation batch. A tally has scalars, which are
+summed over batches and processes, and vectors with one entry per sample, which are concatenated. Metrics are computed
+once at the end, over exactly the evaluated samples.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Tally = Mapping[str, Tensor]
 
 
 class Task(Protocol):
-    """``metric`` tells the best checkpoint; ``sign`` is 1 where more of it is better, −1 where less is.
+    """``metric`` selects the best checkpoint; ``sign`` is 1 if higher is better, −1 if lower is.
 
-    ``margin`` is a loss of it that most users would accept for a model of half the size: the default margin of a
-    non-inferiority test.
+    ``margin`` is the default margin of a non-inferiority test, in the metric's unit: a loss that most users would
+    accept for a model of half the size.
     """
 
     metric: str
@@ -43,20 +43,20 @@ class Task(Protocol):
     margin: float
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """The loss of a training step, summed over the targets."""
+        """The loss of a training step, summed over targets."""
 
     def count(self, targets: Tensor) -> Tensor | int:
-        """How many targets these are: what the summed loss is divided by."""
+        """The number of targets, by which the summed loss is divided."""
 
     def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
-        """What an evaluation finds in a batch: scalars to add up, vectors (B,) to string together."""
+        """The tally of an evaluation batch: scalars to sum, vectors (B,) to concatenate."""
 
     def metrics(self, found: Tally) -> dict[str, float]:
-        """What an evaluation reports, from all that it found; ``loss`` among it."""
+        """The metrics of an evaluation from its merged tally, including ``loss``."""
 
 
 def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
-    """The tallies of several batches or processes as one, on the CPU."""
+    """Merge the tallies of several batches or processes, on the CPU."""
     names = next((list(part) for part in parts if part), [])
     columns = {name: [part[name] for part in parts if part] for name in names}
     return {
@@ -66,7 +66,7 @@ def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
 
 
 def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
-    """The task of a recipe. Raises RecipeError for what does not go together."""
+    """Return the task of a recipe. Raises RecipeError for settings that do not fit the data."""
     data, optim = recipe.data, recipe.optim
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
@@ -92,7 +92,7 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
 
 
 def check_fit(model: nn.Module, splits: Splits) -> None:
-    """Raise where the data does not suit the model, before anything is written."""
+    """Raise DataError if the data has more classes than the model has outputs."""
     if splits.classes is None:
         return
     config = getattr(model, "config", None)
@@ -102,6 +102,6 @@ def check_fit(model: nn.Module, splits: Splits) -> None:
     if classes is not None and splits.classes > classes:
         key = "num_labels" if is_hf(model) else "classes" if is_own(model) else "num_classes"
         raise DataError(
-            f"{splits.words} has {splits.classes} classes and the model {classes}: labels are out of its range; "
+            f"{splits.words} has {splits.classes} classes, but the model has only {classes} outputs; "
             f"--set model.override.{key}={splits.classes}"
         )

@@ -13,15 +13,15 @@ from leanify.tasks.outputs import answer
 
 
 class CausalLm:
-    """The next token: cross-entropy, perplexity and bits per byte."""
+    """Next-token prediction: cross-entropy, perplexity, bits per byte."""
 
-    metric, sign, margin = "loss", -1, 0.02  # nats a token, 2 % of perplexity
+    metric, sign, margin = "loss", -1, 0.02  # nats per token, which is 2 % of perplexity
 
     def __init__(self, smoothing: float, bytes_per_target: float | None) -> None:
         self.smoothing, self.bytes_per_target = smoothing, bytes_per_target
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """input_ids and targets B, N → the sum over targets"""
+        """input_ids and targets (B, N) → the loss summed over targets"""
         return self._nats(model, inputs, targets, self.smoothing)
 
     def _nats(self, model: nn.Module, inputs: Inputs, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -37,7 +37,7 @@ class CausalLm:
         return {"loss": self._nats(model, inputs, targets), "count": self.count(targets)}
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats a token; bits per byte by the bytes that a token of the whole split has on average."""
+        """Mean loss in nats per token, perplexity, and bits per byte (from the split's mean bytes per token)."""
         loss = (found["loss"] / found["count"]).item()
         report = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
         return report | ({"bits_per_byte": loss / math.log(2) / self.bytes_per_target} if self.bytes_per_target else {})

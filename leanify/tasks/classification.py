@@ -14,9 +14,9 @@ from leanify.tasks.outputs import answer
 
 
 class Classification:
-    """Samples into classes: cross-entropy, top-1 and top-5; ``constant`` is a fixed answer to compare with."""
+    """Classification: cross-entropy, top-1 and top-5. ``constant`` is a class always predicted, for comparison."""
 
-    metric, sign, margin = "top1", 1, 1.0  # a point of top-1
+    metric, sign, margin = "top1", 1, 1.0  # one percentage point of top-1
 
     def __init__(
         self, classes: int, mixup: float, cutmix: float, smoothing: float, constant: int | None = None
@@ -29,7 +29,7 @@ class Classification:
             self.mixup = Mixup(mixup, cutmix, label_smoothing=smoothing, num_classes=classes)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """targets B → the sum over B, with smoothed and mixed targets"""
+        """targets (B,) → the loss summed over B, with label smoothing and mixup or CutMix"""
         if self.mixup is None:
             logits = answer(model, inputs)
             return F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
@@ -38,9 +38,9 @@ class Classification:
         return -(soft * F.log_softmax(answer(model, inputs), dim=-1)).sum()
 
     def _mixed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbours are mixed with each other, as timm does it, however a step is cut into passes and processes.
+        """Mix neighbouring samples with timm's Mixup, so that the pairs do not depend on passes and processes.
 
-        The last of an odd number stays itself. → B, C, H, W and B, classes, in the order in which they were mixed
+        The last of an odd number is not mixed. → (B, C, H, W) and (B, classes), in the order of mixing
         """
         from timm.data.mixup import mixup_target
 
@@ -48,7 +48,7 @@ class Classification:
         rest = mixup_target(targets[even:], self.classes, 1.0, self.smoothing)
         if not even:
             return inputs, rest
-        # timm mixes the first with the last; stacking views instead of indexing by a CPU tensor spares a GPU a wait
+        # timm mixes the first sample with the last; slices, unlike indexing by a CPU tensor, need no GPU sync
         mixed, soft = self.mixup(*(torch.cat([x[0:even:2], x[1:even:2].flip(0)]) for x in (inputs, targets)))
         if even == len(inputs):
             return mixed, soft
@@ -69,9 +69,9 @@ class Classification:
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats, the rest in per cent: top-1, and top-5 where there are more than five classes.
+        """Mean loss in nats, and in per cent top-1, and top-5 if there are more than five classes.
 
-        Where there is a constant answer, accuracy (which is top-1) and ``majority``, what that answer scores.
+        With ``constant``, instead of top-5: ``accuracy`` (same as top-1) and ``majority``, the constant's accuracy.
         """
         share = {name: (found[name] / found["count"]).item() for name in ("loss", "top1", "top5", "majority")}
         report = {"loss": share["loss"], "top1": 100 * share["top1"]}

@@ -1,4 +1,4 @@
-"""The eight tasks of GLUE that the paper reports, each with its own metrics (Wang et al. 2019, table 1)."""
+"""The eight GLUE tasks that the paper reports, with their metrics (Wang et al. 2019, table 1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leanify.data.glue import TASKS
 from leanify.data.samples import Inputs
 from leanify.tasks.outputs import answer
 
-Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, guesses → a share
+Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, predictions → −1 … 1
 
 
 def accuracy(labels: np.ndarray, guesses: np.ndarray) -> float:
@@ -49,7 +49,7 @@ def spearman(labels: np.ndarray, guesses: np.ndarray) -> float:
 
 
 def _varies(*columns: np.ndarray) -> bool:
-    """Whether a correlation is defined; that with a constant is taken as 0."""
+    """Whether a correlation of these columns is defined; with a constant column it is reported as 0."""
     return all(len(column) > 1 and np.ptp(column) > 0 for column in columns)
 
 
@@ -57,7 +57,7 @@ def _defined(value: float) -> float:
     return float(value) if np.isfinite(value) else 0.0
 
 
-# the first is the one that tables print, as in Devlin et al. 2019 (table 1)
+# each task's first metric is the one printed in tables, as in Devlin et al. 2019 (table 1)
 METRICS: Mapping[str, Mapping[str, Metric]] = {
     "cola": {"matthews": matthews},
     "sst2": {"accuracy": accuracy},
@@ -71,16 +71,16 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
 
 
 class Glue:
-    """A class of a sentence or pair by cross-entropy; for STS-B a number by the squared error."""
+    """A GLUE task: classification by cross-entropy, or for STS-B regression by squared error."""
 
-    sign, margin = 1, 1.0  # a point
+    sign, margin = 1, 1.0  # one point on the scale of 100
 
     def __init__(self, name: str, smoothing: float) -> None:
         self.name, self.classes, self.smoothing = name, len(TASKS[name].labels), smoothing
         self.metric = next(iter(METRICS[name]))
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """targets B → the sum over B"""
+        """targets (B,) → the loss summed over B"""
         return self._loss(answer(model, inputs), targets, self.smoothing)
 
     def _loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -94,7 +94,7 @@ class Glue:
     def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         outputs = answer(model, inputs)
         label = targets % self.classes if self.classes else targets
-        part = targets // self.classes if self.classes else torch.zeros_like(targets)  # of MNLI: matched, mismatched
+        part = targets // self.classes if self.classes else torch.zeros_like(targets)  # MNLI: 0 matched, 1 mismatched
         return {
             "loss": self._loss(outputs, label),
             "count": torch.tensor(len(targets)),
@@ -104,12 +104,12 @@ class Glue:
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss, and the task's metrics of the whole set, all times 100; MNLI's is the mean of its two sets."""
+        """Mean loss, and the task's metrics over the whole set times 100; for MNLI the mean of its two sets."""
         report = {"loss": (found["loss"] / found["count"]).item()}
         label, guess, part = (found[name].numpy() for name in ("label", "guess", "part"))
         for name, metric in METRICS[self.name].items():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a validation set in which a class is missing
+                warnings.simplefilter("ignore")  # sklearn warns if the validation set lacks a class
                 values = [100 * metric(label[part == one], guess[part == one]) for one in np.unique(part)]
             report[name] = sum(values) / len(values)
             if self.name == "mnli":

@@ -16,31 +16,31 @@ from leanify.tasks.outputs import logits_of
 
 
 class MaskedLm:
-    """The words that were masked (Devlin et al. 2019): cross-entropy, perplexity, and the share guessed right."""
+    """Prediction of masked tokens (Devlin et al. 2019): cross-entropy, perplexity and accuracy."""
 
-    metric, sign, margin = "loss", -1, 0.02  # nats a token, 2 % of perplexity
+    metric, sign, margin = "loss", -1, 0.02  # nats per token, which is 2 % of perplexity
 
     def __init__(self, smoothing: float) -> None:
         self.smoothing = smoothing
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """input_ids and targets B, N → the sum over targets"""
-        logits, words = self._guesses(model, inputs, targets)
-        return F.cross_entropy(logits, words, label_smoothing=self.smoothing, reduction="sum")
+        """input_ids and targets (B, N) → the loss summed over targets"""
+        logits, tokens = self._predictions(model, inputs, targets)
+        return F.cross_entropy(logits, tokens, label_smoothing=self.smoothing, reduction="sum")
 
-    def _guesses(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and words where words are asked for: K, V in float32, and K."""
+    def _predictions(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (K, V) in float32 and true tokens (K,) at the K masked positions. Raises RecipeError."""
         assert isinstance(inputs, dict)
         chosen = targets != IGNORED
-        bare: Any = getattr(model, "module", model)  # within what several processes wrap around it
+        bare: Any = getattr(model, "module", model)  # unwrap DistributedDataParallel
         if isinstance(bare, CrammedBert) and bare.classifier is None:
             return model(**inputs, chosen=chosen).float(), targets[chosen]
         logits = logits_of(model(**inputs))
         if logits.shape[:2] != targets.shape:
             gives, tokens = (" × ".join(map(str, shape)) for shape in (logits.shape, targets.shape))
             raise RecipeError(
-                f"this model gives {gives} numbers for {tokens} tokens, so it guesses no words: "
-                'class = "AutoModelForMaskedLM" in [model]'
+                f"this model outputs {gives} numbers for {tokens} tokens, so it has no masked-language-modelling head: "
+                'set class = "AutoModelForMaskedLM" in [model]'
             )
         return logits[chosen].float(), targets[chosen]
 
@@ -48,15 +48,15 @@ class MaskedLm:
         return (targets != IGNORED).sum()
 
     def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
-        logits, words = self._guesses(model, inputs, targets)
-        right = (logits.argmax(-1) == words).sum()
+        logits, tokens = self._predictions(model, inputs, targets)
+        right = (logits.argmax(-1) == tokens).sum()
         return {
-            "loss": F.cross_entropy(logits, words, reduction="sum"),
+            "loss": F.cross_entropy(logits, tokens, reduction="sum"),
             "right": right,
             "count": self.count(targets),
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats a masked token, and the share of them guessed right in per cent."""
+        """Mean loss in nats per masked token, perplexity, and accuracy in per cent."""
         loss, right = ((found[name] / found["count"]).item() for name in ("loss", "right"))
         return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": 100 * right}

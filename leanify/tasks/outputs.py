@@ -1,4 +1,4 @@
-"""Call a model on a batch and take its logits."""
+"""Call a model on a batch and return its logits."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from leanify.errors import RecipeError
 
 
 def answer(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The model's logits in float32: images go in as they are, token ids by their names."""
+    """Return the model's logits in float32 for images (a tensor) or text (tensors by argument name)."""
     output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     return logits_of(output).float()
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model gives: a tensor, transformers' ``logits``, or the first of several heads."""
+    """The logits in a model's output: the tensor itself, its ``logits``, or the first of several outputs.
+
+    Raises RecipeError if the model has no head.
+    """
     if isinstance(output, Tensor):
         return output
-    if isinstance(output, (tuple, list)):  # VOLO with mixed tokens, distilled DeiT: the class token first, as in timm
+    if isinstance(output, (tuple, list)):  # VOLO with mixed tokens, distilled DeiT: the class token comes first
         return logits_of(output[0])
     if getattr(output, "logits", None) is None:
         raise RecipeError(
-            "this model gives no logits: it has no head for the task. Name a transformers class that has one, "
+            "this model outputs no logits: it has no head for the task. Name a transformers class that has one: "
             'class = "AutoModelForCausalLM", "AutoModelForMaskedLM" or "AutoModelForImageClassification" in [model]'
         )
     logits: Tensor = output.logits

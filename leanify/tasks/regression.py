@@ -11,12 +11,12 @@ from leanify.tasks.outputs import answer
 
 
 class Regression:
-    """A vector for each point of a sequence: the squared error, ‖ŷ − y‖², a point."""
+    """Regression to one vector per point of a sequence, by the squared error ‖ŷ − y‖² per point."""
 
-    metric, sign, margin = "loss", -1, 0.01  # of targets of length 1, whose trivial error is about 1
+    metric, sign, margin = "loss", -1, 0.01  # targets are unit vectors, for which a trivial model's error is about 1
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """targets B, N, d → the sum over B and N"""
+        """targets (B, N, d) → the loss summed over B and N"""
         return (answer(model, inputs) - targets).square().sum()
 
     def count(self, targets: Tensor) -> Tensor:
@@ -26,5 +26,5 @@ class Regression:
         return {"loss": self.loss(model, inputs, targets), "count": self.count(targets)}
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """The mean squared error."""
+        """The mean squared error per point."""
         return {"loss": (found["loss"] / found["count"]).item()}

@@ -1,4 +1,4 @@
-"""Sentences as vectors that point where a teacher's point."""
+"""Sentence embeddings that point in the same direction as a teacher's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanify.errors import RecipeError
 
 
 class SentenceEmbedding:
-    """One vector a sentence; the loss is 1 − cosine to the target, which is a teacher's vector of the same sentence."""
+    """One vector per sentence; the loss is 1 − cosine similarity to a teacher's embedding of the same sentence."""
 
     metric, sign, margin = "cosine", 1, 0.01
 
@@ -21,7 +21,7 @@ class SentenceEmbedding:
         self.pooling = tuple(pooling)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """targets (B, width) → the sum over B"""
+        """targets (B, width) → the loss summed over B"""
         return (1 - self._cosines(model, inputs, targets)).sum()
 
     def count(self, targets: Tensor) -> int:
@@ -31,7 +31,7 @@ class SentenceEmbedding:
         return {"cosine": self._cosines(model, inputs, targets).sum(), "count": torch.tensor(len(targets))}
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """The mean loss and the mean cosine."""
+        """The mean loss and the mean cosine similarity."""
         cosine = (found["cosine"] / found["count"]).item()
         return {"loss": 1 - cosine, "cosine": cosine}
 
@@ -40,14 +40,14 @@ class SentenceEmbedding:
 
 
 def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
-    """token ids (B, N) → (B, modes · width) in float32: the pooled hidden states of the last layer."""
+    """token ids (B, N) → pooled last hidden states (B, modes · width) in float32. Raises RecipeError without them."""
     assert isinstance(inputs, dict)
     output = model(**inputs)
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None:
         raise RecipeError(
-            f"{type(model).__name__} has a head and gives no hidden states to make embeddings of: name the encoder "
-            'without it, class = "AutoModel" in [model]'
+            f"{type(model).__name__} has a head and returns no hidden states for embeddings; use the bare encoder: "
+            'class = "AutoModel" in [model]'
         )
     mask = inputs.get("attention_mask")
     there = torch.ones_like(inputs["input_ids"]) if mask is None else mask
@@ -55,7 +55,9 @@ def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
 
 
 def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
-    """(B, N, width) and (B, N) → (B, width), as sentence-transformers pools (Reimers & Gurevych 2019)."""
+    """Pool hidden states (B, N, width) with a mask (B, N) → (B, width), by sentence-transformers' modes
+    (Reimers & Gurevych 2019).
+    """
     there = mask[..., None].to(hidden.dtype)
     if mode in ("cls", "lasttoken"):
         last = mask.shape[1] - 1 - mask.flip(1).argmax(1)

@@ -1,4 +1,4 @@
-"""A number for a sentence or a pair of sentences."""
+"""Regression of one number per sentence or sentence pair."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from leanify.tasks.outputs import answer
 
 
 class TextRegression:
-    """A number for each text by the squared error; Pearson's and Spearman's correlation in an evaluation."""
+    """One number per text, by squared error; evaluated by Spearman's and Pearson's correlation."""
 
     metric, sign, margin = "spearman", 1, 1.0
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """targets B → the sum over B"""
+        """targets (B,) → the loss summed over B"""
         return F.mse_loss(answer(model, inputs)[:, 0], targets, reduction="sum")
 
     def count(self, targets: Tensor) -> int:
@@ -31,7 +31,7 @@ class TextRegression:
         return {"loss": loss, "count": torch.tensor(len(targets)), "guess": guess, "label": targets}
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """The mean squared error, and correlations times 100."""
+        """The mean squared error, and the correlations times 100."""
         label, guess = found["label"].numpy(), found["guess"].numpy()
         loss = (found["loss"] / found["count"]).item()
         return {"loss": loss, "spearman": 100 * spearman(label, guess), "pearson": 100 * pearson(label, guess)}

@@ -1,9 +1,9 @@
-"""What a user may do with a model at its default configuration, tried on meta: read, grow, redesign, control.
+"""What leanify can do with a model at its default configuration, tried on meta: read, grow, redesign, control.
 
 read      every attention is found, and its shape is read from its tensors
 grow      twice the heads at constant head_dim, and that shape is read back
-redesign  a leaner design is found within one of `SHARES` of the parameters, by the rules of `RULES`, strictest first
-control   that design has one of equal depth and parameters with the old heads and a wider MLP
+redesign  a leaner design is found for one of `SHARES` of the parameters, under `RULES`, strictest first
+control   for that design there is a control: equal depth and parameters, the old heads and a wider MLP
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leanify.errors import BudgetError, LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.sources import find
 
-SHARES = (0.5, 0.9, 0.98)  # large embeddings, or convolutions, leave little for the blocks to save
-RULES: dict[str, dict[str, Any]] = {  # by the flags that loosen them: a small or shallow model may need it
+SHARES = (0.5, 0.9, 0.98)  # with large embeddings or convolutions, the blocks can save only a little
+RULES: dict[str, dict[str, Any]] = {  # command-line flags → arguments, ever looser, as small models may need
     "": {},
     "--min-depth 1": {"min_depth": 1},
     "--min-depth 1 --min-mlp 0 --multiple 1": {"min_depth": 1, "min_mlp": 0, "multiple": 1},
@@ -30,8 +30,10 @@ RULES: dict[str, dict[str, Any]] = {  # by the flags that loosen them: a small o
 
 @dataclass(frozen=True)
 class Answers:
-    """True, False, or None where the question does not apply; ``reason`` says what the first other than True means,
-    ``flags`` which rules `redesign` was given, beside the budget, to find a design.
+    """True, False, or None if the question does not apply.
+
+    ``reason`` explains the first answer other than True; ``flags`` are the options that `redesign` needed besides the
+    budget.
     """
 
     read: bool | None
@@ -47,7 +49,7 @@ class Answers:
 
 
 def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> Answers:
-    """The four answers for what SOURCE names. Errors that are no LeanifyError are defects, and pass through."""
+    """Answer the four questions for a SOURCE. Exceptions other than LeanifyError are defects and are not caught."""
     try:
         model = find.build_on_meta(find.find(source, overrides=overrides))
     except SourceError as error:
@@ -65,7 +67,7 @@ def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> Answe
 
 
 def _grow_refused(model: nn.Module) -> str:
-    """Why the model does not grow; nothing where it does."""
+    """Why the model cannot grow; ``""`` if it can."""
     try:
         grown = surgery.read(surgery.grow(model, factor=2))
     except LeanifyError as error:
@@ -75,7 +77,7 @@ def _grow_refused(model: nn.Module) -> str:
 
 
 def _plan(source: str, overrides: Mapping[str, Any] | None) -> tuple[Plan | LeanifyError, str]:
-    """The first redesign that is found and the flags that it took, or why there is none by the default rules.
+    """Return the first redesign found and the flags it needed, or why there is none under the default rules.
 
     Every budget is tried before a rule is loosened; a design with a control is preferred to one without.
     """

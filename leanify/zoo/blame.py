@@ -1,4 +1,4 @@
-"""Which row is wrong: where a law is broken, each class's layers are changed alone."""
+"""Find the wrong row when a law is broken, by changing the layers of one class at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leanify.zoo.running import Call, difference, outputs
 
 
 def blamed(model: nn.Module, call: Call) -> list[str]:
-    """The classes whose rows are wrong, as the tables name them, each with what went wrong."""
+    """The classes whose rows are wrong, by their names in the tables, each with what went wrong."""
     located = sites.locate(model)
     reference = outputs(model, call)
     return [
@@ -27,7 +27,7 @@ def blamed(model: nn.Module, call: Call) -> list[str]:
 
 
 def _alone(located: LocatedModel) -> Iterator[tuple[str, Architecture]]:
-    """For each row, the model's shape with twice the heads, or units, in the layers of that row alone."""
+    """For each row, the model's shape with twice the heads or hidden units in that row's layers only."""
     for name in dict.fromkeys(layer.attention.reading.name for layer in located.layers):
         yield name, _changed(located, partial(_more_heads, name))
     plain = [layer.mlp for layer in located.layers if layer.mlp and not _mixes(layer.mlp)]
@@ -44,7 +44,7 @@ def _more_units(name: str, at: LocatedLayer, layer: Layer) -> Layer:
 
 
 def _mixes(mlp: Site) -> bool:
-    """Whether a norm runs over the hidden units: then new ones change what the old ones give, whatever the row."""
+    """Whether a norm runs over the hidden units: new units then change the outputs even if the row is right."""
     return any(part_of(mlp.module, part) is not None for part in mlp.reading.mixing)
 
 
@@ -65,6 +65,6 @@ def _changed(located: LocatedModel, change: Callable[[LocatedLayer, Layer], Laye
 def _wrong(model: nn.Module, wanted: Architecture, call: Call, reference: list[Tensor]) -> str:
     try:
         error = difference(outputs(surgery.write(model, wanted), call), reference)
-    except Exception as failed:  # a wrong row fails in any way: in a reshape, an index, a kernel
+    except Exception as failed:  # a wrong row can fail in any way: in a reshape, an index, a kernel
         return f"{type(failed).__name__}: {' '.join(str(failed).split())[:120]}"
     return "" if error < TOLERANCE else f"outputs differ by {error:.1e}"

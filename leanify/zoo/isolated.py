@@ -1,4 +1,4 @@
-"""Run a function over many names in a child process: a crash or an endless loop is a result like any other."""
+"""Run a function over many names in a child process, so that a crash or an endless loop becomes a result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Result = TypeVar("Result")
 def each(
     function: Callable[[str], Result], names: Sequence[str], seconds: float, failed: Callable[[str, str], Result]
 ) -> Iterator[Result]:
-    """function(name) for each name, in order; ``failed(name, why)`` where a call took too long or ended its process.
+    """Yield function(name) for each name in order, or ``failed(name, why)`` if a call timed out or crashed.
 
-    One child works through all names; after a failure the next child goes on behind it.
+    One child process works through all names; after a failure, a new child continues with the next name.
     """
     context = multiprocessing.get_context("fork")
     waiting = list(names)

@@ -1,18 +1,18 @@
-"""The laws that every redesigned model obeys, held in float64 on random parameters and random inputs.
+"""The laws that every redesigned model must obey, tested in float64 with random parameters and inputs.
 
-written   read(write(m, a)) == a, and write(m, read(m)) computes bit for bit what m does
-grown     heads doubled at constant head_dim, new output columns zero: the same outputs to 1e-10
-alive     the outputs depend on the new output columns of every layer (their gradient is not zero)
-wider     hidden units doubled, new output columns zero: the same outputs to 1e-10
-complete  no softmax over tokens runs outside an attention that was found
-shorter   one block fewer runs
-split     twice the heads of half the size run
-cached    the same with a cache of keys and values: grown, and one block fewer
-kept      what was saved loads and gives the same outputs
-priced    what a search says that a design costs is what counting that design gives, on meta and on the CPU
+written   read(write(m, a)) == a, and write(m, read(m)) computes the same as m, bit for bit
+grown     doubling the heads at constant head_dim, with zero new output columns, keeps the outputs to 1e-10
+alive     the outputs depend on the new output columns of every layer (non-zero gradient)
+wider     doubling the hidden units, with zero new output columns, keeps the outputs to 1e-10
+complete  no softmax over tokens runs outside the attentions that were found
+shorter   the model runs with one block fewer
+split     the model runs with twice the heads of half the size
+cached    `grown` and `shorter` also hold with a key/value cache
+kept      a saved model loads and computes the same outputs
+priced    the parameters and MACs that a search predicts for a design equal the counted ones, on meta and on the CPU
 
-`grown`, `wider`, `shorter`, `split`, `cached` and `priced` do not apply to every model. They return whether they had
-anything to test, and `hold` returns that by law: no law passes in silence.
+`grown`, `wider`, `shorter`, `split`, `cached` and `priced` do not apply to every model. They return whether there was
+anything to test, and `hold` reports that per law, so that no law passes silently.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ TOLERANCE = 1e-10
 
 
 def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
-    """Hold ``model`` against every law but `kept` and `priced`; ``call`` runs it on fixed inputs.
+    """Test ``model`` against every law except `kept` and `priced`; ``call`` runs it on fixed inputs.
 
-    Returns by law whether it applied. Raises LawBroken.
+    Returns law → whether it applied. Raises LawBroken.
     """
     model = randomised(model, seed)
     shape = surgery.read(model)
@@ -66,7 +66,7 @@ def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
 
 
 def hold_all(model: nn.Module, call: Call) -> dict[str, bool]:
-    """Hold ``model`` against every law, the disk's and the prices' too."""
+    """Test ``model`` against every law, including `kept` and `priced`. Returns and raises as `hold`."""
     applied = hold(model, call)
     with holding("kept"):
         kept(model, call)
@@ -75,7 +75,7 @@ def hold_all(model: nn.Module, call: Call) -> dict[str, bool]:
 
 
 def grown(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> bool:
-    """Heads are doubled. It does not apply where growth is refused: to a norm over all heads."""
+    """Law `grown`. Does not apply if growth is refused (a norm over all heads)."""
     wanted = shape.grown(factor=2)
     try:
         big = surgery.grow(model, factor=2)
@@ -89,7 +89,7 @@ def grown(model: nn.Module, shape: Architecture, call: Call, reference: list[Ten
 
 
 def _names_of_one(model: nn.Module) -> list[list[str]]:
-    """The names under which each tied parameter stands."""
+    """The names of each tied parameter, grouped."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -97,21 +97,21 @@ def _names_of_one(model: nn.Module) -> list[list[str]]:
 
 
 def alive(big: nn.Module, call: Call) -> None:
-    """The outputs depend on every layer's new output columns: the layer ran, and its new heads reach them."""
+    """Law `alive`: the outputs depend on every layer's new output columns, so the layer ran with its new heads."""
     places = list(sites.locate(big).layers)
     weights = {place.attention.path: _weight(place.output) for place in places}
     axes = [resize.features_of(place.output).input_axis for place in places]
     new = [
         (w.movedim(axis, 0).flatten(1) == 0).all(1).nonzero() for axis, w in zip(axes, weights.values(), strict=True)
     ]
-    randomised(big, seed=1)  # upstream draws new biases as zero, which some inputs (DETR's empty queries) cannot wake
+    randomised(big, seed=1)  # with upstream's zero biases, heads on zero inputs (DETR's queries) would stay zero
     for parameter in big.parameters():
         parameter.requires_grad_(False)
     for weight in weights.values():
         weight.requires_grad_(True)
     results = [tensor for tensor in outputs(big, call, grad=True) if tensor.requires_grad]
     loss = sum(torch.sin(3 * tensor + 1).sum() for tensor in results)
-    gradients: Iterable[Tensor | None] = [None] * len(weights)  # some functions of upstream's own record no gradient
+    gradients: Iterable[Tensor | None] = [None] * len(weights)  # some upstream functions are not differentiable
     if isinstance(loss, Tensor):
         gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     for place, axis, columns, gradient in zip(places, axes, new, gradients, strict=True):
@@ -128,7 +128,7 @@ def _weight(module: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def _stirs(model: nn.Module, call: Call, weight: Tensor, axis: int, columns: Tensor) -> bool:
-    """Whether noise in some columns changes the outputs, where no gradient flows back to them."""
+    """Whether noise in some columns changes the outputs; used if no gradient reaches them."""
     before = outputs(model, call)
     weight.index_add_(axis, columns, torch.ones_like(weight.index_select(axis, columns)))
     return difference(outputs(model, call), before) > 0
@@ -147,19 +147,19 @@ def wider(model: nn.Module, shape: Architecture, call: Call, reference: list[Ten
 
 
 def _has_normed_mlp(model: nn.Module) -> bool:
-    """Whether a norm runs over the hidden units: then new ones change what the old ones give."""
+    """Whether a norm runs over the hidden units: new units then change the outputs of the old ones."""
     mlps = [site for site in sites.sites_of(model) if site.reading.is_mlp]
     return any(resize.part_of(site.module, part) is not None for site in mlps for part in site.reading.mixing)
 
 
 def shorter(model: nn.Module, shape: Architecture, call: Call) -> bool:
-    """The deepest stage that can lose a block loses one; a model with no list of blocks has none to lose."""
+    """Law `shorter`, for the deepest stage that can lose a block. Does not apply without a list of blocks."""
     lists = [stage for stage in shape.stages if not stage.fixed and stage.depth > 1]
     for longest in sorted(lists, key=lambda stage: -stage.depth):
         stages = tuple(s.reshape(depth=s.depth - 1) if s is longest else s for s in shape.stages)
         try:
             short = surgery.write(model, replace(shape, stages=stages))
-        except ShapeError:  # the only attention stands in the last block
+        except ShapeError:  # the only attention is in the last block
             continue
         require(surgery.read(short).stages == stages, "shorter", "another shape is read back")
         _run(short, call, "shorter")
@@ -168,7 +168,7 @@ def shorter(model: nn.Module, shape: Architecture, call: Call) -> bool:
 
 
 def cached(model: nn.Module, shape: Architecture, call: Call, grows: bool) -> bool:
-    """A decoder as users run it: transformers makes the cache from the configuration, and layers fill it."""
+    """Law `cached`: transformers creates the cache from the configuration, so both must agree with the new shape."""
     inner = (c for m in model.modules() if getattr(c := getattr(m, "config", None), "is_decoder", True))
     configs: dict[int, Any] = {id(c): c for c in (getattr(model, "config", None), *inner) if hasattr(c, "use_cache")}
     before = {key: config.use_cache for key, config in configs.items()}
@@ -187,7 +187,7 @@ def cached(model: nn.Module, shape: Architecture, call: Call, grows: bool) -> bo
 
 
 def split(model: nn.Module, shape: Architecture, call: Call) -> bool:
-    """Heads are cut in two at constant inner width. It does not apply where that is refused: to tables of one size."""
+    """Law `split`, at constant inner width. Does not apply if refused (tables made for one head_dim)."""
 
     def halved(layer: Layer) -> Layer:
         return layer if layer.head_dim % 2 else layer.with_heads(2 * layer.heads, layer.head_dim // 2)
@@ -205,7 +205,7 @@ def split(model: nn.Module, shape: Architecture, call: Call) -> bool:
 
 
 def kept(model: nn.Module, call: Call) -> None:
-    """A model with twice the heads survives the disk."""
+    """Law `kept`, for a model with twice the heads."""
     big = surgery.write(model, surgery.read(model).grown(factor=2))
     expected = outputs(big, call)
     with tempfile.TemporaryDirectory() as folder:
@@ -213,16 +213,16 @@ def kept(model: nn.Module, call: Call) -> None:
         loaded = find.load(str(Path(folder) / "lean")).to(next(big.parameters()).dtype).eval()
     ways: Iterable[Any] = (getattr(module, "config", None) for module in loaded.modules())
     experts = getattr(getattr(big, "config", None), "_experts_implementation", None)
-    for config in ways:  # how transformers computes experts is no part of a model on disk
+    for config in ways:  # the implementation that computes experts is a runtime setting, not saved with a model
         if hasattr(config, "_experts_implementation"):
             config._experts_implementation = experts
     require((error := difference(outputs(loaded, call), expected)) < 1e-6, "kept", f"outputs differ by {error:.1e}")
 
 
 def priced(model: nn.Module, tokens: int = 12) -> bool:
-    """Prices, by arithmetic from shortened models, of the model as it stands and of a leaner one with more heads.
+    """Law `priced`, for the model itself and a leaner one with more heads.
 
-    It does not apply where pricing is refused: to tokens that are merged on the way or drawn at random.
+    Does not apply if pricing is refused (tokens merged on the way, or sampled at random).
     """
     origin = origin_of(model)
     assert origin is not None

@@ -1,7 +1,7 @@
-"""Rows for classes that no row describes: read live on a small model, held against the laws, written as TOML.
+"""Propose rows for classes without one: discover them on a small model, test the laws, print TOML.
 
-`lens.discovery` finds attentions and MLPs. It keeps an attention's head_dim; here the `split` law says whether that is
-needed.
+`lens.discovery` finds attentions and MLPs and assumes that head_dim must stay; here the `split` law tests whether it
+must.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _KEY_OR_VALUE = re.compile(r"(^|[._])w?[kv][a-z_]*$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Proposal:
-    """What was found: new rows, the rows that the model's classes have already, and the law that is broken, if any."""
+    """The new rows, the rows that the model's classes already have, and the broken law, if any."""
 
     rows: list[Reading]
     known: list[Reading]
     broken: str
 
     def toml(self) -> str:
-        """The new rows as they would stand in a table."""
+        """The new rows in the format of the tables."""
         return "\n".join(toml(row) for row in self.rows)
 
 
 def propose(library: str, name: str) -> Proposal:
-    """Rows for the unknown classes of a model's small version. Raises UnsupportedModel where no reading holds."""
+    """Propose rows for the unknown classes of a small version of a model. Raises UnsupportedModel if none holds."""
     with tiny_timm.small_tables(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a class was read by trial is what was asked for
+        warnings.simplefilter("ignore")  # reading by trial is the purpose here, so its warning is not needed
         model, call = tiny.build(library, name)
         model = randomised(model)
         table = families.known()
@@ -59,7 +59,7 @@ def propose(library: str, name: str) -> Proposal:
 
 
 def _relax(model: nn.Module, call: Call, new: list[Site]) -> None:
-    """Learn the new rows with their scales, and without a constant head_dim if the `split` law holds without."""
+    """Learn the new rows with their scales, and drop the constant head_dim if the `split` law holds without it."""
     rows = [replace(_canonical(s.reading), attributes={**s.reading.attributes, **_scales(s)}) for s in new]
     for row in rows:
         families.learn(replace(row, constant=()))
@@ -73,13 +73,13 @@ def _relax(model: nn.Module, call: Call, new: list[Site]) -> None:
 
 
 def _canonical(row: Reading) -> Reading:
-    """The one way to write keys and values that are maps of their own: ``g d``."""
+    """Write separate key and value maps in their canonical form, ``g d``."""
     own = {path for path, how in row.rows.items() if how == "h d" and _KEY_OR_VALUE.search(path)}
     return replace(row, rows={path: "g d" if path in own else how for path, how in row.rows.items()})
 
 
 def _scales(site: Site) -> dict[str, str]:
-    """Numbers that are 1/√head_dim, which the logits are multiplied with."""
+    """Attributes equal to 1/√head_dim, by which the logits are scaled."""
     return {
         f"{path}.{name}".lstrip("."): "d^-0.5"
         for path, part in site.module.named_modules()
@@ -89,7 +89,7 @@ def _scales(site: Site) -> dict[str, str]:
 
 
 def _learn_mlps(model: nn.Module) -> None:
-    """Learn the MLPs of blocks that have none that is known, one block of each class."""
+    """Learn the MLPs of blocks without a known one, from one block of each class."""
     tried: set[type[nn.Module]] = set()
     located = sites.locate(model)
     for block, layers in located.by_block():
@@ -102,7 +102,7 @@ def _learn_mlps(model: nn.Module) -> None:
 
 
 def toml(row: Reading) -> str:
-    """One row as it stands in the tables; an empty field is left out."""
+    """One row as TOML, without empty fields."""
     lines = [_line(field.name, getattr(row, field.name)) for field in fields(row) if field.name != "name"]
     text = "".join(line for line in lines if line != 'methods = ["forward"]\n')
     return f'[[reading]]\nclasses = ["{short(row.name)}"]\n{text}'

@@ -1,4 +1,4 @@
-"""Run a model in float64 on random parameters, and compare what it gives: what the laws are held with."""
+"""Run models in float64 with random parameters and compare their outputs, for the laws."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = Callable[[nn.Module], Any]
 
 
 class LawBroken(AssertionError):
-    """A law does not hold; the message names it."""
+    """A law does not hold; the message names the law."""
 
 
 def require(holds: bool, law: str, what: str) -> None:
@@ -30,7 +30,7 @@ def require(holds: bool, law: str, what: str) -> None:
 
 @contextmanager
 def holding(law: str) -> Iterator[None]:
-    """Any failure inside, but a refusal, is a broken law."""
+    """Turn any exception inside into LawBroken, except a refusal."""
     try:
         yield
     except (LawBroken, LeanifyError):
@@ -41,9 +41,9 @@ def holding(law: str) -> Iterator[None]:
 
 @torch.no_grad()
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """``model`` in float64 and in evaluation, every parameter and every running statistic random, in place.
+    """Put ``model`` in eval mode and float64 with random parameters and running statistics, in place.
 
-    Upstream draws many parameters as zero or constant, which would let a wrong reading pass.
+    Upstream initialises many parameters to zero or a constant, which could hide a wrong reading.
     """
     generator = torch.Generator().manual_seed(seed)
     model.double().eval()
@@ -62,7 +62,7 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
-    """Every floating-point tensor that a run returns, caches and attention maps left out."""
+    """Every floating-point tensor in a run's outputs, except caches and attention maps."""
     torch.manual_seed(0)
     with _Float64(), _default_float64(), torch.set_grad_enabled(grad):
         return [tensor for tensor in result_tensors(call(model)) if tensor.is_floating_point() and tensor.numel()]
@@ -70,7 +70,7 @@ def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
 
 @contextmanager
 def _default_float64() -> Iterator[None]:
-    """What upstream makes on the way (masks, empty queries) is float64 like the model."""
+    """Make tensors that upstream creates during the forward (masks, zero queries) float64 like the model."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -92,7 +92,7 @@ def result_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def difference(a: list[Tensor], b: list[Tensor]) -> float:
-    """Largest difference of two lists of outputs, in units of the second one's size."""
+    """The largest difference between two lists of outputs, relative to the second's magnitude."""
     if [x.shape for x in a] != [x.shape for x in b] or not b:
         return float("inf")
     sizes = [max(float(y.detach().abs().nan_to_num(posinf=0).max()), 1e-300) for y in b]
@@ -102,7 +102,7 @@ def difference(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 class _Float64(TorchFunctionMode):
-    """What upstream computes in float32 on purpose (norms, rotary tables) is computed in float64."""
+    """Compute in float64 what upstream casts to float32 (norms, rotary tables)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
@@ -113,7 +113,7 @@ class _Float64(TorchFunctionMode):
 
 
 class _Softmaxes(TorchFunctionMode):
-    """Notes every softmax over three or more axes outside the ``known`` paths, of experts and words apart."""
+    """Records softmaxes of tensors with three or more axes outside ``known`` paths, except over experts or words."""
 
     names = ("scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward")
 
@@ -121,7 +121,7 @@ class _Softmaxes(TorchFunctionMode):
         super().__init__()
         self.known, self.paths, self.vocabulary = known, paths, vocabulary
         self.running: list[nn.Module] = []
-        self.strangers: list[str] = []
+        self.unknown: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
@@ -133,7 +133,7 @@ class _Softmaxes(TorchFunctionMode):
             where = self.running[-1] if self.running else None
             routes = re.search(r"Router|Gate|Expert|MoE|Moe|TopK", type(where).__name__)
             if not routes and not any(within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known):
-                self.strangers.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
+                self.unknown.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
         return func(*args, **(kwargs or {}))
 
     def _left(self, *_: Any) -> None:
@@ -152,13 +152,13 @@ class _Softmaxes(TorchFunctionMode):
 
 
 def complete(model: nn.Module, call: Call) -> list[Tensor]:
-    """The outputs of ``model``. Raises LawBroken where an attention runs that was not found."""
+    """Law `complete`. Returns the outputs of ``model``; raises LawBroken if an attention runs that was not found."""
     found = sites.sites_of(model)
     known = {site.path for site in found if site.reading.is_attention or site.reading.kept}
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", 0)
     modes = _Softmaxes(known, {id(module): path for path, module in model.named_modules()}, vocabulary)
     with modes.watching():
         result = outputs(model, call)
-    strangers = list(dict.fromkeys(modes.strangers))
-    require(not strangers, "complete", f"softmax outside every known attention: {', '.join(strangers[:3])}")
+    unknown = list(dict.fromkeys(modes.unknown))
+    require(not unknown, "complete", f"softmax outside every known attention: {', '.join(unknown[:3])}")
     return result

@@ -1,4 +1,4 @@
-"""The zoo's table as it is shipped. Knows no torch."""
+"""The zoo's shipped table, read without importing torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def shipped() -> dict[str, Any]:
-    """The table: ``checked_with`` (versions, by library), ``not_checked`` (names), and ``models``, a row a model."""
+    """The table: ``checked_with`` (library → version), ``not_checked`` (names), and ``models`` (one row each)."""
     table: dict[str, Any] = json.loads(resources.files(__package__).joinpath("table.json").read_text("utf-8"))
     return table
 
 
 def supported(library: str) -> list[str]:
-    """The models of a library that the shipped table calls supported."""
+    """The models of a library that are supported according to the shipped table."""
     return [m["name"] for m in shipped()["models"] if m["library"] == library and m["status"] == "supported"]

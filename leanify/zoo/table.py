@@ -1,4 +1,4 @@
-"""The zoo's table: a verdict a model, shipped as `table.json` beside this file, and how it is brought up to date."""
+"""The zoo's table, one verdict per model, shipped as `table.json` beside this file, and its updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGE = Path(leanify.__file__).parent
 
 
 def named(patterns: Sequence[str]) -> list[tuple[str, str]]:
-    """(library, name) of every model that one of the patterns names: ``phi``, ``timm/davit_*``, ``*``."""
+    """(library, name) of every model that matches a pattern: ``phi``, ``timm/davit_*``, ``*``. Raises SourceError."""
     models = [(library, name) for library in tiny.LIBRARIES for name in tiny.names(library)]
     found: list[tuple[str, str]] = []
     for pattern in patterns:
@@ -36,7 +36,10 @@ def named(patterns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Iterator[Verdict]:
-    """The models' verdicts. With a ``log`` they are kept there one by one, and those that it has are not made again."""
+    """Yield the models' verdicts. A ``log`` stores them one by one, and verdicts already in it are reused.
+
+    Raises DirectoryError if the log was made with other code or library versions.
+    """
     done = _read_log(log) if log is not None and log.exists() else {}
     yield from (done[model] for model in models if model in done)
     if log is not None and not log.exists():
@@ -51,14 +54,14 @@ def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Itera
 def _read_log(log: Path) -> dict[tuple[str, str], Verdict]:
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
     if not lines or json.loads(lines[0]) != made_with():
-        raise DirectoryError(f"{log} was made with other code or other libraries: name another --log, or delete it")
+        raise DirectoryError(f"{log} was made with other code or library versions; use another --log, or delete it")
     rows = (json.loads(line) for line in lines[1:] if line.endswith("\n"))  # a killed run leaves half a line
     made = (Verdict(**{**row, "untested": tuple(row["untested"])}) for row in rows)
     return {(one.library, one.name): one for one in made}
 
 
 def update(made: Iterable[Verdict], whole: bool) -> Path:
-    """Write verdicts into the shipped table: in the place of all rows, or of their own."""
+    """Write verdicts to the shipped table, replacing all rows (``whole``) or only their own. Raises DirectoryError."""
     table = shipped()
     rows = [one.to_json() for one in made if not without_attention(one)]
     if whole:
@@ -76,7 +79,7 @@ def update(made: Iterable[Verdict], whole: bool) -> Path:
 
 
 def _write(table: dict[str, Any]) -> Path:
-    """A model a line, so that a change of one is a line of a diff."""
+    """Write one model per line, so that a change is one line in a diff."""
     path = PACKAGE / "zoo" / "table.json"
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in table["models"])
     head = "".join(f'"{key}": {json.dumps(value)},\n' for key, value in table.items() if key != "models")
@@ -91,7 +94,7 @@ def _write(table: dict[str, Any]) -> Path:
 
 
 def made_with() -> dict[str, str]:
-    """What a verdict depends on: the libraries' versions, and a digest of the package's own code and tables of rows."""
+    """What verdicts depend on: library versions, and a digest of leanify's code and family tables."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*")):
         if path.suffix in (".py", ".toml") and "_recipes" not in path.parts:

@@ -1,4 +1,4 @@
-"""Small versions of both libraries' models, to hold laws against in seconds: `build` gives a model and a call of it."""
+"""Small versions of both libraries' models, on which the laws take seconds; `build` returns a model and a call."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LIBRARIES = ("timm", "hf")
 
 
 def warm() -> None:
-    """Import what every model needs, before processes are forked."""
+    """Import what every model needs before processes are forked."""
     import_timm()
     import_transformers()
 
 
 def build(library: str, name: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
-    """The small model, and a function that runs it, or one of its shape, on fixed random inputs."""
+    """Return the small model, and a function that runs it (or a reshaped version) on fixed random inputs."""
     return tiny_timm.build(name) if library == "timm" else tiny_transformers.build(name)
 
 

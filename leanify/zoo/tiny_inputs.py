@@ -1,4 +1,4 @@
-"""Inputs that some of transformers' types need beside, or instead of, what `upstream.inputs` makes."""
+"""Inputs that some transformers types need in addition to, or instead of, those of `upstream.inputs`."""
 
 # ruff: noqa: E501
 
@@ -29,7 +29,7 @@ INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the plac
 }  # fmt: skip
 
 
-# towers that a forward leaves alone, or hides behind codes: where they are, and what they are run on
+# towers that the model's forward does not run, or hides behind discrete codes: path → their own inputs
 TOWERS: dict[str, dict[str, Callable[[Any], dict[str, Any]]]] = {
     "csm": {"codec_model": lambda c: {"input_values": _noise(2, 1, 4000)}},
     "phi4_multimodal": {

@@ -45,14 +45,14 @@ SHRINK: dict[str, list[dict[str, Any]]] = {
 
 @functools.cache
 def names() -> list[str]:
-    """Every timm model, by name; which of them have attention, only building them shows."""
+    """All timm model names; whether a model has attention is only known after building it."""
     found: list[str] = import_timm().list_models()
     return found
 
 
 @contextmanager
 def small_tables() -> Iterator[None]:
-    """Make MViTv2's shapes small where timm keeps them, for they are no arguments of its constructor."""
+    """Shrink MViTv2's shapes in timm's own tables, because its constructor has no arguments for them."""
     from timm.models import mvitv2
 
     before = dict(mvitv2.model_cfgs)
@@ -66,7 +66,7 @@ def small_tables() -> Iterator[None]:
 
 
 def _options(name: str) -> list[dict[str, Any]]:
-    """Ways to make a model small, smallest first; which of them its constructor takes, only trying shows."""
+    """Options that make a model small, smallest first; which of them its constructor accepts is found by trying."""
     from timm.models._registry import _model_to_module
 
     shrunk = SHRINK.get(_model_to_module[name], [ONE_LIST, {"depth": 3}])
@@ -78,7 +78,7 @@ def _options(name: str) -> list[dict[str, Any]]:
 
 
 def build(name: str) -> tuple[nn.Module, Any]:
-    """The smallest version of a timm model that builds and runs, and a call on two random images."""
+    """Return the smallest version of a timm model that builds and runs, and a call on two random images."""
     model: nn.Module | None = None
     error: Exception | None = None
     for options in _options(name):
@@ -89,7 +89,7 @@ def build(name: str) -> tuple[nn.Module, Any]:
             error = failed
     if model is None:
         raise error or AssertionError
-    return model, lambda m: m(torch.zeros(0))  # it builds and does not run: it may yet be refused
+    return model, lambda m: m(torch.zeros(0))  # builds but does not run: its class may be refused
 
 
 def _call_timm(model: nn.Module, fixed: int | None) -> Any:

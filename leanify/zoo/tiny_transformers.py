@@ -34,7 +34,7 @@ from leanify.zoo.tiny_shapes import (
 
 @functools.cache
 def names() -> list[str]:
-    """Every transformers type with a base model whose configuration has layers and heads."""
+    """Every transformers model type with a base model and with layers and heads in its configuration."""
     library = import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -59,7 +59,7 @@ def _widths(config: Any) -> set[int]:
 
 
 def tiny(config: Any, widths: set[int], key: str = "") -> Any:
-    """A configuration as a dictionary with every size made small, key by key."""
+    """A configuration's dictionary with every size reduced, key by key."""
     if isinstance(config, dict):
         return {k: tiny(v, widths, str(k)) for k, v in config.items() if k not in DROPPED}
     if isinstance(config, bool) or config is None or isinstance(config, (str, float)):
@@ -102,20 +102,20 @@ def tiny_config(kind: str) -> Any:
     ]
     if kinds and layers:
         small["num_hidden_layers"] = max(kinds)
-    if isinstance(getattr(type(config), "layers_block_type", None), property):  # computed from other keys
+    if isinstance(getattr(type(config), "layers_block_type", None), property):  # a property computed from other keys
         small.pop("layer_types", None)
         small.pop("layers_block_type", None)
     return type(config)(**{k: v for k, v in small.items() if k not in ("model_type", "transformers_version")})
 
 
 def _merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with changes, those of the configurations inside it one by one."""
+    """A configuration with changes, merged recursively into nested configurations."""
     inner = {k: _merged(config[k], v) if k.endswith("_config") else v for k, v in changes.items()}
     return {**config, **inner}
 
 
 def build(kind: str) -> tuple[nn.Module, Any]:
-    """A tiny base model of a transformers type, and a call on random inputs."""
+    """Return a tiny base model of a transformers type, and a call on random inputs. Raises SourceError."""
     library = import_transformers()
     config = tiny_config(kind)
     torch.manual_seed(0)
@@ -125,7 +125,7 @@ def build(kind: str) -> tuple[nn.Module, Any]:
     except ImportError as error:
         raise SourceError(f"transformers does not build it here: {first_line(error)}") from error
     for path, buffer in model.named_buffers():
-        if path.endswith("embed_sum"):  # a codebook that nothing was learned for yet: all its codes alike
+        if path.endswith("embed_sum"):  # an untrained codebook, in which all codes are equal
             buffer.normal_()
     inputs: dict[str, Any] = {**example_inputs(model, 2, tokens=12), **INPUTS.get(kind, lambda config: {})(config)}
     towers = {path: make(config) for path, make in TOWERS.get(kind, {}).items()}
@@ -137,7 +137,7 @@ def _double(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(model: nn.Module, inputs: dict[str, Any], towers: dict[str, dict[str, Any]]) -> Any:
-    """The model's outputs, and those of towers that its forward leaves alone, where it has them."""
+    """The model's outputs, and those of towers that its forward does not run."""
     result = model(**inputs)
     return (result, *(model.get_submodule(path)(**given) for path, given in towers.items())) if towers else result
 

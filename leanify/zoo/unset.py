@@ -1,7 +1,7 @@
-"""What transformers' default configuration of a type leaves unset or contradicts, with values that work.
+"""Settings that transformers' default configuration of a type lacks or contradicts, with working values.
 
-Such a default builds no model, or one that does not run, so the zoo's questions are asked with these values: those of a
-checkpoint where one is named. The table lists them; a user gives them with ``--override``, or names a checkpoint.
+Such a default builds no model, or one that does not run. The zoo therefore uses these values, which are a checkpoint's
+where one is named. The table lists them; users set them with ``--override`` or name a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One model held against everything: a row of the zoo's table."""
+"""Test one model against all questions and laws: a row of the zoo's table."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Status = Literal["supported", "refused", "failing"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one model.
+    """The verdict on one model.
 
-    ``supported``: all four answers are yes and every law that applies held at a small size; ``refused``: leanify says
-    why not; ``failing``: a law is broken, or something else went wrong. ``untested`` names the laws that had nothing to
-    test at the small size, ``given`` what upstream's default configuration leaves unset (`unset`), ``flags`` the rules
-    that `redesign` had to be given beside the budget.
+    It is ``supported`` if all four answers are yes and every applicable law holds at a small size; ``refused`` if
+    leanify refuses it with a reason; ``failing`` if a law is broken or anything else went wrong. ``untested`` lists
+    laws that did not apply at the small size, ``given`` the settings from `unset`, and ``flags`` the options that
+    `redesign` needed besides the budget.
     """
 
     library: str
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def verdict(library: str, name: str) -> Verdict:
-    """One model's answers and laws, in this process."""
+    """Judge one model in this process."""
     warnings.simplefilter("ignore")
     given = UNSET.get(name, {}) if library == "hf" else {}
     try:
@@ -69,7 +69,7 @@ def verdict(library: str, name: str) -> Verdict:
 
 
 def verdicts(models: Sequence[tuple[str, str]]) -> Iterator[Verdict]:
-    """Every model's verdict, from child processes with a time limit: a crash is a verdict as well."""
+    """Yield every model's verdict from child processes with a time limit; a crash becomes a verdict too."""
     for library in tiny.LIBRARIES:
         names = [name for other, name in models if other == library]
         yield from isolated.each(partial(verdict, library), names, SECONDS, partial(_failed, library))
@@ -80,12 +80,12 @@ def _failed(library: str, name: str, why: str) -> Verdict:
 
 
 def without_attention(one: Verdict) -> bool:
-    """Whether a model is none of the zoo's business: ResNets and the like."""
+    """Whether a model has no attention (such as ResNets) and so does not belong in the table."""
     return one.library == "timm" and "has no attention layer" in one.reason
 
 
 def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
-    """The laws that had nothing to test at a small size, and what is broken."""
+    """Return the laws that did not apply at a small size, and what is broken (``""`` if nothing)."""
     with tiny_timm.small_tables():
         try:
             model, call = tiny.build(library, name)
@@ -103,7 +103,7 @@ def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
 
 
 def _read_by_trial(model: nn.Module) -> list[str]:
-    """The model's classes that were read live, as a table would name them."""
+    """The model's classes that were read by trial, by their names in a table."""
     classes = {f"{type(module).__module__}.{type(module).__qualname__}" for module in model.modules()}
     return [families.short(row.name) for row in families.learned() if row.name in classes]
 
@@ -118,7 +118,7 @@ def _held(model: nn.Module, call: Callable[[nn.Module], Any]) -> tuple[tuple[str
 
 
 def _blame(model: nn.Module, call: Callable[[nn.Module], Any]) -> str:
-    """Which rows to correct, where a row is wrong and upstream's own model runs."""
+    """Name the rows to correct, if upstream's own model runs but a row is wrong."""
     try:
         rows = blamed(model, call)
     except Exception:  # the model itself cannot be read or run
@@ -130,10 +130,10 @@ _HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # what came of the laws, by 
 
 
 def signature(model: nn.Module) -> str:
-    """A hash of what the laws depend on: models alike in it are held once.
+    """A hash of what the laws depend on; models with equal hashes are tested once.
 
-    Every kind of module (its class, its switches and words, the ranks of its tensors) and of layer (MHA, GQA or MQA,
-    with or without an MLP); sizes and how often a kind is repeated do not count.
+    It covers every kind of module (class, boolean and string attributes, ranks of tensors) and of layer (MHA, GQA or
+    MQA, with or without an MLP), but not sizes or the number of repetitions.
     """
     kinds = {
         (

@@ -1,41 +1,40 @@
-"""Where upstream keeps heads and hidden units: one row a layout, nothing but data.
+"""The layout of heads and hidden units in upstream's classes: tables of data, one row per layout.
 
-The rows stand in `timm.toml`, `transformers.toml` and `leanify.toml` beside this file. A row (`Reading`) names the
-upstream classes that it describes and how symbols lie in their tensors, in the notation of `notation`. A part that a
-class does not have is skipped, so classes that agree in all they have share a row:
+The rows are in `timm.toml`, `transformers.toml` and `leanify.toml` beside this file. A row (`Reading`) names the
+upstream classes that it describes and the layout of their tensors, in the notation of `notation`. Parts that a class
+does not have are skipped, so similar classes can share a row:
 
     classes     dotted paths: ``models.xcit.XCA`` in timm, ``bert.BertAttention`` in transformers' modeling files
-    when        attributes that a module must have for this row to apply, where one class is laid out in two ways
+    when        attributes that a module must have for this row to apply, if one class has two layouts
     rows        linear maps whose *outputs* are heads or units (q, k, v, fc1, a norm over them)
     columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2
-    tensors     bare parameters and buffers, one layout an axis ("1" for an axis that stays)
-    attributes  numbers that a forward reads; under ``config.`` they are changed in a copy of the configuration
-    clear       caches (dicts) that go stale with another number of heads
-    edits       words to replace in upstream's forward, where it takes inner for width (see below)
-    methods     the methods that ``edits`` are made in; ``forward`` unless named
-    forward     the function in `forwards` that replaces upstream's forward, where no edit would do
+    tensors     bare parameters and buffers, one layout per axis ("1" for an axis that does not change)
+    attributes  numbers that a forward reads; those under ``config.`` are changed in a copy of the configuration
+    clear       caches (dicts) that become stale when the number of heads changes
+    edits       replacements in the source of upstream's forward, if it assumes inner == width (see below)
+    methods     the methods to which ``edits`` apply; default: ``forward``
+    forward     a function in `forwards` that replaces upstream's forward, if no edit suffices
     mixing      parts that mix all heads (a norm over inner): with one present, growth cannot keep the outputs
-    constant    symbols that no layer may change, because this class holds tables made for them at construction
-    refused     why models with this class cannot be redesigned
-    kept        why this class keeps its shape although it has heads or looks like an attention
+    constant    symbols that must not change, because this class makes tables for them at construction
+    refused     the reason why models with this class cannot be redesigned
+    kept        the reason why this class keeps its shape although it has heads or looks like an attention
 
-A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block. One with
-neither is a table (of heads, or of blocks) outside the attentions that follows them, or only edits a part. Which list
-the blocks stand in is not written down: `sites` finds it.
+A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block. A row with
+neither is a table (per head or per block) outside the attentions that must follow them, or it only edits a part. The
+lists of blocks need no table: `sites` finds them.
 
-``edits`` exist because about thirty upstream forwards never ask how wide the concatenated heads are:
+``edits`` exist because about thirty upstream forwards assume that the concatenated heads are as wide as the input:
 
     B, N, C = x.shape
     qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads)
     x = (attn @ v).transpose(1, 2).reshape(B, N, C)
 
-which holds only while inner == width. ``{ "C // self.num_heads" = "-1", ", C)" = ", -1)" }`` makes the same code take
-the sizes from the tensors. `forwards` replaces the words once a class, in the installed version's source, and it
-refuses a version in which any of them is missing. An edit is as small as it can be, and its words can mean nothing
-else there.
+which is right only if inner == width. ``{ "C // self.num_heads" = "-1", ", C)" = ", -1)" }`` makes the same code take
+the sizes from the tensors. `forwards` applies the replacements once per class, in the installed version's source, and
+refuses a version in which any of the phrases is missing. Edits should be as short as possible and unambiguous.
 
-To add a family, add the rows of its attention and its MLP: ``leanify zoo --propose NAME`` prints them, ``leanify zoo
---check NAME`` holds the model against the laws, and docs/CONTRIBUTING.md walks through it.
+To add a family, add rows for its attention and its MLP: ``leanify zoo --propose NAME`` prints them, ``leanify zoo
+--check NAME`` tests the model against the laws, and docs/CONTRIBUTING.md explains the steps.
 """
 
 from __future__ import annotations
@@ -85,12 +84,12 @@ class Reading:
 
     @property
     def is_table(self) -> bool:
-        """Heads outside any attention: relative positions shared by all layers, slopes, a model's own head count."""
+        """Whether this is per-head data outside any attention: shared relative positions, slopes, a head count."""
         return not (self.is_attention or self.is_mlp or self.refused or self.kept)
 
 
 def readings(library: str) -> list[Reading]:
-    """The rows of one library, ``timm``, ``transformers`` or ``leanify``, one a class."""
+    """The rows of one library (``timm``, ``transformers`` or ``leanify``), one per class. Raises LeanifyError."""
     text = resources.files(__name__).joinpath(f"{library}.toml").read_text(encoding="utf-8")
     try:
         rows = tomllib.loads(text)["reading"]
@@ -115,7 +114,7 @@ def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
 
 
 def _full(name: str, library: str) -> str:
-    """``bert.BertAttention`` → the module that transformers keeps it in; timm's rows lack only ``timm.``"""
+    """The full dotted path of a class: ``bert.BertAttention`` → ``transformers.models.bert.modeling_bert.…``."""
     if name.startswith(("torch.", "timm.", "transformers.", "leanify.")):
         return name
     if library == "timm":
@@ -125,14 +124,14 @@ def _full(name: str, library: str) -> str:
 
 
 def short(name: str) -> str:
-    """The inverse of `_full`: a class as its table names it."""
+    """The inverse of `_full`: a class's name in its table."""
     match = re.fullmatch(r"transformers\.models\.(\w+)\.modeling_\1\.(\w+)", name)
     return f"{match[1]}.{match[2]}" if match else name.removeprefix("timm.")
 
 
 @cache
 def known() -> dict[str, list[Reading]]:
-    """Every row, by the full path of its class."""
+    """All rows by the full path of their class."""
     rows: dict[str, list[Reading]] = {}
     for library in ("timm", "transformers", "leanify"):
         for reading in readings(library):
@@ -141,7 +140,7 @@ def known() -> dict[str, list[Reading]]:
 
 
 def expanded(reading: Reading, module: nn.Module) -> Reading:
-    """A row for one module, with every ``expert_*`` in its paths replaced by the parts that are there."""
+    """A row for one module, with every ``expert_*`` in its paths expanded to the experts that exist."""
     if not any("*" in part for part in (*reading.rows, *reading.columns)):
         return reading
     paths = [path for path, _ in module.named_modules()]
@@ -153,13 +152,13 @@ def expanded(reading: Reading, module: nn.Module) -> Reading:
 
 
 def learn(reading: Reading) -> None:
-    """Add a row for this process alone."""
+    """Add a row for this process only."""
     known()[reading.name] = [reading]
     _LEARNED.add(reading.name)
 
 
 def learned() -> list[Reading]:
-    """The rows that this process added."""
+    """The rows added by `learn` in this process."""
     return [row for name in sorted(_LEARNED) for row in known().get(name, ())]
 
 
@@ -167,7 +166,7 @@ _LEARNED: set[str] = set()
 
 
 def reading_of(module: object) -> Reading | None:
-    """The row of a module's very class: a subclass of upstream's own may well compute something else; ours inherit."""
+    """The row of a module's exact class; an upstream subclass may compute something else, but freed classes inherit."""
     own = next(c for c in type(module).__mro__ if "freed" not in vars(c))
     for reading in known().get(f"{own.__module__}.{own.__qualname__}", ()):
         if all(getattr(module, name, None) == value for name, value in reading.when.items()):
