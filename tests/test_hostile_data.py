@@ -114,6 +114,16 @@ def test_a_broken_tokenizer_beside_a_model_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(found.value)
 
 
+def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
+    """transformers finds no spiece.model for an ALBERT, and builds a tokenizer that knows special words alone."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nC\nO\n")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "albert"}')
+    with pytest.raises(DataError, match=r"is empty, so every word would be unknown: .* spiece\.model") as found:
+        text.encoder(tmp_path, 100)
+    assert "\n" not in str(found.value)
+
+
 # -- images -----------------------------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,9 @@ def encoder(tokenizer: str | None, words: int) -> tuple[Encode, str]:
         if words < 256:
             raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {words}")
         return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
-    found = vocabulary.load(tokenizer, "or train on bytes, --set data.tokenizer=")
+    found = vocabulary.load(
+        tokenizer, "name another directory with --set data.tokenizer=DIR, or train on bytes, --set data.tokenizer="
+    )
     return (
         lambda text: np.array(found(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
     ), f"by the tokenizer {tokenizer}"

@@ -28,7 +28,7 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
         return (
             lambda text, _: [byte % vocab for byte in text.encode()]
         ), f"bytes modulo {vocab}, as there is no tokenizer"
-    tokenizer = vocabulary.load(directory)
+    tokenizer = vocabulary.load(directory, "put the tokenizer that the model was trained with there")
 
     def encode(text: str, around: bool) -> list[int]:
         return list(tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])

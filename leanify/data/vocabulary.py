@@ -27,6 +27,7 @@ Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 LETTERS = 1000  # largest alphabet, as in the tokenizers library's recipe for BERT
+OTHERS = "name another directory with --set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -43,23 +44,32 @@ def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
     return load(name), f"by the tokenizer {name}"
 
 
-def load(name: str | Path, instead: str = "or bytes, or wordpiece-32768 to train one") -> Any:
+def load(name: str | Path, instead: str = OTHERS) -> Any:
     """Load a tokenizer from a directory or the hub. Never runs code that comes with it, and never prompts for it.
 
-    ``instead`` tells the error message what else to try. Raises DataError.
+    ``instead`` ends the error message: what else to try. Raises DataError.
     """
     asked = (
         f"the tokenizer in {name} cannot be read"
         if Path(name).is_dir()
-        else (
-            f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: name a directory "
-            f"with --set data.tokenizer=DIR, {instead}"
-        )
+        else (f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}")
     )
     if Path(name).is_dir():
         check_regular(Path(name), DataError)
     with wall(asked, DataError):
-        return import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
+        tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
+        _check_not_empty(tokenizer, name, instead)
+    return tokenizer
+
+
+def _check_not_empty(tokenizer: Any, name: str | Path, instead: str) -> None:
+    """Raise for a tokenizer without words: transformers builds one in silence where its vocabulary file is missing."""
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
+        raise DataError(
+            f"the tokenizer in {name} is empty, so every word would be unknown: {type(tokenizer).__name__} reads "
+            f"{files}, and found no words there; {instead}"
+        )
 
 
 def lies_in(folder: Path) -> bool:

@@ -123,7 +123,8 @@ def damage(given: Answers, wanted: Answers) -> float:
     """How far answers are from a teacher's: KL(teacher ‖ student) of logits in nats, else Σ|y − t|² / Σ|t − mean|²."""
     if wanted.logits:
         student, teacher = (F.log_softmax(x.rows, -1) for x in (given, wanted))
-        return float(F.kl_div(student, teacher, reduction="batchmean", log_target=True))
+        divergence = float(F.kl_div(student, teacher, reduction="batchmean", log_target=True))
+        return max(0.0, divergence)  # below zero by rounding alone
     spread = (wanted.rows - wanted.rows.mean(0)).square().sum()
     return float((given.rows - wanted.rows).square().sum() / spread)
 
