@@ -1,8 +1,11 @@
-"""The terminal: its width, and progress for whoever is watching. Imports rich, and nothing of leanify."""
+"""The terminal: its width, messages, and progress for whoever is watching. Imports rich, and nothing of leanify."""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +24,31 @@ def console() -> Console:
     out = Console(highlight=False, markup=False, emoji=False)  # a path may hold [x] and :x:; emoji's names take 10 ms
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     return out
+
+
+COMMAND = re.compile(r"(?:leanify|pip install|--set) [^,;)\n]*")
+
+
+def say(words: str) -> None:
+    """A message on standard error; where that is a terminal, its lines break between words."""
+    print(broken(words, columns()), file=sys.stderr)
+
+
+def broken(words: str, width: int | None) -> str:
+    """The words in lines of at most ``width``; a command that fits into a line stays in one, to be copied."""
+    if width is None:
+        return words
+    joined = COMMAND.sub(lambda match: match[0].replace(" ", "\0") if len(match[0]) <= width else match[0], words)
+    lines = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in joined.split("\n")]
+    return "\n".join("\n".join(some) for some in lines).replace("\0", " ")
+
+
+def columns() -> int | None:
+    """The width of the terminal that standard error is; None where it is none."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None if sys.stderr.isatty() else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:

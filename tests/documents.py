@@ -11,6 +11,7 @@ changes that:
     <!-- output varies -->     what it prints is kept, and not compared
     <!-- exit N -->            the exit code that its last command has
     <!-- run before … -->      commands that a reader does not need: they make sample data
+    <!-- shorter: WORDS -->   what its first leanify command has, too, where it is only checked; its output varies then
 
 ``<!-- json: COMMAND -->`` stands above a section that must name every key that COMMAND prints.
 ``<!-- written: NAME -->`` … ``<!-- end -->`` holds Markdown that a function here writes.
@@ -61,6 +62,7 @@ class Block:
     not_run: str | None = None
     varies: bool = False
     exit_code: int = 0
+    shorter: str = ""
 
     @property
     def commands(self) -> list[str]:
@@ -87,6 +89,8 @@ def blocks_of(text: str) -> Iterator[Block]:
                 block = replace(block, not_run=note.removeprefix("not run:").strip())
             elif note.startswith("exit "):
                 block = replace(block, exit_code=int(note.removeprefix("exit ")))
+            elif note.startswith("shorter:"):
+                block = replace(block, shorter=note.removeprefix("shorter:").strip(), varies=True)
             elif note == "output varies":
                 block = replace(block, varies=True)
         yield block
@@ -136,6 +140,13 @@ def run(block: Block, folder: Path) -> str:
     return "\n".join(lines)
 
 
+def shortened(block: Block) -> Block:
+    """The block with less to do: more words for its first leanify command."""
+    if not block.shorter:
+        return block
+    return replace(block, body=re.sub(r"(leanify (?:.*\\\n)*.*)", rf"\1 {block.shorter}", block.body, count=1))
+
+
 def trimmed(output: str) -> str:
     return "\n".join(line.rstrip() for line in output.rstrip().splitlines()) + "\n"
 
@@ -151,7 +162,7 @@ def checked(page: Path, write: bool) -> list[str]:
             if block.not_run is not None:
                 continue
             try:
-                body = run(block, folder)
+                body = run(block if write else shortened(block), folder)
             except Failed as failure:
                 wrong.append(str(failure))
                 continue

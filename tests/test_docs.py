@@ -40,6 +40,14 @@ def test_what_is_not_said_in_a_page_is_found(tmp_path: Path) -> None:
     assert documents.checked(page, write=False) == [fails]
 
 
+def test_a_long_command_is_checked_with_less_to_do(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- shorter: --seeds 1 -->\n```sh\nleanify() { [ $# = 3 ]; }\nleanify compare\n```\n")
+    (block,) = documents.blocks_of(page.read_text())
+    assert documents.shortened(block).body.splitlines()[1:] == ["leanify compare --seeds 1"]
+    assert documents.checked(page, write=False) == []
+
+
 @pytest.mark.docs
 @pytest.mark.parametrize("page", documents.pages(), ids=lambda page: str(page.relative_to(documents.ROOT)))
 def test_pages_do_what_they_say(page: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ import pytest
 
 import leanify
 from leanify.cli import app, screen
-from leanify.terminal import progress
+from leanify.terminal import broken, progress
 
 ROWS: list[dict[str, Any]] = [
     {"step": 50, "epoch": 1.0, "split": "train", "loss": 1.5, "lr": 1e-3, "samples_per_s": 100.0},
@@ -84,3 +89,41 @@ def test_the_folder_of_a_run_is_resumed_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(leanify.LeanifyError, match=f"leanify train --resume {tmp_path}"):
         app("train")(args=["digits", "-o", str(tmp_path)], prog_name="leanify", standalone_mode=False)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_messages_break_between_words_and_commands_stay_whole(width: int) -> None:
+    command = "leanify train --resume runs/digits"
+    words = f"leanify: runs/digits holds a run already; go on with it: {command}, or name another folder\n  {command}"
+    lines = broken(words, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == " ".join(words.split())
+    assert sum(command in line for line in lines) == 2
+    assert broken(words, None) == words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("redesign", "vit_base", "--target-params", "0.5"), ("train", "digits"), ("compare",), ("profile", "vit_tiny"),
+        ("condition", "vit_tiny"), ("export", "vit_tiny", "--format", "onnx", "-o", "a.onnx"), ("glue", "bert"),
+        ("show", "."), ("predict", ".", "x"),
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_spinner_turns_before_torch_is_imported(words: tuple[str, ...], tmp_path: Path) -> None:
+    """On a pseudo-terminal, with a torch that says when it is imported and ends the process."""
+    (tmp_path / "torch.py").write_text("import os\nos.write(2, b'TORCH')\nos._exit(0)\n")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "leanify", *words]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}", "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux's end of a terminal whose other side is closed
+            while part := os.read(ours, 1 << 16):
+                shown += part
+    os.close(ours)
+    before, _, _ = shown.decode().partition("TORCH")
+    assert "TORCH" in shown.decode()
+    assert "⠋" in before, before

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import LeanifyError
+from leanify.terminal import broken, columns, say
 
 if TYPE_CHECKING:
     import typer
@@ -69,7 +70,7 @@ def _speaking(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **words)
         except KeyboardInterrupt as error:
             if str(error):
-                print(f"leanify: {error}", file=sys.stderr)
+                say(f"leanify: {error}")
             raise SystemExit(getattr(error, "code", 130)) from None
 
     return called
@@ -77,7 +78,7 @@ def _speaking(command: Callable[..., None]) -> Callable[..., None]:
 
 def main() -> None:
     """The console script: a LeanifyError is one message on stderr and exit code 2."""
-    warnings.formatwarning = lambda message, *_: f"leanify: warning: {message}\n"
+    warnings.formatwarning = lambda message, *_: f"{broken(f'leanify: warning: {message}', columns())}\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # κ and × become ? where the locale cannot encode them
@@ -91,7 +92,7 @@ def main() -> None:
         if os.environ.get("LEANIFY_DEBUG"):
             traceback.print_exc()
         if not error.shared or os.environ.get("RANK", "0") == "0":
-            print(f"leanify: {error}", file=sys.stderr)
+            say(f"leanify: {error}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -102,7 +103,7 @@ def main() -> None:
         if error.filename is None:
             unheard()
         where = "standard output could not be written" if error.filename is None else error.filename
-        print(f"leanify: {where}: {error.strerror or error}", file=sys.stderr)
+        say(f"leanify: {where}: {error.strerror or error}")
         raise SystemExit(1) from None
     except Exception as error:
         _say_unexpected(error)
@@ -115,10 +116,9 @@ def _say_unexpected(error: Exception) -> None:
         traceback.print_exc()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "leanify" in frame.filename]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    print(
+    say(
         f"leanify: this should not have happened: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; "
-        "LEANIFY_DEBUG=1 shows where, please report it",
-        file=sys.stderr,
+        "LEANIFY_DEBUG=1 shows where, please report it"
     )
 
 

@@ -76,11 +76,14 @@ def compare(
     asking for them: leanify compare STUDY --seeds 5.
     """
     kind = kind_of(format, json)
-    from leanify import study as studies
-    from leanify.cli import study_tables
     from leanify.errors import LeanifyError
-    from leanify.study.designs import parse_sweep, split_names
-    from leanify.study.engines import check_engine
+    from leanify.terminal import progress
+
+    with progress("loading PyTorch", None):
+        from leanify import study as studies
+        from leanify.cli import study_tables
+        from leanify.study.designs import parse_sweep, split_names
+        from leanify.study.engines import check_engine
 
     check_engine(engine)
     at_once = jobs if jobs is not None else 2 if recipe is None else 1
@@ -101,13 +104,16 @@ def compare(
     if report and (recipe is None or not studies.is_study(recipe)):
         raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")
     if dry_run:
-        forecast = studies.forecast(studies.planned(request), at_once)
+        with progress("pricing the designs and timing two steps of each", None):
+            forecast = studies.forecast(studies.planned(request), at_once)
         return show(kind, forecast, forecast["designs"], lambda: study_tables.render_forecast(forecast))
-    folder = studies.folder_of(request, output, here=engine == "local" and not report)
+    with progress("planning the study", None):
+        folder = studies.folder_of(request, output, here=engine == "local" and not report)
     if not report:
         _train(folder, at_once, engine, retry)
-    study = studies.finished(folder)
-    page = study.html(folder.path / studies.REPORT)
+    with progress("comparing the runs", None):
+        study = studies.finished(folder)
+        page = study.html(folder.path / studies.REPORT)
     data = study.to_json()
     show(kind, data, data["designs"], lambda: study_tables.render_study(study, page))
 
@@ -117,6 +123,7 @@ def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
 
     from leanify import study as studies
     from leanify.study.engines import engine_of
+    from leanify.terminal import progress
 
     if retry:
         folder.forget_failures()
@@ -125,7 +132,8 @@ def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
             studies.train_all(folder, runs, board.ended)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; it goes on with: leanify compare {quote(str(folder.path))}") from None
-    studies.measure_costs(folder)
+    with progress("measuring latency, throughput and memory", None):
+        studies.measure_costs(folder)
 
 
 class Board:

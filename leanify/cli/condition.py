@@ -14,7 +14,7 @@ import typer
 from leanify.cli.formats import Kind, kind_of, show
 from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.errors import SourceError
-from leanify.terminal import console, progress
+from leanify.terminal import console, progress, say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -297,7 +297,7 @@ def _show(result: Result, plot: Path | None, kind: Kind) -> None:
         write(result.draw, plot, result.title, result.rows, [*result.notes, *result.warnings, command])
     show(kind, {**result.json, "warnings": result.warnings}, result.rows, lambda: _print(result))
     for warning in result.warnings:
-        print(f"leanify: {warning}", file=sys.stderr)
+        say(f"leanify: {warning}")
     if plot is not None:
         print(f"leanify: wrote {plot}", file=sys.stderr)
 

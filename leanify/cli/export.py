@@ -22,9 +22,10 @@ def export(
     """Write a model for another loader; checked by loading and running it there, else nothing is written."""
     from leanify.cli.formats import print_json
     from leanify.terminal import console, progress
-    from leanify.warm.export import export as export_model
 
     with progress(f"exporting {source}", None):
+        from leanify.warm.export import export as export_model
+
         written = export_model(source, format=format, output=output, with_code=with_code)
     if json:
         print_json({"source": source, "format": format, "output": str(written)})

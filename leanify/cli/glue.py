@@ -37,10 +37,10 @@ def glue(
     kind = kind_of(format, json)
     from leanify.cli import tables
     from leanify.cli.screen import Screen
-    from leanify.training import glue_table as table
 
     named = [name.strip() for name in tasks.split(",") if name.strip()] if tasks is not None else None
     with Screen() as screen:
+        from leanify.training import glue_table as table
 
         def watch(name: str) -> Screen:
             screen.console.print(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
+from leanify.terminal import say
 
 if TYPE_CHECKING:
     from leanify.design.profiling import Profile
@@ -84,7 +84,7 @@ def profile(
     show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles))
     if over := list(_exceeded(profiles, limits)):
         for words in over:
-            print(f"leanify: {words}", file=sys.stderr)
+            say(f"leanify: {words}")
         raise typer.Exit(1)
 
 

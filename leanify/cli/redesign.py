@@ -94,8 +94,11 @@ def redesign(
     if data is not None and weights is None and not pretrained:
         raise LeanifyError("--data chooses which weights are carried over; give --weights SOURCE or --pretrained")
 
-    from leanify.cli import planned, plans
-    from leanify.sources.overrides import parse_overrides
+    from leanify.terminal import progress
+
+    with progress("loading PyTorch", None):
+        from leanify.cli import planned, plans
+        from leanify.sources.overrides import parse_overrides
 
     rules = {
         "multiple": multiple,

@@ -14,9 +14,10 @@ from leanify.terminal import console, drawn, progress
 if TYPE_CHECKING:
     from leanify.sources.run_directory import RunDirectory
 
-HIGHER = ("top1", "f1", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
+HIGHER = ("top1", "f1", "f1_micro", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
 APART = ("step", "epoch", "split", "lr", "samples_per_s")
-UNITS = {"top1": "top1 %", "top5": "top5 %", "accuracy": "accuracy %", "majority": "majority %", "f1": "f1 %"}
+PERCENT = ("top1", "top5", "accuracy", "majority", "f1", "f1_micro", "f1_macro", "exact", "precision", "recall")
+OWN = ("classification", "text-classification", "text-regression", "multi-label-classification", "token-classification")
 NARROW = 60  # columns; a bar has no room below
 
 
@@ -177,7 +178,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     out = console()
     if told:
         metrics = [key for key in told[0][1] if key not in APART]
-        heads = ("", "step", "epoch", *(UNITS.get(key, key) for key in metrics))
+        heads = ("", "step", "epoch", *(f"{key} %" if key in PERCENT else key for key in metrics))
         cells = [
             (name, f"{row['step']:,}", f"{row['epoch']:g}", *(shown(row.get(key, "–")) for key in metrics))
             for name, row in told
@@ -191,5 +192,10 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
         )
     out.print(f"next  leanify show {path}", soft_wrap=True)
     out.print(f"      leanify profile {path} {quote(run.recipe.model.source)}", soft_wrap=True)
+    data = run.recipe.data
+    if data is not None and data.path is not None:
+        recipe = data.path  # a model's name alone says nothing of the data
+        if data.task in OWN:
+            out.print(f"      leanify predict {path} FILES", soft_wrap=True)
     if recipe is not None:
         out.print(f"      leanify compare {quote(recipe)}", soft_wrap=True)

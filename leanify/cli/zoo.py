@@ -74,9 +74,13 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
 
     from rich.console import Console
 
+    from leanify.terminal import progress
+
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 120) if console.is_terminal else 120
-    console.print(_rendered(models))
+    with progress("drawing the table", None), console.capture() as drawn:
+        console.print(_rendered(models))
+    print(drawn.get(), end="")
     libraries = sorted({model["library"] for model in models})
     for name in libraries:
         counts = Counter(model["status"] for model in models if model["library"] == name)

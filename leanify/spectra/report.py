@@ -128,11 +128,17 @@ def _short_names(layers: Sequence[LayerProbe]) -> tuple[list[str], str]:
     return short, ".".join([*parts[0][:before], "*", *parts[0][len(parts[0]) - after :]])
 
 
+CAPTION = (
+    "κ = σ_max/σ_min of a layer's concatenated heads, tokens × inner: its mean and quartiles over the samples. stable: "
+    "‖A‖_F²/σ_max²; eff.: exp of the entropy of σ/Σσ."
+)
+
+
 def layer_tables(
     source: str, probe: Probe, data: str, *, theory: bool = False, per_head: bool = False, weights: bool = False
 ) -> list[Any]:
     """The table of layers, and those of single heads and of their weights where asked for."""
-    tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory)]
+    tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory), CAPTION]
     if per_head:
         tables.append(_per_head_table(probe))
     if weights:
