@@ -171,3 +171,11 @@ def test_inputs_are_of_a_realistic_size(source: str, options: dict[str, Any], wo
 def test_a_vocabulary_of_billions_takes_no_memory() -> None:
     tiny = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 3_000_000_000}
     assert count(leanify.load("bert", device="meta", overrides=tiny)).params > 192e9
+
+
+def test_a_model_of_one_shared_block_says_that_no_layer_can_be_left_out() -> None:
+    """ALBERT's layers share one block's weights."""
+    shape = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 100}
+    with pytest.raises(leanify.BudgetError, match="one block, which all its layers share") as found:
+        leanify.redesign("albert", target_params=0.2, overrides=shape)
+    assert "\n" not in str(found.value)

@@ -38,21 +38,28 @@ def refusal(prices: PriceList, request: Request, grids: Sequence[Grid], shares: 
             why = _floors(grids, request) + "." + _looser(prices, request, cost, total, least)
             return BudgetError(f"no sensible design has fewer layers and more heads: {why}")
         if least > limit:
-            return BudgetError(_below(prices, request, cost, total, least))
+            return BudgetError(_below(prices, request, grids, cost, total, least))
     return BudgetError("each limit can be met, but no sensible design meets all of them; loosen one")
 
 
-def _below(prices: PriceList, request: Request, cost: str, total: int, least: int) -> str:
-    """A budget that nothing meets: the smallest design there is, and the budget that it wants."""
+def _below(prices: PriceList, request: Request, grids: Sequence[Grid], cost: str, total: int, least: int) -> str:
+    """A budget that nothing meets: the smallest design there is, and the budget that it needs."""
     flag, unit = FLAGS[cost]
     per = {"kv": prices.facts.context, "ns": 1000}.get(cost, 1)  # --max-kv is of a token
     fixed = [f"--{what.replace('_', '-')} {_pin_words(pin)}" for what, pin in request.pins.items() if pin]
     where = f" with {' and '.join(fixed)}: the smallest" if fixed else ": the smallest that trades layers for heads"
     return (
         f"the budget of {request.limits[cost] // per:,} {unit} is below every sensible design{where} has "
-        f"{math.ceil(least / per):,} ({flag} {_enough(least / per, total / per, cost)})."
+        f"{math.ceil(least / per):,} ({flag} {_enough(least / per, total / per, cost)}).{_single_block(grids)}"
         f"{_unpinned(prices, request, cost, total, least)}{_looser(prices, request, cost, total, least)}"
     )
+
+
+def _single_block(grids: Sequence[Grid]) -> str:
+    """Why no layer can be left out where the model has the weights of one block only."""
+    if any(designs.old_depth > 1 for designs in grids):
+        return ""
+    return " It has one block, which all its layers share if there are several, so only the MLP can pay for heads."
 
 
 def smallest(grids: Sequence[Grid], request: Request, cost: str, total: int) -> int | None:
