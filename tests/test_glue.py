@@ -84,7 +84,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory, files: Path) -> Path:
 def quiet() -> Any:
     """Without the words about what was carried over; they have a test of their own."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*(carried over|without weights)", UserWarning)
+        warnings.filterwarnings("ignore", ".*(carried over|no weights)", UserWarning)
         yield
 
 

@@ -239,7 +239,7 @@ def test_turns_have_the_density_that_is_said() -> None:
         ("text", ["data.length=5000"], DataError, "data.length is 5000 tokens, but the model has only 4096 positions"),
         ("listops", ["data.length=1024"], DataError, r"sequences of 1,\d+ tokens, but data.length allows only 1,024"),
         ("image", ["data.length=1000"], DataError, "not a square image"),
-        ("image", ["data.length=256"], DataError, "is 32 × 32 pixels; data.length requires 16 × 16"),
+        ("image", ["data.length=256"], DataError, "has 32 × 32 pixels; data.length requires 16 × 16"),
         ("image", ["data.test=tset"], DataError, r"has no folder tset or validation"),
         ("pathfinder", ["data.options.train=7"], RecipeError, "it must be even"),
         ("text", ["data.options.seed=1"], RecipeError, "data.options apply only to"),

@@ -232,7 +232,7 @@ def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: P
         (["data.holdout=0.001", "data.length=64"], DataError, "tokens, less than one sample of 64"),
         (["data.img_size=32"], RecipeError, "is for images"),
         (["model.source=vit_tiny_patch16_224", "model.override="], DataError, "takes images"),
-        (["model.override.classes=2"], RecipeError, "guesses no words"),
+        (["model.override.classes=2"], RecipeError, "no masked-language-modelling head"),
         (["model.source=bert", "model.override=", "model.class=AutoModelForSequenceClassification"], RecipeError,
          'class = "AutoModelForMaskedLM"'),
     ],

@@ -26,7 +26,7 @@ from leanify.tasks.multi_label import MultiLabel
 from leanify.tasks.token_classification import TokenClassification, entities
 from leanify.training.predicting import predict
 
-pytestmark = pytest.mark.filterwarnings("ignore:bert comes without weights")
+pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")
 SENTENCES = [(["Ada", "met", "Bob"], ["B-PER", "O", "B-PER"]), (["Rome", "is", "far"], ["B-LOC", "O", "O"])]
 TAGGED = [{"tokens": tokens, "ner_tags": tags} for tokens, tags in SENTENCES]
 TOPICS = [{"text": "a red ball", "topics": ["red", "round"]}, {"text": "a red box", "topics": ["red"]}]

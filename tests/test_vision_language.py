@@ -14,7 +14,7 @@ from leanify.design.counting import count
 from leanify.lens import surgery
 from leanify.upstream.inputs import example_inputs
 
-pytestmark = pytest.mark.filterwarnings("ignore:transformers does not run llava's default:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:transformers cannot run llava's default:UserWarning")
 
 TEXT = {
     "vocab_size": 99,
