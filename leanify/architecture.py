@@ -1,11 +1,11 @@
-"""A transformer's shape as a value: a sequence of layers, and nothing else.
+"""A transformer's shape as a value.
 
     Layer         one attention with its MLP
-    Block         what upstream repeats: one layer (ViT, BERT, Llama), two (TNT), none (a block without attention)
+    Block         upstream's repeated unit: one layer (ViT, BERT, Llama), two (TNT), or none (no attention)
     Stage         one upstream list of blocks
     Architecture  all stages of a model
 
-Values are frozen and comparable, know no torch, and are written run-length encoded.
+Values are frozen and comparable, do not depend on torch, and are serialised with run-length encoding.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from leanify.errors import ShapeError
 
 @dataclass(frozen=True, order=True)
 class Layer:
-    """The shape of one attention and the MLP behind it.
+    """The shape of one attention and its MLP.
 
     width     residual channels
     heads     query heads
     kv_heads  key/value heads; fewer than ``heads`` under grouped-query attention
     head_dim  channels of one head
-    mlp       hidden units of the MLP, or of one expert; 0 where no MLP belongs to this attention
-    experts   routed experts of a mixture; 0 where the MLP is dense
-    active    experts that the router sends a token to; 0 where the configuration does not say
+    mlp       hidden units of the MLP, or of one expert; 0 if this attention has no MLP
+    experts   routed experts of a mixture; 0 if the MLP is dense
+    active    experts per token; 0 if the configuration does not specify it
     """
 
     width: int
@@ -48,14 +48,17 @@ class Layer:
 
     @property
     def group(self) -> int:
-        """How many heads can be added at a time: whole key/value groups; one under MHA and under MQA."""
+        """The smallest number of heads that can be added: a whole key/value group; 1 under MHA and MQA."""
         return 1 if self.kv_heads in (1, self.heads) else self.heads // self.kv_heads
 
     def with_heads(self, heads: int, head_dim: int | None = None) -> Layer:
-        """This layer with other heads; key/value heads follow in whole groups (under MQA the single one stays)."""
+        """Return this layer with other heads; key/value heads follow in whole groups (MQA keeps its single one).
+
+        Raises ShapeError if ``heads`` does not make whole groups.
+        """
         if heads < 1 or heads % self.group:
             raise ShapeError(
-                f"{heads} heads do not make whole key/value groups: this layer has {self.heads} heads on "
+                f"{heads} heads do not form whole key/value groups: this layer has {self.heads} heads on "
                 f"{self.kv_heads} key/value heads, so heads must be a multiple of {self.group}"
             )
         kv_heads = heads if self.kv_heads == self.heads else 1 if self.kv_heads == 1 else heads // self.group
@@ -67,9 +70,10 @@ Block = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Stage:
-    """One upstream list of blocks, by its path; ``fixed`` where upstream keeps no list (a pooling head).
+    """One upstream list of blocks, named by its path; ``fixed`` if it is not a list (a pooling head).
 
-    ``least`` is the number of blocks below which another width would come out; it is the model's, not the shape's.
+    ``least`` is the minimum depth that keeps the stage's output width. It is a property of the model, so it is ignored
+    in comparisons.
     """
 
     name: str
@@ -83,14 +87,14 @@ class Stage:
 
     @cached_property
     def primary(self) -> Layer | None:
-        """The layer that a redesign sets: the widest of the first block with attention, with an MLP if any."""
+        """The layer that a redesign sets: the widest in the first block with attention, preferably with an MLP."""
         return next(
             (max(block, key=lambda layer: (layer.width, layer.mlp > 0)) for block in self.blocks if block), None
         )
 
     @cached_property
     def primaries(self) -> Block:
-        """The primary layers of all blocks; they change in proportion to :attr:`primary`."""
+        """The primary layers of all blocks, which change in proportion to :attr:`primary`."""
         return tuple(layer for block in self.blocks for layer in widest(block))
 
     @cached_property
@@ -100,7 +104,7 @@ class Stage:
 
     @cached_property
     def group(self) -> int:
-        """How many heads can be added at a time: whole key/value groups in every primary layer."""
+        """The smallest number of heads that can be added: whole key/value groups in every primary layer."""
         heads = self.primary.heads if self.primary else 1
         return math.lcm(
             *(layer.group * heads // math.gcd(layer.heads, layer.group * heads) for layer in self.primaries)
@@ -108,15 +112,15 @@ class Stage:
 
     @cached_property
     def units(self) -> int:
-        """How many hidden units can be added at a time: whole ones in every primary layer."""
+        """The smallest number of hidden units that can be added: integers in every primary layer."""
         mlp = self.primary.mlp if self.primary else 0
         return math.lcm(*(mlp // math.gcd(layer.mlp, mlp) for layer in self.primaries if layer.mlp and mlp))
 
     @cached_property
     def shortest(self) -> int:
-        """Smallest depth that keeps two blocks with attention (one if the stage has one) and the stage's output width.
+        """The minimum depth that keeps the output width and two blocks with attention (or one if there is only one).
 
-        With attention in one block among several there would be no depth to trade.
+        With a single attention left, there would be no depth to trade any more.
         """
         attending = [index for index, block in enumerate(self.blocks) if block]
         enough = 1 if attending[:2] in ([0], [0, 1]) else attending[1] + 1
@@ -131,10 +135,11 @@ class Stage:
         experts: int | None = None,
         active: int | None = None,
     ) -> Stage:
-        """This stage with ``depth`` blocks (the first ones; the last is repeated to deepen) and another primary layer.
+        """Return this stage with ``depth`` blocks, a changed primary layer, and mixtures of so many experts.
 
-        The primary layers of a block are its widest ones: TNT's outer layer, both layers of DaViT. Those of all blocks
-        change in proportion, and all mixtures to so many experts. Raises ShapeError where that leaves no integers.
+        The first blocks are kept; the last is repeated to add depth. The primary layers of a block are its widest ones
+        (TNT's outer layer, both layers of DaViT), and those of all blocks change in proportion. Raises ShapeError if
+        the result is not an integer, or a size is out of range.
         """
         if experts is not None or active is not None:
             return self.mixing(experts, active).reshape(depth, heads, head_dim, mlp)
@@ -176,7 +181,7 @@ class Stage:
         return tuple(self._in_proportion(layer, asked) if layer in primaries else layer for layer in block)
 
     def _in_proportion(self, layer: Layer, asked: Mapping[str, int | None]) -> Layer:
-        """A layer changed in proportion to the primary layer, which becomes as asked."""
+        """Change a layer in proportion to the primary layer's change."""
         new = {name: getattr(layer, name) for name in asked}
         for name, value in asked.items():
             old = getattr(self.primary, name)
@@ -191,9 +196,9 @@ class Stage:
 
 
 def primary_of(stage: Stage) -> Layer:
-    """The primary layer of a stage. Raises ShapeError where the stage has none."""
+    """The primary layer of a stage. Raises ShapeError if it has none."""
     if stage.primary is None:
-        raise ShapeError(f"stage {stage.name!r} holds no attention")
+        raise ShapeError(f"stage {stage.name!r} has no attention")
     return stage.primary
 
 
@@ -205,7 +210,7 @@ def widest(block: Block) -> Block:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a whole model. ``source`` says whose shape it is; equality is of shapes alone."""
+    """The shape of a whole model. ``source`` names the model and is ignored in comparisons."""
 
     source: str = field(compare=False)
     stages: tuple[Stage, ...]
@@ -216,18 +221,18 @@ class Architecture:
 
     @property
     def varied(self) -> tuple[int, ...]:
-        """Indices of the stages that a search varies: lists of three or more blocks.
+        """Indices of the stages that a redesign changes: lists of three or more blocks.
 
-        Shorter ones (class attention, a pooling head, DaViT's single blocks) hold few parameters and no depth to
-        trade; the published redesigns leave them alone too. If all are short, every list is varied, and without any
-        list every attention.
+        Shorter ones (class attention, a pooling head, DaViT's single blocks) have few parameters and no depth to
+        trade, and published redesigns leave them unchanged too. If all lists are short, all are varied; without any
+        list, every attention is.
         """
         stages = [i for i, stage in enumerate(self.stages) if stage.primary]
         lists = [i for i in stages if not self.stages[i].fixed]
         return tuple(i for i in lists if self.stages[i].depth >= 3) or tuple(lists or stages)
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Architecture:
-        """The architecture with ``change`` applied to every layer."""
+        """Return the architecture with ``change`` applied to every layer."""
         return replace(
             self,
             stages=tuple(
@@ -237,12 +242,13 @@ class Architecture:
         )
 
     def grown(self, heads: int | Sequence[int] | None = None, factor: int | None = None) -> Architecture:
-        """More heads at constant head_dim: ``factor`` times as many in every layer, or ``heads`` in every stage.
+        """Return the architecture with more heads at constant head_dim: ``factor`` times as many, or ``heads``.
 
-        A single ``heads`` goes to the stages in :attr:`varied`; a sequence names one number a stage.
+        A single ``heads`` applies to the stages in :attr:`varied`; a sequence has one number per stage. Raises
+        ShapeError for fewer heads, a factor below 1, or broken key/value groups.
         """
         if (heads is None) == (factor is None):
-            raise ShapeError("grow takes either heads=… or factor=…, exactly one of them")
+            raise ShapeError("grow needs exactly one of heads=… and factor=…")
         if factor is not None:
             if factor < 1:
                 raise ShapeError(f"grow was asked for a factor of {factor}; a factor must be an integer of at least 1")
@@ -264,7 +270,10 @@ class Architecture:
         return (layer for stage in self.stages for block in stage.blocks for layer in block)
 
     def per_stage(self, value: int | Sequence[int] | None, what: str) -> list[int | None]:
-        """``value`` for each stage: one number goes to the varied stages, a list names those, or all."""
+        """Expand ``value`` to one per stage: a number applies to the varied stages, a list to those or to all stages.
+
+        Raises ShapeError for a list of another length.
+        """
         if isinstance(value, Sequence):
             if len(value) == 1:
                 return self.per_stage(value[0], what)
@@ -283,7 +292,7 @@ class Architecture:
         return "; ".join(f"{stage.name}: {_words(stage.blocks)}" for stage in self.stages)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; equal consecutive blocks are written once, with their number."""
+        """A JSON object; equal consecutive blocks are written once with their count."""
         return {
             "source": self.source,
             "stages": [
@@ -323,13 +332,13 @@ class Architecture:
 
 
 def _layer_to_json(layer: Layer) -> dict[str, int]:
-    """The numbers of a layer; those of a mixture only where it is one."""
+    """The sizes of a layer; those of a mixture only if it is one."""
     dense = () if layer.experts else ("experts", "active")
     return {name: value for name, value in asdict(layer).items() if name not in dense}
 
 
 def run_lengths(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
-    """Equal consecutive blocks, each with how often it stands there."""
+    """Group equal consecutive blocks: (block, count)."""
     return [(block, sum(1 for _ in run)) for block, run in groupby(blocks)]
 
 

@@ -1,4 +1,4 @@
-"""This machine and this process: memory, devices, versions."""
+"""Facts about this machine and process: memory, devices, versions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LIBRARIES = ("leanify", "torch", "timm", "transformers", "accelerate", "numpy")
 
 
 def memory(key: str) -> int | None:
-    """A figure of the whole machine, in bytes; None where the system has no /proc."""
+    """A value from /proc/meminfo in bytes; None without /proc."""
     return _figure(Path("/proc/meminfo"), key)
 
 
 def status(key: str) -> int | None:
-    """A figure of this process, in bytes; None where the system has no /proc."""
+    """A value from /proc/self/status in bytes; None without /proc."""
     return _figure(Path("/proc/self/status"), key)
 
 
@@ -41,14 +41,14 @@ def _figure(file: Path, key: str) -> int | None:
 
 
 def cores() -> int:
-    """The cores that this process may use: of the machine, of its affinity, of the containers around it."""
+    """The number of cores that this process may use, given the machine, its affinity and its containers."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(group) for group in _groups("cpu")]
     return max(1, min([usable, *(int(quota) for quota in quotas if quota is not None)]))
 
 
 def _quota(group: Path) -> float | None:
-    """The cores of a control group (cgroups v2 and v1), None without a limit."""
+    """The CPU limit of a control group (v1 or v2) in cores; None without a limit."""
     try:
         if (group / "cpu.max").is_file():
             most, period = map(int, (group / "cpu.max").read_text().split())
@@ -60,10 +60,10 @@ def _quota(group: Path) -> float | None:
 
 
 def available(device: torch.device) -> int | None:
-    """Bytes that this process may still take on a device; None where the system does not report it.
+    """Bytes that this process may still allocate on a device; None if the system does not report it.
 
-    On a CPU that is the least of what the machine and the containers around the process leave, by the processes that a
-    launcher started beside it.
+    On a CPU: the minimum over the machine and the containers, divided by the number of processes that a launcher
+    started here.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -75,12 +75,12 @@ def available(device: torch.device) -> int | None:
 
 
 def _contained() -> list[int]:
-    """Memory left in each control group around this process (cgroups v1 and v2)."""
+    """Bytes left in each control group of this process (v1 and v2)."""
     return [left for group in _groups("memory") if (left := _left(group)) is not None]
 
 
 def _groups(kind: str) -> Iterator[Path]:
-    """The control groups around this process that limit memory or cpu (cgroups v1 and v2), the inmost first."""
+    """The control groups of this process that limit memory or cpu (v1 and v2), innermost first."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -94,7 +94,7 @@ def _groups(kind: str) -> Iterator[Path]:
 
 
 def _left(group: Path) -> int | None:
-    """The limit of a control group less what its processes hold; files that the kernel keeps in memory can go."""
+    """Bytes left in a control group: its limit minus usage, where page cache counts as free."""
     for limit, usage, kept in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -109,7 +109,7 @@ def _left(group: Path) -> int | None:
 
 
 def settled_resident_set() -> int:
-    """The process's resident set after giving freed memory back to the system, where it can be asked to."""
+    """The resident set in bytes, after returning freed memory to the system (glibc's malloc_trim, if available)."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -117,7 +117,7 @@ def settled_resident_set() -> int:
 
 
 def reset_resident_peak() -> bool:
-    """Reset the kernel's peak of the resident set; False where that is not supported."""
+    """Reset the kernel's peak of the resident set; False if not supported."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -126,7 +126,7 @@ def reset_resident_peak() -> bool:
 
 
 def nvml_used(device: torch.device) -> int | None:
-    """Memory used on the whole device by NVML: every process, torch's reserve and the CUDA context included."""
+    """Bytes used on a GPU according to NVML, including all processes, torch's cache and the CUDA context."""
     if device.type != "cuda":
         return None
     import pynvml
@@ -140,31 +140,34 @@ def nvml_used(device: torch.device) -> int | None:
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words, with what its memory figures are."""
+    """A description of the device for reports, and of how its memory is measured."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"cpu ({torch.get_num_threads()} threads; memory is the process's resident set)"
 
 
 def device_of(text: str | None) -> torch.device:
-    """The device that ``text`` names (cpu, cuda, cuda:1, mps), else CUDA's where there is one. Raises LeanifyError."""
+    """Return the device that ``text`` names (cpu, cuda, cuda:1, mps), by default CUDA if present, else the CPU.
+
+    Raises LeanifyError if it is not available.
+    """
     if text is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(text)
-        torch.empty(1, device=device).add_(1)  # what torch was built without fails at the first tensor
+        torch.empty(1, device=device).add_(1)  # a backend that torch lacks fails only at the first tensor
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         here = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
         here += ["mps"] if torch.backends.mps.is_available() else []
-        raise LeanifyError(f"the device {text!r} is not available; here are {', '.join(here)}") from error
+        raise LeanifyError(f"the device {text!r} is not available; available: {', '.join(here)}") from error
     if device.type == "meta":
-        raise LeanifyError("the device 'meta' has no memory to compute in; name cpu, or cuda")
+        raise LeanifyError("the device 'meta' cannot compute; use cpu or cuda")
     return device
 
 
 def check_local_rank() -> None:
-    """Raise LeanifyError where a launcher started more processes here than there are GPUs."""
+    """Raise LeanifyError if a launcher started more processes on this machine than it has GPUs."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = int(os.environ.get("LOCAL_RANK", "0"))
     if gpus and number >= gpus:
@@ -176,7 +179,7 @@ def check_local_rank() -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Where this process runs: versions, machine, threads, command and git state."""
+    """The environment of this process: versions, machine, threads, command and git state."""
     return {
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES},
         "platform": platform.platform(),
@@ -188,7 +191,7 @@ def environment() -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit of the folder that the process was started in, and whether files were changed; None outside of git."""
+    """Commit of the working directory's repository and whether files were changed; None outside git."""
 
     def ask(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout

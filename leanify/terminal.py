@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 def console() -> Console:
-    """Standard output: at most 100 columns wide, colours only on a terminal."""
-    from rich.console import Console  # 30 ms, which `--help` does without
+    """The console for standard output: at most 100 columns, colours only on a terminal."""
+    from rich.console import Console  # imported late: it takes 30 ms
 
-    out = Console(highlight=False, markup=False, emoji=False)  # a path may hold [x] and :x:; emoji's names take 10 ms
+    out = Console(highlight=False, markup=False, emoji=False)  # paths may contain [x] and :x:
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     return out
 
@@ -52,7 +52,7 @@ def columns() -> int | None:
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """Yield the items, with a progress bar on standard error; silent where stderr is no terminal."""
+    """Iterate with a progress bar on standard error; silent if that is not a terminal."""
     length = total if total is not None else len(items) if isinstance(items, Sized) else None
     with progress(what, length) as advance_to:
         for done, item in enumerate(items):
@@ -65,9 +65,9 @@ _shown: list[Any] = []  # what is drawn now comes last: an inner bar takes the p
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error that disappears at the end, or a spinner where no total is known.
+    """Show a progress bar on standard error that disappears at the end, or a spinner if ``total`` is None.
 
-    Call what it yields with the number of steps done.
+    Yields a function to call with the number of steps done.
     """
     from rich.console import Console
 
@@ -86,7 +86,7 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def drawn(bar: Any) -> Iterator[Any]:
-    """Start one of rich's live displays, and stop it; the one that was there before is hidden meanwhile."""
+    """Run one of rich's live displays; a display that is already running is hidden meanwhile."""
     if _shown:
         _shown[-1].stop()
     _shown.append(bar)

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def millions(count: int) -> str:
-    """86567656 → 86.57 M; thousands below a million, billions from a thousand million on."""
+    """86567656 → "86.57 M"; thousands below 10⁶, billions from 10⁹."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:,.2f} {unit}"
@@ -14,7 +14,7 @@ def millions(count: int) -> str:
 
 
 def gigas(count: int) -> str:
-    """In thousands of millions, with two decimals or two digits; from a thousand of them on whole."""
+    """In units of 10⁹, with two decimals or two significant digits; from 10¹² without decimals."""
     if count >= 1e12:
         return f"{count / 1e9:,.0f}"
     return f"{count / 1e9:,.2f}" if count >= 1e7 else f"{count / 1e9:.2g}"
@@ -30,7 +30,7 @@ def binary(size: int | None) -> str:
 
 
 def kilobytes(size: float) -> str:
-    """Bytes as servers count them: 131072 → 128 KiB."""
+    """Bytes in binary units with four significant digits: 131072 → "128 KiB"."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
             return f"{size / (1 << power):,.4g} {unit}"

@@ -120,5 +120,5 @@ def test_more_processes_than_gpus_are_refused_and_as_many_run(tmp_path: Path, sh
 def test_the_device_is_named() -> None:
     facts = json.loads(json.dumps(leanify.profile("vit_tiny_patch16_224", repeats=2, device="cuda:0").to_json()))
     assert torch.cuda.get_device_name(0) in facts["device"]
-    with pytest.raises(leanify.LeanifyError, match="is not available; here are cpu, cuda:0"):
+    with pytest.raises(leanify.LeanifyError, match="is not available; available: cpu, cuda:0"):
         machine.device_of(f"cuda:{torch.cuda.device_count()}")

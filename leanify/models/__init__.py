@@ -1,12 +1,12 @@
-"""The paper's systems that neither timm nor transformers has, written from the papers' descriptions.
+"""The paper's models that neither timm nor transformers has, implemented from the papers' descriptions.
 
     crammed-bert      Geiping & Goldstein 2022, "Cramming: Training a Language Model on a Single GPU in One Day"
-    gpt2-tinystories  the 512 wide GPT-2 that is trained on TinyStories (Eldan & Li 2023)
-    point-encoder     Amsel, Yehudai & Bruna 2025: points in, points out, to be trained on the farthest point
-    nystromformer     Xiong et al. 2021, in the small sizes of the Long-Range Arena (Tay et al. 2020)
+    gpt2-tinystories  a GPT-2 of width 512, trained on TinyStories (Eldan & Li 2023)
+    point-encoder     Amsel, Yehudai & Bruna 2025: points in, points out, for the farthest-point task
+    nystromformer     Xiong et al. 2021, at the small sizes of the Long-Range Arena (Tay et al. 2020)
 
-A SOURCE calls them ``leanify/NAME``. Each is a plain module whose keyword arguments are its configuration, with
-``depth``, ``heads``, ``head_dim`` and ``mlp`` among them: heads × head_dim need not equal the width.
+As a SOURCE they are called ``leanify/NAME``. Each is a plain module whose keyword arguments are its configuration,
+including ``depth``, ``heads``, ``head_dim`` and ``mlp``; heads × head_dim need not equal the width.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MODELS: Mapping[str, str] = {
 
 
 def model_class(name: str) -> Any:
-    """The class of a model of our own; KeyError where there is none."""
+    """The class of one of leanify's models. Raises KeyError for an unknown name."""
     module, _, cls = MODELS[name].rpartition(".")
     return getattr(importlib.import_module(f"leanify.models.{module}"), cls)
 
 
 def name_of(cls: type) -> str | None:
-    """The name of a class of ours, None for any other."""
+    """The name of one of leanify's model classes; None for any other class."""
     path = f"{cls.__module__}.{cls.__qualname__}"
     return next((name for name, short in MODELS.items() if path == f"leanify.models.{short}"), None)

@@ -1,8 +1,8 @@
-"""Crammed BERT (Geiping & Goldstein 2022): a BERT that a day on one GPU can train.
+"""Crammed BERT (Geiping & Goldstein 2022): a BERT that can be trained in a day on one GPU.
 
-Pre-norm, gated MLPs, linear maps without bias, norms with (as the parameter count of 119.590 M shows), scaled
-sinusoidal positions, a decoder tied to the embedding. ``mlp`` counts the units behind the gate: 1536 is the
-papers' 3072 → 1536.
+Pre-norm, gated MLPs, scaled sinusoidal positions, a decoder tied to the embedding. Linear maps have no bias but norms
+do, as the parameter count of 119.590 M shows. ``mlp`` is the number of units after the gate: 1536 corresponds to the
+paper's 3072 → 1536.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POOLER = 1024  # width of the classifier's hidden layer in fine-tuning
 
 
 class ScaledSinusoidal(nn.Module):
-    """The sinusoids of Vaswani et al. 2017 (section 3.5) times one learned scale, 1/√D at first (Hua et al. 2022)."""
+    """Sinusoidal positions (Vaswani et al. 2017, 3.5) times a learned scale, initially 1/√D (Hua et al. 2022)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class ScaledSinusoidal(nn.Module):
         nn.init.constant_(self.scale, self.width**-0.5)
 
     def forward(self, length: int) -> Tensor:
-        """N → N, D: sines in the even channels, cosines in the odd ones."""
+        """N → N, D; sines in even channels, cosines in odd ones."""
         place = torch.arange(length, device=self.scale.device)[:, None]
         channel = torch.arange(0, self.width, 2, device=self.scale.device)
         angle = place * torch.exp(channel * (-math.log(10000.0) / self.width))
@@ -39,7 +39,7 @@ class ScaledSinusoidal(nn.Module):
 
 
 class CrammedBert(OwnModel):
-    """``classes=0``: a masked language model; otherwise its first token is classified, as GLUE asks."""
+    """A masked language model with ``classes=0``; otherwise a classifier on the first token, as for GLUE."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class CrammedBert(OwnModel):
             module.reset_parameters()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
-        """B, N → B, N, V logits of the words, or B, classes; ``attention_mask`` B, N is 1 where a token counts.
+        """B, N → vocabulary logits B, N, V, or B, classes; ``attention_mask`` B, N is 1 for tokens and 0 for padding.
 
-        ``chosen`` B, N is true where the words are asked for: K of them → K, V, at a quarter of the decoder's cost
-        where a quarter is masked (the "sparse token prediction" of section 4.2 of the paper).
+        ``chosen`` B, N selects K positions → K, V: with a quarter masked, the decoder costs a quarter ("sparse token
+        prediction", section 4.2 of the paper).
         """
         x = self.embedding(input_ids) + self.positions(input_ids.shape[1])
         x = self.dropout(self.norm_in(x))

@@ -1,7 +1,8 @@
-"""The GPT-2 that the paper trains on TinyStories: 512 wide, 12 heads of 42 channels, 64 tokens of context.
+"""The GPT-2 that the paper trains on TinyStories: width 512, 12 heads of 42 channels, a context of 64 tokens.
 
-Pre-norm, learned positions, query, key and value without bias, the output projection with, a ReLU MLP, and a head with
-a bias that is not tied to the embedding. transformers' GPT-2 can say neither the biases nor 12 × 42 in 512.
+Pre-norm, learned positions, biases in the output projection but not in query, key and value, a ReLU MLP, and an output
+head with a bias that is not tied to the embedding. transformers' GPT-2 can express neither these biases nor heads of
+12 × 42 at width 512.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Gpt2(OwnModel):
         self.init_weights()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """B, N → B, N, V: the logits of the next token; at most ``length`` tokens."""
+        """B, N → next-token logits B, N, V, for at most ``length`` tokens."""
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.embedding(input_ids) + self.positions(places)
         mask = boolean(attention_mask)

@@ -1,6 +1,6 @@
-"""Parts that the models share: attention whose inner width is free, MLPs, the pre-norm block.
+"""Layers that the models share: attention with arbitrary inner width, MLPs, the pre-norm block.
 
-Shapes: B batch, N tokens, D width, h heads, d head_dim, M hidden units. A mask is B × N and true where a token counts.
+Shapes: B batch, N tokens, D width, h heads, d head_dim, M hidden units. A mask is B × N, false for padding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class OwnModel(nn.Module):
-    """A module that remembers the keyword arguments that it was built with, and can re-initialise itself."""
+    """A module that records its keyword arguments and can re-initialise itself."""
 
     options: dict[str, Any]
     vocab: int
@@ -25,15 +25,15 @@ class OwnModel(nn.Module):
         return model
 
     def example_ids(self, batch: int, tokens: int | None = None) -> Tensor:
-        """Random token ids, by default as many as fit. → B, N"""
+        """Random token ids, by default as many as the model has positions. → B, N"""
         return torch.randint(self.vocab, (batch, tokens or self.length))
 
     def example_inputs(self, batch: int, tokens: int | None = None) -> dict[str, Tensor]:
-        """A random batch by the names that the forward takes."""
+        """A random batch by argument name of the forward."""
         return {"input_ids": self.example_ids(batch, tokens)}
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise one module: N(0, 0.02) for linear maps and embeddings, no bias, norms the identity."""
+        """Initialise one module: linear maps and embeddings from N(0, 0.02), zero biases, norms to the identity."""
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, nn.LayerNorm):
@@ -47,7 +47,7 @@ class OwnModel(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, eq. 1) with ``heads`` × ``head_dim`` free of the width."""
+    """Multi-head attention (Vaswani et al. 2017, eq. 1); ``heads`` × ``head_dim`` is independent of the width."""
 
     def __init__(
         self, width: int, heads: int, head_dim: int, *, qkv_bias: bool, bias: bool, causal: bool, dropout: float
@@ -74,7 +74,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """fc2(f(fc1(x))), M hidden units."""
+    """fc2(f(fc1(x))) with M hidden units."""
 
     def __init__(self, width: int, mlp: int, activation: nn.Module) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Mlp(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """fc2(a · gelu(b)) with [a, b] = fc1(x): a gated linear unit (Shazeer 2020) of M hidden units, no biases."""
+    """Gated MLP (Shazeer 2020) with M hidden units and no biases: fc2(a · gelu(b)) with [a, b] = fc1(x)."""
 
     def __init__(self, width: int, mlp: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class GatedMlp(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): the pre-norm residual block."""
+    """Pre-norm residual block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, width: int, attention: nn.Module, mlp: nn.Module, *, eps: float, dropout: float) -> None:
         super().__init__()
@@ -122,5 +122,5 @@ class Block(nn.Module):
 
 
 def boolean(attention_mask: Tensor | None) -> Tensor | None:
-    """A mask of ones and zeros as booleans."""
+    """Convert a mask of ones and zeros to booleans; None stays None."""
     return None if attention_mask is None else attention_mask.bool()

@@ -1,11 +1,11 @@
-"""Nyströmformer (Xiong et al. 2021) in the sizes of the Long-Range Arena: 64 wide, heads of 32 channels, 64 landmarks.
+"""Nyströmformer (Xiong et al. 2021) at the Long-Range Arena's sizes: width 64, heads of 32 channels, 64 landmarks.
 
 Attention over N tokens is approximated through L landmarks, the means of L segments (eq. 10):
 
     softmax(q kᵀ) ≈ softmax(q k̃ᵀ) · softmax(q̃ k̃ᵀ)⁺ · softmax(q̃ kᵀ)         q̃, k̃: landmarks of q and k
 
-The pseudo-inverse is iterated; its first guess is scaled for each sample and head by itself, so that an output depends
-on nothing but its own sample. The optional convolution over v is left out, as in the Long-Range Arena runs.
+The pseudo-inverse is computed iteratively. Its initial value is scaled per sample and head, so that an
+output depends only on its own sample. The optional convolution over v is omitted, as in the Long-Range Arena runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HIDDEN = 128  # hidden units of the classifier
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """The Moore–Penrose inverse by the third-order iteration of Razavi et al. 2014 (eq. 11). …, L, L → …, L, L"""
+    """Approximate the Moore–Penrose inverse by the third-order iteration of Razavi et al. 2014 (eq. 11). …, L, L"""
     sizes = matrix.abs()
     bound = sizes.sum(-1).amax(-1) * sizes.sum(-2).amax(-1)  # ‖A‖_∞ ‖A‖_1 of each matrix
     inverse = matrix.mT / bound[..., None, None]
@@ -36,16 +36,16 @@ def pseudo_inverse(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
 
 
 def segment_means(x: Tensor, counts: Tensor, landmarks: int) -> Tensor:
-    """The mean of each of L equal segments over its tokens that count. B, h, N, d → B, h, L, d"""
+    """The mean of each of L equal segments, over tokens that are not padding. B, h, N, d → B, h, L, d"""
     kept = counts.reshape(len(x), 1, landmarks, -1, 1)  # B, 1, L, N/L, 1
     total = (x.reshape(*x.shape[:2], landmarks, -1, x.shape[-1]) * kept).sum(3)
     return total / kept.sum(3).clamp(min=1)
 
 
 class NystromAttention(Attention):
-    """Attention through landmarks; exact where there are no more tokens than landmarks. It has no map to drop from.
+    """Attention through landmarks; exact if there are no more tokens than landmarks. No attention dropout.
 
-    Under half precision the maps stay in single: the iteration multiplies their rounding errors.
+    Under half precision, the three maps are computed in float32, because the iteration amplifies rounding errors.
     """
 
     def __init__(self, width: int, heads: int, head_dim: int, *, landmarks: int) -> None:
@@ -69,7 +69,7 @@ class NystromAttention(Attention):
 
 
 def nystrom(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, landmarks: int, iterations: int = ITERATIONS) -> Tensor:
-    """Eq. 13: the three maps, multiplied from the right so that nothing is N × N. B, h, N, d → B, h, N, d"""
+    """Eq. 13, multiplied from the right so that no matrix is N × N. B, h, N, d → B, h, N, d"""
     q = q * q.shape[-1] ** -0.5
     counts = mask.to(q.dtype)
     middle_q, middle_k = segment_means(q, counts, landmarks), segment_means(k, counts, landmarks)
@@ -81,7 +81,7 @@ def nystrom(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, landmarks: int, itera
 
 
 class Nystromformer(OwnModel):
-    """Classifies a sequence by the mean of its tokens; with ``pair`` two sequences, by [a, b, a·b, a−b]."""
+    """Classifies the mean of a sequence's tokens; with ``pair``, the features [a, b, a·b, a−b] of two sequences."""
 
     def __init__(
         self,
@@ -120,19 +120,19 @@ class Nystromformer(OwnModel):
         self.init_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Embeddings N(0, 0.02); linear maps keep torch's own draw."""
+        """Initialise embeddings from N(0, 0.02); linear maps keep torch's default."""
         if isinstance(module, nn.Linear):
             module.reset_parameters()
         else:
             super()._init_weights(module)
 
     def example_ids(self, batch: int, tokens: int | None = None) -> Tensor:
-        """→ B, N; of a pair B, 2, N"""
+        """→ B, N; with ``pair`` B, 2, N"""
         ids = super().example_ids(2 * batch if self.pair else batch, tokens)
         return ids.view(batch, 2, -1) if self.pair else ids
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """B, N → B, D: the mean over the tokens that count."""
+        """B, N → B, D: the mean over tokens that are not padding."""
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.dropout(self.embedding(input_ids) + self.positions(places))
         mask = boolean(attention_mask)

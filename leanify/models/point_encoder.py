@@ -1,8 +1,8 @@
-"""The encoder that Amsel, Yehudai & Bruna 2025 ("When Adding More Heads Hurts", appendix B) put on the farthest point.
+"""The encoder of Amsel, Yehudai & Bruna 2025 ("When Adding More Heads Hurts", appendix B) for the farthest-point task.
 
-Post-norm blocks whose norm is a learned scale times x/‖x‖, ReLU MLPs, no positions, no dropout, and no map before the
-first block or after the last: N points of R^d in, N points of R^d out. Heads are as many and as wide as configured;
-theirs average copies of an attention of d/head_dim heads, which is the same function with other weights.
+Post-norm blocks with the norm scale · x/‖x‖ (learned scale), ReLU MLPs, no positions, no dropout, and no embedding or
+output head: N points of R^d in, N points of R^d out. The number and width of heads are configurable. The paper instead
+averages copies of an attention with d/head_dim heads, which is the same function with other weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PointEncoder(OwnModel):
         self, *, width: int = 64, depth: int = 1, heads: int = 1, head_dim: int = 64, mlp: int = 2048, points: int = 16
     ) -> None:
         super().__init__()
-        self.width, self.points = width, points  # points: how many an example has; it takes any number
+        self.width, self.points = width, points  # points in an example input; the model takes any number
         self.blocks = nn.ModuleList(
             PostNormBlock(
                 width,
@@ -61,7 +61,7 @@ class PointEncoder(OwnModel):
         self.init_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Query, key and value by Glorot & Bengio 2010, no bias in the attention; the rest is torch's own draw."""
+        """Query, key and value by Glorot & Bengio 2010, zero attention biases; the rest keeps torch's default."""
         if isinstance(module, (nn.Linear, UnitNorm)):
             module.reset_parameters()
         if isinstance(module, Attention):

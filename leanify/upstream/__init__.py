@@ -1,1 +1,1 @@
-"""timm and transformers: everything that knows how they build, spell, initialise and feed their models."""
+"""timm and transformers: how they build, name, initialise and feed their models."""

@@ -1,4 +1,4 @@
-"""Build models with upstream's own constructors: in memory, on meta, or as a shell to load weights into."""
+"""Build models with upstream's constructors: in memory, on meta, or as a shell to load weights into."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from leanify.upstream.libraries import import_timm, import_transformers, without
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
 
-DEEPEST = 1024
+DEEPEST = 1024  # blocks; the deepest published transformer has 1,000 (DeepNet, Wang et al. 2022)
 DEPTHS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
     "depth", "depths",
 )  # fmt: skip
-MOST_PARTS = 60_000  # modules; mixtures of 128 experts in 60 layers that keep each expert apart have fewer
+MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modules have fewer
 
 
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
-    """The model that upstream's constructor gives, initialised; on ``meta`` in no memory. Stamped with its origin."""
+    """Build and initialise a model with upstream's constructor, and stamp it with its origin.
+
+    ``device="meta"`` needs no memory. Raises SourceError, and ShapeError for a model with too many parts.
+    """
     with torch.device(device), _NothingToDraw(), _bounded(origin):
         model = {"timm": _build_timm, "hf": _build_hf, "leanify": _build_own}[origin.library](origin)
     model.eval()
@@ -40,14 +43,14 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
 
 @contextmanager
 def _bounded(origin: Origin) -> Iterator[None]:
-    """Refuse a model of more parts than any that exists, which would keep the constructor busy for minutes."""
+    """Raise ShapeError for a model with more parts than any real one, whose constructor would run for minutes."""
     left = MOST_PARTS
 
     def count(*_: Any) -> None:
         nonlocal left
         left -= 1
         if left < 0:
-            raise ShapeError(f"{origin} so configured has over {MOST_PARTS:,} parts: look at its numbers of layers")
+            raise ShapeError(f"{origin} would have over {MOST_PARTS:,} parts; check the numbers of layers it is given")
 
     hook = register_module_module_registration_hook(count)
     try:
@@ -57,7 +60,7 @@ def _bounded(origin: Origin) -> Iterator[None]:
 
 
 class _NothingToDraw(TorchFunctionMode):
-    """Skips an initialiser's arithmetic on meta tensors: they have no values, yet each call costs milliseconds."""
+    """Skips initialisation on meta tensors, which have no values although each call costs milliseconds."""
 
     draws = frozenset({"add_", "clamp_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
 
@@ -73,8 +76,9 @@ class _NothingToDraw(TorchFunctionMode):
 
 
 def check_depth(words: Any) -> None:
-    """Refuse more blocks than were ever trained, wherever a configuration counts them: each costs time and memory
-    before anything can be said of it. Raises SourceError.
+    """Raise SourceError if a configuration, at any level, has more blocks than were ever trained.
+
+    Building each block costs time and memory even on meta.
     """
     if not isinstance(words, Mapping):
         return
@@ -91,7 +95,7 @@ def check_depth(words: Any) -> None:
 def _build_timm(origin: Origin) -> nn.Module:
     library = import_timm()
     options = ", ".join(f"{key}={value!r}" for key, value in origin.options.items()) or "no options"
-    with wall(f"timm does not build {origin.name!r} with {options}"):
+    with wall(f"timm cannot build {origin.name!r} with {options}"):
         _check_arguments(origin)
         check_depth(origin.options)
         model: nn.Module = library.create_model(origin.name, **origin.options)
@@ -99,10 +103,10 @@ def _build_timm(origin: Origin) -> nn.Module:
 
 
 def _check_arguments(origin: Origin) -> None:
-    """Refuse what no model of its kind takes: among timm's other keywords are files to open and hubs to ask.
+    """Raise SourceError for options that are not parameters of a class in the model's timm module.
 
-    Options come from recipes and config.json files that somebody else wrote. Allowed are the parameters of the
-    classes in the module of timm that the model is defined in.
+    Options may come from untrusted recipes and config.json files, and timm's other keywords can open files or contact
+    hubs.
     """
     from timm.models import is_model, model_entrypoint
 
@@ -114,14 +118,14 @@ def _check_arguments(origin: Origin) -> None:
         if allowed and key not in allowed:
             near = difflib.get_close_matches(key, allowed)
             raise SourceError(
-                f"timm does not build {origin.name!r} with {key}={origin.options[key]!r}: a model of its kind has no "
+                f"timm cannot build {origin.name!r} with {key}={origin.options[key]!r}: models of its kind have no "
                 f"such argument" + (f"; nearest: {', '.join(near)}" if near else "")
             )
 
 
 @cache
 def _parameters(module: str) -> frozenset[str]:
-    """Every parameter of the classes that a module of timm defines or imports; none that names files or hubs."""
+    """All parameters of the classes that a timm module defines or imports, except those that name files or hubs."""
     classes = [thing for thing in vars(sys.modules[module]).values() if inspect.isclass(thing)]
     own = [cls for cls in classes if issubclass(cls, nn.Module) and cls.__module__.startswith("timm.models.")]
     names = {name for cls in own for base in cls.__mro__[:-1] for name in _signature(base)}
@@ -145,7 +149,7 @@ def _build_hf(origin: Origin) -> nn.Module:
 
 
 def _check_wrapped(words: Any) -> None:
-    """A timm model inside a transformers configuration takes what it takes outside of one."""
+    """Check the options of a timm model inside a transformers configuration as those of any timm model."""
     if not isinstance(words, dict):
         return
     if words.get("model_type") == "timm_wrapper":
@@ -163,10 +167,10 @@ def _build_own(origin: Origin) -> nn.Module:
 
 
 def build_shell(origin: Origin) -> nn.Module:
-    """The model that upstream's constructor gives, its parameters on meta where they can be, its buffers real.
+    """Build a model with real buffers and, if possible, parameters on meta, ready to load weights into.
 
-    A model that makes its tables on its parameters' device (Swin v2), or runs a part of itself while it is built (a
-    ViT behind a ResNet), is built with real parameters.
+    Models that compute tables on their parameters' device (Swin v2) or run a part of themselves during construction (a
+    ViT with a ResNet stem) get real parameters.
     """
     try:
         with parameters_on_meta():
@@ -178,7 +182,7 @@ def build_shell(origin: Origin) -> nn.Module:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Build modules whose parameters take no memory and no time, their buffers real: a shell to load weights into."""
+    """Inside this context, modules are built with parameters on meta and real buffers."""
     register = nn.Module.register_parameter
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:

@@ -1,4 +1,4 @@
-"""What an attention keeps of the tokens that it has seen, by upstream's own words."""
+"""The size of an attention's key/value cache, from upstream's configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kept:
-    """window: of how many tokens at most (None: of all). Under latent attention (else None) latent: numbers a token in
-    place of keys and values; pair: channels of a query and a value of one head.
+    """What an attention caches.
+
+    window   the most tokens it keeps; None for all
+    latent   under latent attention, numbers per token instead of keys and values; else None
+    pair     under latent attention, channels of one head's query and value; else None
     """
 
     window: int | None
@@ -22,13 +25,14 @@ class Kept:
     pair: int | None
 
     def seen(self, context: int) -> int:
-        """How many of ``context`` tokens are kept."""
+        """The number of cached tokens after ``context`` tokens."""
         return context if self.window is None else min(context, self.window)
 
 
 def kept_by(model: nn.Module, attention: Any) -> Kept | None:
-    """What an attention keeps while it generates; None where it does not look back alone (encoders, cross-attention),
-    or reads another layer's cache.
+    """What an attention caches during generation.
+
+    None if it is not causal (encoders, cross-attention), or reads another layer's cache.
     """
     if not is_hf(model) or getattr(attention, "layer_idx", None) is None:
         return None
@@ -42,7 +46,7 @@ def kept_by(model: nn.Module, attention: Any) -> Kept | None:
 
 
 def looks_back(attention: Any) -> bool:
-    """Whether an attention sees the tokens before it alone."""
+    """Whether an attention is causal: it sees only earlier tokens."""
     names = ("is_causal", "causal", "is_decoder")
     return bool(next((getattr(attention, name) for name in names if hasattr(attention, name)), False))
 
@@ -65,7 +69,7 @@ def _window(attention: Any, config: Any) -> int | None:
 
 
 def longest_context(model: Any) -> int | None:
-    """The most tokens that a configuration has positions for; None where it has no such limit."""
+    """The most tokens for which a configuration has positions; None if unlimited."""
     config = model.config.get_text_config(decoder=True) if is_hf(model) else None
     names = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx")
     return next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)

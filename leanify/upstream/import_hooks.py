@@ -1,8 +1,8 @@
-"""Modules of others that leanify changes as they are imported, before or after leanify, without importing them itself.
+"""Patch modules of other libraries when they are imported, before or after leanify, without importing them here.
 
-`install` is given the lessons: the name of a module, and what to do with it once it is imported. One module needs help
-during its import: torchvision's registry wheels want CUDA, and beside a CPU-only torch they stop at the missing schemas
-of two operators that no model here calls; declaring them is enough.
+`install` takes a mapping from module names to functions that patch the module once it is imported. One module needs
+help during its import: torchvision's wheels on the package index are built for CUDA, and with a CPU-only torch their
+import fails because the schemas of two operators are missing. No model here calls them, so declaring them is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Lesson = Callable[[ModuleType], None]
 
 
 class _Guide:
-    """A finder on ``sys.meta_path`` that finds nothing of its own: it wraps the loaders of the modules in _GUIDES."""
+    """A finder on ``sys.meta_path`` that only wraps the loaders of the modules in _GUIDES."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,7 +60,7 @@ _GUIDES: dict[str, Callable[[Run, ModuleType], None]] = {"torchvision": _mend_to
 
 
 def install(lessons: Mapping[str, Lesson]) -> None:
-    """Teach each module once it is imported, at once where it is already; and mend torchvision's import."""
+    """Patch each module when it is imported, or now if it already is; and fix torchvision's import."""
     for name, teach in lessons.items():
         if name in _GUIDES:
             continue

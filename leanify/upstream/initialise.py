@@ -1,4 +1,4 @@
-"""Initialise weights with upstream's own initialisers."""
+"""Initialise weights with upstream's initialisers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leanify.upstream.origin import is_hf
 
 @torch.no_grad()
 def initialise_module(model: Any, name: str, module: Any) -> None:
-    """Initialise one module as upstream's initialiser does; by torch's own where upstream has none."""
+    """Initialise one module by upstream's initialiser, or by torch's default if upstream has none."""
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
     initialiser = getattr(model, "_init_weights", None)
@@ -27,7 +27,7 @@ def initialise_module(model: Any, name: str, module: Any) -> None:
 
 @torch.no_grad()
 def initialise_model(model: Any) -> None:
-    """Re-initialise the whole model by upstream's own initialiser, where it has one that can run after construction."""
+    """Re-initialise the whole model by upstream's initialiser, if there is one that can run after construction."""
     if is_hf(model):
         for thing in (*model.modules(), *model.parameters(), *model.buffers()):
             if hasattr(thing, "_is_hf_initialized"):

@@ -1,4 +1,4 @@
-"""A random batch of the kind that a model takes, made without its processor."""
+"""Make a random batch of a model's kind of input, without its processor."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ GRIDS = ("grid_thw", "spatial_shapes")
 def example_inputs(
     model: nn.Module, batch: int = 1, tokens: int | None = None, device: str | torch.device = "cpu"
 ) -> dict[str, Tensor]:
-    """A random batch of the model's kind of input, by argument name: images, sound, token ids (512 or as many as fit).
+    """Return a random batch by argument name: images, sound, or token ids (by default 512, or as many as fit).
 
-    transformers' models get their main input, what their forward requires, and the decoder's tokens. Floating-point
-    inputs are in the model's dtype.
+    transformers models get their main input, their forward's required arguments, and decoder tokens. Floating-point
+    inputs have the model's dtype.
     """
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     with torch.device("meta") if str(device) == "meta" else nullcontext():  # an image of 10⁹ pixels costs nothing there
@@ -58,7 +58,7 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
 
 
 def _begins_with_convolution(model: nn.Module, channels: int) -> bool:
-    """Whether a spectrogram's channels come before its time: the model's first map is a convolution over them."""
+    """Whether a spectrogram's channels come before time: the model's first layer is a convolution over channels."""
     maps = (module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)))
     first = next(maps, None)
     return isinstance(first, nn.Conv1d) and first.in_channels == channels
@@ -74,7 +74,7 @@ def _timm_input_size(model: nn.Module) -> tuple[int, ...]:
 
 
 def _arguments(model: nn.Module) -> list[str]:
-    """The main input, what the forward requires, the mask of token ids and the decoder's tokens."""
+    """Names of the inputs to make: main input, required arguments of forward, attention mask, decoder tokens."""
     parameters = inspect.signature(model.forward).parameters
     main: Any = model.main_input_name
     config: Any = model.config
@@ -99,8 +99,9 @@ def _arguments(model: nn.Module) -> list[str]:
 
 
 def _length(model: Any, tokens: int | None) -> int:
-    """So many tokens, or 512 (10 s of sound), or as many as there are positions; some count theirs behind the
-    padding's.
+    """The sequence length: ``tokens``, else 512 (10 s of sound), but at most the positions that the model has.
+
+    Some models reserve the first positions for padding.
     """
     config = model.config.get_text_config()
     names = ("max_position_embeddings", "max_target_positions")
@@ -112,7 +113,7 @@ def _length(model: Any, tokens: int | None) -> int:
 
 
 def _get(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of several spellings in a configuration or in the configurations inside it."""
+    """The first of several keys that exists in a configuration or a nested one."""
     inner = [value for value in vars(config).values() if hasattr(value, "model_type")]
     for one in (config, *inner):
         for name in names:
@@ -122,9 +123,7 @@ def _get(config: Any, *names: str, default: Any = None) -> Any:
 
 
 def _ids(config: Any, batch: int, length: int) -> Tensor:
-    """Token ids, all of them words: the first few, and those that a configuration names, stand for something else
-    (padding, separators, an image).
-    """
+    """Random ids of ordinary tokens: not the first few, nor special ids in the configuration (padding, images)."""
     vocabulary = _get(config, "vocab_size", default=100)
     inner = [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
     fields = [field for one in inner for field in vars(one).items()]
@@ -135,7 +134,7 @@ def _ids(config: Any, batch: int, length: int) -> Tensor:
 
 
 def _pixels(config: Any, batch: int, length: int) -> Tensor:
-    """Images, or their flattened patches where the model takes a grid with them."""
+    """Images, or flattened patches if the model also takes their grid."""
     if getattr(config, "temporal_patch_size", None) and getattr(config, "spatial_merge_size", None):
         return _patches(config, batch, length)
     if hasattr(config, "num_frames"):
@@ -144,9 +143,7 @@ def _pixels(config: Any, batch: int, length: int) -> Tensor:
 
 
 def _images(config: Any, batch: int, length: int) -> Tensor:
-    """Images of the configured size; else as the type's processor makes them, else 224 × 224; 64 × 64 where a short
-    input is asked for.
-    """
+    """Images of the configured size, else of the type's processor, else 224 × 224; 64 × 64 for short inputs."""
     usual = IMAGE_SIZES.get(getattr(config, "model_type", "")) if length > 64 else None
     size = usual or _get(config, "image_size", "input_size", default=224 if length > 64 else 64)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -160,7 +157,7 @@ def _frames(config: Any, batch: int, length: int) -> Tensor:
 
 
 def _features(config: Any, batch: int, length: int) -> Tensor:
-    """A mel spectrogram: batch, time, channels; as long as Whisper's positions want it."""
+    """A mel spectrogram (batch, time, channels); for Whisper, as long as its positions require."""
     channels = _get(
         config, "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "input_channels", default=80
     )
@@ -169,7 +166,7 @@ def _features(config: Any, batch: int, length: int) -> Tensor:
 
 
 def _sound(config: Any, batch: int, length: int) -> Tensor:
-    """A waveform; a spectrogram of the spectrogram transformer."""
+    """A waveform; for the Audio Spectrogram Transformer, a spectrogram."""
     if (bins := getattr(config, "num_mel_bins", None)) and hasattr(config, "max_length"):
         return torch.randn(batch, config.max_length, bins)
     channels = [_get(config, "audio_channels")] if _get(config, "audio_channels") else []
@@ -182,19 +179,19 @@ def _grid(config: Any, batch: int, length: int) -> Tensor:
 
 
 def _patches(config: Any, batch: int, length: int) -> Tensor:
-    """The patches of `_grid`'s images, flattened, one after the other."""
+    """The flattened patches of `_grid`'s images, concatenated."""
     channels = _get(config, "in_channels", "num_channels", default=3)
     area = config.patch_size**2 * (getattr(config, "temporal_patch_size", None) or 1)
     return torch.randn(side(length) ** 2 * batch, channels * area)
 
 
 def _regions(length: int) -> int:
-    """Regions that a detector found in an image: 36 (LXMERT, §4.1), or a few where a short input is asked for."""
+    """The number of detected image regions: 36 (LXMERT, §4.1), or a few for short inputs."""
     return 36 if length > 64 else 5
 
 
 def _past(config: Any) -> int:
-    """Time steps behind a forecast: the context and the longest lag."""
+    """Time steps before a forecast: the context and the longest lag."""
     return int(config.context_length + max(getattr(config, "lags_sequence", None) or [0]))
 
 
@@ -205,7 +202,7 @@ def _channels(config: Any) -> tuple[int, ...]:
 
 
 def check_tokens(model: nn.Module, tokens: int | None) -> None:
-    """Refuse a length that changes nothing, and one that the model has no positions for. Raises ShapeError."""
+    """Raise ShapeError for a length that has no effect on the input, or for which the model has too few positions."""
     if tokens is None:
         return
     here, other = (example_inputs(model, 1, n, "meta") for n in (tokens, tokens + 1))
@@ -218,7 +215,7 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
 
 
 def words_of(inputs: dict[str, Tensor]) -> str:
-    """What one sample is, in words: 224 × 224 image, 512 token ids, 1,024 patches; masks and grids are left out."""
+    """Describe one sample, such as "224 × 224 image" or "512 token ids"; masks and grids are not mentioned."""
     in_patches = any(name.endswith(GRIDS) for name in inputs)
     shown = {name: x for name, x in inputs.items() if not name.endswith(("mask", "masks", "type_ids", *GRIDS))}
     return ", ".join(_words(name, tuple(x.shape), in_patches) for name, x in shown.items())

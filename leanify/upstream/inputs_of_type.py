@@ -1,6 +1,6 @@
-"""What some of transformers' model types take beside, or in the place of, what their forward's argument names tell.
+"""Inputs of transformers model types for which the argument names of their forward are not enough.
 
-Each entry makes the tensors of one batch from a configuration, the batch size and a length in tokens.
+Each function makes the tensors of one batch from a configuration, the batch size and a length in tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 Made = dict[str, Tensor]
 
-# Pixels a side (height, width) that a type's own processor makes of an image, where its configuration does not say.
+# Image sizes (height, width) produced by a type's processor, if the configuration does not contain them.
 IMAGE_SIZES: dict[str, int | tuple[int, int]] = {
     "conditional_detr": 800,
     "d_fine": 640,
@@ -36,9 +36,7 @@ IMAGE_SIZES: dict[str, int | tuple[int, int]] = {
 
 
 def side(length: int) -> int:
-    """Patches along a side of an image whose size is free: 32 (448 pixels of 14), or 4 where a short input is asked
-    for.
-    """
+    """Patches along one side of an image of arbitrary size: 32 (448 / 14 pixels), or 4 for short inputs."""
     return 32 if length > 64 else 4
 
 
@@ -57,7 +55,7 @@ def _latents(config: Any, batch: int, length: int) -> Made:
 
 
 def _codec(config: Any, batch: int, length: int) -> Made:
-    """A fifth of a second of sound and, of the same span, the features of the codec's semantic encoder."""
+    """A fifth of a second of sound, and the codec's semantic features for the same span."""
     return {
         "input_values": _noise(batch, 1, 3200),
         "input_features": _noise(batch, 10, 160),
@@ -66,12 +64,12 @@ def _codec(config: Any, batch: int, length: int) -> Made:
 
 
 def _row_of_patches(config: Any, batch: int, length: int) -> Made:
-    """Images of so many patches, one behind the other in a strip."""
+    """Images that are a strip of ``length`` patches."""
     return {"pixel_values": _noise(1, 3, config.patch_size, side(length) ** 2 * batch * config.patch_size)}
 
 
 def _frame_pairs(config: Any, batch: int, length: int) -> Made:
-    """Flattened patches of two frames an image."""
+    """Flattened patches of two frames per image."""
     return {"pixel_values": _noise(side(length) ** 2 * batch, 2 * 3 * config.patch_size**2)}
 
 
@@ -81,13 +79,13 @@ def _video(config: Any, batch: int, length: int) -> Made:
 
 
 def _speech(config: Any, batch: int, length: int) -> Made:
-    """Hidden states: the model stands behind its prenets."""
+    """Hidden states, because the model's prenets are separate."""
     hidden = _noise(batch, length, config.hidden_size)
     return {"input_values": hidden, "decoder_input_values": hidden}
 
 
 def _prompted_image(config: Any, batch: int, length: int) -> Made:
-    """An image, its prompt and the prompt's mask; a configuration's image is two of them, one above the other."""
+    """An image, its prompt and the prompt's mask; the configured image size is for the two stacked vertically."""
     height, width = config.image_size
     image = _noise(batch, 3, height // 2, width)
     return {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image}
@@ -100,14 +98,14 @@ def _images_in_text(config: Any, batch: int, length: int) -> Made:
 
 
 def _text_behind(config: Any, batch: int, images: int, length: int) -> Made:
-    """Token ids: as many as an image has, then text, ``length`` together where there is room for 32 words."""
+    """Image tokens followed by text, ``length`` in total if that leaves room for 32 text tokens."""
     image = torch.full((batch, images), config.image_token_id)
     ids = torch.cat([image, torch.randint(5, 50, (batch, max(length - images, 32)))], 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def _image_and_text(config: Any, batch: int, length: int) -> Made:
-    """LLaVA: every patch of the image is a token."""
+    """LLaVA: each image patch is a token."""
     vision = config.vision_config
     image = _noise(batch, 3, vision.image_size, vision.image_size)
     patches = (vision.image_size // vision.patch_size) ** 2
@@ -115,7 +113,7 @@ def _image_and_text(config: Any, batch: int, length: int) -> Made:
 
 
 def _patches_and_text(config: Any, batch: int, length: int) -> Made:
-    """Qwen2-VL: patches of two frames of an image; squares of them are one token."""
+    """Qwen2-VL: patches of two frames; each square of patches is a token."""
     vision, across = config.vision_config, side(length)
     patches = _noise(across**2 * batch, 3 * vision.temporal_patch_size * vision.patch_size**2)
     grid = torch.tensor([[1, across, across]] * batch)
@@ -134,7 +132,7 @@ def _placed_patches(config: Any, batch: int, length: int) -> Made:
 
 
 def _merged_patches(config: Any, batch: int, length: int) -> Made:
-    """2 × 2 squares an image, each of as many patches as are merged."""
+    """2 × 2 squares per image, each with as many patches as are merged."""
     size = config.patch_size * config.spatial_merge_size
     return {"pixel_values": _noise(4 * batch, size, size, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * batch)}
 
@@ -146,7 +144,7 @@ def _windows_of_sound(config: Any, batch: int, length: int) -> Made:
 
 
 def _history(config: Any, batch: int, length: int) -> Made:
-    """A series as long as the context, nothing of it padding, of the first frequency."""
+    """A series as long as the context, without padding, of the first frequency."""
     past = _noise(batch, config.context_length)
     return {"past_values": past, "past_values_padding": 0 * past, "freq": torch.zeros(batch, 1, dtype=torch.long)}
 

@@ -1,8 +1,8 @@
-"""Keep torch's compiler out of commands that never compile: importing it takes 1.7 s, a third of a ``redesign``.
+"""Avoid importing torch's compiler in commands that never compile: it takes 1.7 s, a third of a ``redesign``.
 
-torchvision (which timm imports) asks ``torch._dynamo.utils`` for one function, and torch itself asks ``torch._dynamo``
-for ``disable`` when the first meta operator runs. A stand-in answers both. Whatever else is asked of it (by
-``torch.compile``, for instance) loads the real module first and undoes what the stand-in did.
+torchvision (which timm imports) needs one function of ``torch._dynamo.utils``, and torch itself needs
+``torch._dynamo.disable`` when the first meta operator runs. A stand-in provides both. Any other access (by
+``torch.compile``, for instance) first loads the real module and undoes what the stand-in did.
 
 Only the command line installs it: a program that imports leanify keeps torch as it is.
 """
@@ -18,11 +18,11 @@ from types import ModuleType
 from typing import Any
 
 NAME, UTILS = "torch._dynamo", "torch._dynamo.utils"
-_undecorated: list[Any] = []  # functions that torch now takes for disabled ones
+_undecorated: list[Any] = []  # functions that torch now regards as disabled
 
 
 def install() -> None:
-    """Put the stand-in in place, unless the real module is loaded already."""
+    """Install the stand-in, unless the real module is already loaded."""
     if NAME not in sys.modules:
         sys.modules[NAME] = _Dynamo(NAME)
         sys.modules[NAME].__path__ = []  # a package: its parts can be imported
@@ -31,26 +31,26 @@ def install() -> None:
 
 
 def _real() -> ModuleType:
-    """The real ``torch._dynamo``, loaded now if need be; functions that it should have wrapped are forgotten."""
+    """Load the real ``torch._dynamo`` and make torch forget functions that the stand-in left unwrapped."""
     if isinstance(sys.modules.get(NAME), _Dynamo):
         del sys.modules[NAME], sys.modules[UTILS]
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
         for function in _undecorated:
-            vars(function).pop("__dynamo_disable", None)  # torch._compile keeps its decision there
+            vars(function).pop("__dynamo_disable", None)  # torch._compile caches the wrapped function there
     return importlib.import_module(NAME)
 
 
 class _Dynamo(ModuleType):
     @staticmethod
     def disable(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
-        """The function itself: without a compiler there is nothing to disable."""
+        """Return the function unchanged: without a compiler there is nothing to disable."""
         if fn is None:
             return _real().disable(fn, recursive, **options)
         _undecorated.append(fn)
         return fn
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what inspection looks for in every module
+        if name.startswith("__"):  # inspection probes every module for dunder names
             raise AttributeError(name)
         return getattr(_real(), name)
 
@@ -67,7 +67,7 @@ class _Utils(ModuleType):
 
 
 class _Finder:
-    """Any other part of the compiler that is imported loads the real package first."""
+    """Loads the real package when any other part of the compiler is imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith(f"{NAME}."):
@@ -77,7 +77,7 @@ class _Finder:
 
 
 class _Loaded(Loader):
-    """Hands over a module that is loaded already."""
+    """A loader for a module that is already loaded."""
 
     def __init__(self, module: Callable[[], ModuleType]) -> None:
         self.module = module
@@ -86,4 +86,4 @@ class _Loaded(Loader):
         return self.module()
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the module has been executed."""

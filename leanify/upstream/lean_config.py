@@ -1,16 +1,16 @@
-"""How a transformers configuration carries a shape that its own keys cannot express: under one key, ``leanify``.
+"""Store a shape that a transformers configuration's own keys cannot express, under the key ``leanify``.
 
-In memory, ``config.leanify`` is a dictionary of
+In memory, ``config.leanify`` is a dictionary with
     architecture   the lean shape, as JSON
-    old, new       what surgery changed in the other keys: their old values, and the names of keys that were not there.
-                   The live values describe the lean model (its forward and its cache read them); the old ones are what
-                   upstream's constructor takes, and surgery makes the lean shape of that.
+    old, new       the other keys that surgery changed: their old values, and the names of added keys. The live values
+                   describe the lean model, whose forward and cache read them. The old values are for upstream's
+                   constructor, after which surgery makes the lean shape.
 
-In a file, the other keys are those that upstream's constructor takes, but the model type is ``leanify_bert``, the
-architecture ``leanify_BertModel``, and the true ones are hidden under ``leanify``. Without leanify, transformers and
-other readers do not know such a type. A class asked for by name (``BertModel.from_pretrained``) ignores the type and
-would build another shape where every tensor happens to fit; but every configuration looks its ``dtype`` up in torch,
-so it stops at the words that are written there.
+In a file, the other keys have the values for upstream's constructor, but the model type is ``leanify_bert`` and the
+architecture ``leanify_BertModel``; the real ones are stored under ``leanify``. Without leanify, transformers and other
+tools do not know such a type and refuse it. A class called by name (``BertModel.from_pretrained``) ignores the type and
+might build a wrong shape that happens to fit. To prevent that, ``dtype`` holds a message: every configuration looks its
+dtype up in torch, which fails there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NOTICE = "import leanify, then load"
 
 
 def shape_in(config: Any) -> Architecture | None:
-    """The lean shape that a configuration carries, None where it has none."""
+    """The lean shape in a configuration, or None."""
     carried = config.get(KEY) if isinstance(config, dict) else getattr(config, KEY, None)
     return Architecture.from_json(carried["architecture"]) if isinstance(carried, dict) else None
 
 
 def carry(config: Any, before: dict[str, Any], architecture: Architecture) -> None:
-    """Let a configuration carry the shape that surgery gave its model, in place; ``before`` is what it was."""
+    """Store a model's lean shape in its configuration, in place; ``before`` is the configuration before surgery."""
     carried = getattr(config, KEY, None) or {}
     known_old, known_new = carried.get("old", {}), carried.get("new", [])
     now = config.to_dict()
@@ -49,7 +49,7 @@ def carry(config: Any, before: dict[str, Any], architecture: Architecture) -> No
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The old values of what differs; of configurations inside the configuration, key by key."""
+    """The old values of changed keys, recursively for nested configurations."""
     found = {}
     for key, old in before.items():
         new = now.get(key)
@@ -62,7 +62,7 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(later: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """Both, the first change's old values winning."""
+    """Merge old values of two successive changes; those of the first one take precedence."""
     both = {**later, **first}
     for key in later.keys() & first.keys():
         if isinstance(later[key], dict) and isinstance(first[key], dict):
@@ -71,7 +71,7 @@ def _merged(later: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
 
 
 def buildable(config: Any) -> Any:
-    """A copy with the values that upstream's constructor takes; it carries the shape alone, where there is one."""
+    """A copy with the values for upstream's constructor, still with the lean shape if there is one."""
     plain = copy.deepcopy(config)
     carried = getattr(plain, KEY, None)
     if isinstance(carried, dict):
@@ -92,27 +92,27 @@ def _put_back(config: Any, old: dict[str, Any]) -> None:
 
 
 def drop(config: Any) -> None:
-    """Forget the shape, in place: upstream's own keys say it."""
+    """Remove the shape in place, because upstream's own keys express it."""
     vars(config).pop(KEY, None)
 
 
-def to_file(words: dict[str, Any]) -> dict[str, Any]:
-    """A buildable configuration's dictionary as it is written: only leanify reads it."""
+def to_file(keys: dict[str, Any]) -> dict[str, Any]:
+    """Convert a buildable configuration's dictionary to the file's form, which only leanify can read."""
     hidden = {
-        "model_type": PREFIX + words["model_type"],
-        "architectures": [PREFIX + name for name in words.get("architectures") or []],
+        "model_type": PREFIX + keys["model_type"],
+        "architectures": [PREFIX + name for name in keys.get("architectures") or []],
         "dtype": NOTICE,
         "torch_dtype": NOTICE,  # before transformers 5
     }
-    return {**words, **hidden, KEY: {**words[KEY], "hidden": {key: words.get(key) for key in hidden}}}
+    return {**keys, **hidden, KEY: {**keys[KEY], "hidden": {key: keys.get(key) for key in hidden}}}
 
 
-def from_file(words: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `to_file`; other dictionaries come back as they are."""
-    inside = words.get(KEY)
-    if not str(words.get("model_type", "")).startswith(PREFIX) or not isinstance(inside, dict):
-        return words
+def from_file(keys: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `to_file`; other dictionaries are returned unchanged."""
+    inside = keys.get(KEY)
+    if not str(keys.get("model_type", "")).startswith(PREFIX) or not isinstance(inside, dict):
+        return keys
     hidden = inside.get("hidden") or {}
-    shown = {key: value for key, value in words.items() if key not in hidden}
+    shown = {key: value for key, value in keys.items() if key not in hidden}
     known = {key: value for key, value in hidden.items() if value is not None}
     return {**shown, **known, KEY: {"architecture": inside.get("architecture")}}

@@ -1,4 +1,4 @@
-"""The libraries themselves, imported only when a model of theirs is asked for."""
+"""Import timm and transformers only when a model of theirs is needed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def import_timm() -> ModuleType:
-    """timm, imported when it is first asked for."""
+    """Import timm."""
     return importlib.import_module("timm")
 
 
 def import_transformers() -> ModuleType:
-    """transformers, imported when it is first asked for, without its advice."""
+    """Import transformers, with its advisory warnings turned off."""
     module = importlib.import_module("transformers")
     module.logging.set_verbosity_error()
     module.logging.disable_progress_bar()
@@ -25,7 +25,7 @@ def without_type(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's message in one line, with its type where the message alone is unclear (``KeyError: 'depth'``)."""
+    """An exception's message on one line, with its type if the message alone is unclear (``KeyError: 'depth'``)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[:2])[:400]
     if isinstance(error, (ArithmeticError, LookupError, RecursionError)) or not text:

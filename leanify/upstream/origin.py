@@ -1,4 +1,4 @@
-"""Where a model comes from: what upstream would need to build it again."""
+"""The origin of a model: what upstream needs to build it again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Origin:
     """How upstream builds a model.
 
-    library   "timm", "hf", or "leanify" for a model of our own
-    name      timm's model name, transformers' model type, or ours
-    options   timm: keyword arguments of ``create_model``; hf: the whole configuration; ours: keyword arguments
+    library   "timm", "hf" (transformers), or "leanify" for its own models
+    name      timm's model name, transformers' model type, or leanify's model name
+    options   timm, leanify: keyword arguments of the constructor; hf: the whole configuration
     cls       hf: the class in transformers
     """
 
@@ -33,17 +33,17 @@ class Origin:
 
 
 def set_origin(model: nn.Module, origin: Origin | None) -> None:
-    """Remember in the model how upstream built it."""
+    """Record in the model how upstream built it."""
     model.__dict__["_leanify_origin"] = origin
 
 
 def is_stamped(model: nn.Module) -> bool:
-    """Whether leanify built this model or changed its shape."""
+    """Whether leanify built or reshaped this model."""
     return "_leanify_origin" in model.__dict__
 
 
 def origin_of(model: Any) -> Origin | None:
-    """How upstream built this model: as stamped, or as the library remembers; None for a module of neither."""
+    """How upstream built this model: as stamped, else as the library records it; None for any other module."""
     if "_leanify_origin" in model.__dict__:
         stamped: Origin | None = model.__dict__["_leanify_origin"]
         return stamped
@@ -58,14 +58,14 @@ def origin_of(model: Any) -> Origin | None:
 
 
 def plain_words(config: Any) -> dict[str, Any]:
-    """What upstream's constructor takes of a configuration, as a dictionary, without the lean shape that it carries."""
+    """A configuration's dictionary with the values for upstream's constructor, without the lean shape."""
     words: dict[str, Any] = buildable(config).to_dict()
     words.pop(KEY, None)
     return words
 
 
 def live_options(model: nn.Module) -> dict[str, Any]:
-    """The arguments of ``create_model`` that a live timm model has by now: classes, channels, pooling, image size."""
+    """The ``create_model`` arguments of a live timm model's current state: classes, channels, pooling, image size."""
     names = ("num_classes", "in_chans", "global_pool", "img_size")
     return {key: value for key, value in _timm_options(model).items() if key in names}
 
@@ -73,7 +73,7 @@ def live_options(model: nn.Module) -> dict[str, Any]:
 def _timm_options(model: nn.Module) -> dict[str, Any]:
     try:
         from timm.models._input import get_model_args
-    except ImportError:  # timm before 1.0.31 does not remember its arguments
+    except ImportError:  # timm before 1.0.31 does not record its arguments
         known = {"num_classes": getattr(model, "num_classes", None), "in_chans": getattr(model, "in_chans", None)}
         return {key: value for key, value in known.items() if value is not None}
     options: dict[str, Any] = get_model_args(model)

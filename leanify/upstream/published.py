@@ -1,6 +1,4 @@
-"""What a model type's published checkpoint has, for types whose default configuration transformers does not build, or
-cannot run.
-"""
+"""Configurations of published checkpoints, for model types whose default transformers cannot build or run."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ HUNYUAN_A13B: dict[str, Any] = {
     "moe_topk": 8,
     "max_position_embeddings": 32768,
 }
-LLAVA_1_5_7B: dict[str, Any] = {  # by default the image's token is behind the last row of the embedding
+LLAVA_1_5_7B: dict[str, Any] = {  # by default the image token's id is beyond the embedding
     "text_config": {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 }
 
-# model type → checkpoint on the hub, and what its configuration says beside the type's defaults
+# model type → checkpoint on the hub, and the keys in which its configuration differs from the type's defaults
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "dbrx": ("databricks/dbrx-base", DBRX),
     "hunyuan_v1_moe": ("tencent/Hunyuan-A13B-Instruct", HUNYUAN_A13B),

@@ -1,4 +1,4 @@
-"""After surgery: update what upstream derived from the old shape at construction."""
+"""After surgery, update what upstream derived from the old shape at construction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from leanify.upstream.spelling import _hf_words
 
 
 def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str, list[float]]) -> None:
-    """Bring what upstream fixed at construction in line with the new shape, in place.
+    """Update in place what upstream fixed at construction.
 
-    transformers: the configuration, which carries the shape from then on, cache indices and rotary tables; timm:
-    feature info and the drop-path ``rates`` that the old blocks of each stage had.
+    In transformers: the configuration (which from now on stores the shape), cache indices and rotary tables. In timm:
+    feature info and the drop-path rates; ``rates`` are those of each stage's old blocks.
     """
     words = model.config.to_dict() if is_hf(model) else {}
     if is_hf(model):
@@ -62,7 +62,7 @@ def _update_depth(model: Any, name: str, old: int, new: int) -> None:
 
 
 def _update_lists(config: Any, new: Architecture) -> None:
-    """Update what a configuration reports of several lists at once: Funnel's blocks, HRM's equal stacks."""
+    """Update configuration keys that describe several lists at once: Funnel's blocks, HRM's equal stacks."""
     if isinstance(sizes := getattr(config, "block_sizes", None), list):
         depths = {int(found[1]): s.depth for s in new.stages if (found := re.search(r"blocks\.(\d+)$", s.name))}
         config.block_sizes = [depths.get(index, size) for index, size in enumerate(sizes)]
@@ -80,12 +80,12 @@ def _rebuild_rotary_tables(model: Any) -> None:
 
 
 def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
-    """The stochastic-depth rate of each block, 0 where it has none."""
+    """The stochastic-depth rate of each block, 0 if it has none."""
     return [next((float(m.drop_prob) for m in block.modules() if hasattr(m, "drop_prob")), 0.0) for block in blocks]
 
 
 def _spread_drop_path(blocks: Sequence[Any], rates: list[float]) -> None:
-    """Stochastic depth rises from the first block to the last: the old rise, spread over the new number of blocks."""
+    """Interpolate the stochastic-depth rates, which rise from the first block to the last, to the new depth."""
     for index, block in enumerate(blocks):
         place = index * (len(rates) - 1) / max(len(blocks) - 1, 1)
         low = int(place)

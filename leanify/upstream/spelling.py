@@ -1,4 +1,4 @@
-"""Write a shape as upstream's constructor arguments or configuration keys."""
+"""Express a shape as upstream's constructor arguments or configuration keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 
 
 def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin]:
-    """Origins that might build ``new``, best first: upstream's own words. Whether one does, only a build shows."""
+    """Origins that might build ``new`` from upstream's options alone, best first; the caller verifies by building."""
     if origin.library == "hf":
         config = copy.deepcopy(origin.options)
         for key, value in _hf_words(config, old, new).items():
@@ -58,7 +58,7 @@ def _leanify_words(old: Architecture, new: Architecture) -> Iterator[dict[str, A
 
 
 def _one_of(architecture: Architecture) -> Stage | None:
-    """The first varied stage, where upstream has one word for all of them."""
+    """The first varied stage, if upstream has one option for all of them."""
     stages = [architecture.stages[i] for i in architecture.varied]
     return stages[0] if stages and all(_uniform(stage) for stage in stages) else None
 
@@ -68,8 +68,10 @@ def _uniform(stage: Stage) -> bool:
 
 
 def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, Any]:
-    """The configuration's keys that a new shape changes, with their new values; a key speaks for all stages that had
-    its old value, and changes where they change alike. Stages with one attention in all blocks only.
+    """The configuration keys that a new shape changes, with their new values.
+
+    A key applies to all stages that had its old value, and is changed if they change alike. Only stages whose blocks
+    all have the same attention are considered.
     """
     pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].primary]
     if not pairs or not all(_is_one_attention(stage) for pair in pairs for stage in pair):
@@ -110,12 +112,12 @@ def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, An
 
 
 def _is_one_attention(stage: Stage) -> bool:
-    """Whether all blocks are equal but for their MLPs: a mixture's first layers are often dense."""
+    """Whether all blocks are equal except for their MLPs (a mixture's first layers are often dense)."""
     return len({tuple(replace(x, mlp=0, experts=0, active=0) for x in block) for block in stage.blocks}) == 1
 
 
 def _units(stage: Stage, experts: bool = False) -> int | None:
-    """The hidden units of all dense MLPs, or of all routed experts, if they are one number."""
+    """The hidden units of all dense MLPs, or of all routed experts, if they are equal; else None."""
     layers = [layer for layer in stage.primaries if layer.mlp]
     dense = [layer for layer in layers if not layer.experts]
     mixtures = [layer for layer in layers if layer.experts]
@@ -130,7 +132,7 @@ def _of_mixtures(stage: Stage) -> tuple[int | None, int | None]:
 
 
 def experts_per_token(model: Any) -> int:
-    """How many of its experts a mixture's router sends a token to; 0 where the configuration does not say."""
+    """The number of experts per token in a mixture; 0 if the configuration does not specify it."""
     config: Any = getattr(model, "config", None)
     configs = (config, config.get_text_config()) if hasattr(config, "get_text_config") else ()
     found = (getattr(one, key, None) for one in configs for key in _ACTIVE_KEYS)

@@ -1,4 +1,4 @@
-"""Attention layers of any head_dim, registered with timm under a string that its saved configurations keep."""
+"""Attention layers of any head_dim for timm, registered under names that saved configurations can contain."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 from torch import nn
 
-HEAD_DIM_LAYER = "leanify_head_dim_{}"  # the string under which timm finds an attention with this head_dim
+HEAD_DIM_LAYER = "leanify_head_dim_{}"  # the name under which timm finds an attention with this head_dim
 
 
 HEAD_DIMS = range(1, 257)
 
 
 def register_head_dims(vision_transformer: Any) -> None:
-    """Teach timm's vision_transformer attentions of any head_dim, by name; called once its module is imported.
+    """Make timm's vision_transformer accept attentions of any head_dim by name; called when its module is imported.
 
-    timm's Attention takes ``attn_head_dim`` but VisionTransformer does not forward it; a string in ``attn_layer`` is
-    saved in ``model_args``, and found again here by ``create_model("local-dir:…")``.
+    timm's Attention has ``attn_head_dim``, but VisionTransformer does not pass it on. A name in ``attn_layer`` is saved
+    in ``model_args`` and resolved here by ``create_model("local-dir:…")``.
     """
     attention = vision_transformer.Attention
     layers = getattr(vision_transformer, "ATTN_LAYERS", None)
     if layers is None or "attn_head_dim" not in inspect.signature(attention.__init__).parameters:
-        return  # a timm that cannot express it: leanify.load still can
+        return  # this timm cannot express it, but leanify.load still can
     for head_dim in HEAD_DIMS:
         layers.setdefault(HEAD_DIM_LAYER.format(head_dim), _with_head_dim(attention, head_dim))
 

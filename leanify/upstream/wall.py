@@ -1,4 +1,4 @@
-"""One wall around upstream: whatever it raises becomes one LeanifyError."""
+"""Turn whatever upstream raises into a single LeanifyError."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ T = TypeVar("T")
 
 @contextmanager
 def wall(asked: str, error: type[LeanifyError] = SourceError) -> Iterator[None]:
-    """Turn any exception of upstream's into ``error``: what was asked, and what upstream said.
+    """Turn any exception inside into ``error``, whose message is ``asked`` and the first line of the original.
 
-    Upstream raises from a dozen libraries (ZeroDivisionError from a patch size, ImportError from a quantiser,
-    RecursionError from a nested file), so no list of types would do. The original stays the cause;
-    ``LEANIFY_DEBUG=1`` makes the command line print its traceback.
+    LeanifyErrors pass unchanged. Upstream's exceptions come from a dozen libraries (ZeroDivisionError from a patch
+    size, ImportError from a quantiser, RecursionError from a nested file), so no list of types would be complete. The
+    original is the cause; with ``LEANIFY_DEBUG=1`` the command line prints its traceback.
     """
     try:
         yield
-    except (LeanifyError, Warning):  # a warning, where warnings are errors
+    except (LeanifyError, Warning):  # a warning, if warnings are turned into errors
         raise
     except Exception as caught:
         raise error(f"{asked}: {first_line(caught)}") from caught
 
 
 def walled(items: Iterable[T], asked: str, error: type[LeanifyError] = SourceError) -> Iterator[T]:
-    """The items, with the wall around what makes them; what is done with one stands outside."""
+    """Iterate with `wall` around the iterator only, not around the code that consumes the items."""
     with wall(asked, error):
         made = iter(items)
     nothing = object()
