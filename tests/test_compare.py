@@ -104,7 +104,7 @@ def test_a_plan_grows_and_does_not_change() -> None:
     assert [design.rank for design in grown.designs] == [3, 2, 1]
     assert grown.seeds == (0, 1, 2)
     other = replace(old, recipe=recipes.with_settings(TINY, ["optim.lr=1"]))
-    with pytest.raises(RecipeError, match=r"another study: optim.lr: 0.003 → 1.0.*; choose another folder with -o"):
+    with pytest.raises(RecipeError, match=r"another study \(optim.lr: 0.003 → 1.0\); choose another folder with -o"):
         old.joined(other)
     with pytest.raises(RecipeError, match="the shape of 'lean'"):
         old.joined(plan("lean"))

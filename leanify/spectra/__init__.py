@@ -1,1 +1,1 @@
-"""The spectrum of each layer's concatenated heads: measured, predicted, reported."""
+"""Spectra of each layer's concatenated heads: measured, predicted, reported."""

@@ -1,7 +1,7 @@
 """Measure the singular values of the concatenated heads A = [A_1 … A_h], layer by layer.
 
-A is the input of the output projection, so one hook a layer reads it in every family, fused kernels included, and no
-model code is touched. Spectra are computed inside the hook, then A is freed: memory grows neither with layers nor with
+A is the input of the output projection, so one hook per layer captures it in every family, even with fused kernels, and
+without changing model code. Spectra are computed inside the hook, then A is freed: memory does not grow with layers or
 samples, and a probe costs one forward pass plus the spectra.
 
     probe = leanify.condition(model, inputs)
@@ -52,10 +52,12 @@ def condition(
 ) -> Probe:
     """Probe every layer's A on ``inputs``: one batch of any length (it is split), or an iterable of batches.
 
-    Tokens masked out by an ``attention_mask`` of shape (batch, tokens) are left out of A. ``on_batch`` is called with
-    the number of samples done. The model is left unchanged, its training mode included.
+    Tokens that an ``attention_mask`` (batch, tokens) masks out are excluded from A. ``per_head`` and ``weights`` add κ
+    of single heads and of their weights. ``on_batch`` is called with the number of samples done. The model is
+    unchanged afterwards, including its training mode.
 
-    Raises UnsupportedModel where there is no attention, and SourceError where weights or heads are not finite.
+    Raises UnsupportedModel if there is no attention, and SourceError without samples or if weights or heads are not
+    finite.
     """
     recorders = [_Recorder(layer, per_head) for layer in locate(model).layers]
     check_finite(model)
@@ -79,7 +81,7 @@ def condition(
 
 
 def check_finite(model: nn.Module) -> None:
-    """Refuse NaN or infinite weights, naming the first few."""
+    """Raise SourceError for NaN or infinite weights, naming the first few."""
     broken = [name for name, weight in model.named_parameters() if not _is_finite(weight.detach())]
     if broken:
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
@@ -87,7 +89,7 @@ def check_finite(model: nn.Module) -> None:
 
 
 def _is_finite(weight: Tensor) -> bool:
-    """Check the sum first, which is fast; a sum that is not finite may have overflowed, so then check every entry."""
+    """Check the sum first, which is fast; if it is not finite it may have overflowed, so check every entry."""
     return math.isfinite(weight.sum()) or bool(weight.isfinite().all())
 
 
@@ -115,7 +117,7 @@ def _hooked(recorders: list[_Recorder]) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode meanwhile, so that dropout does not act."""
+    """Put the model in eval mode inside the context, so that dropout is off."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -129,7 +131,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Recorder:
-    """Records A of one layer, batch after batch. One called several times in a forward pass gives several layers."""
+    """Records A of one layer over batches. A module called several times per forward pass counts as several layers."""
 
     def __init__(self, layer: LocatedLayer, per_head: bool) -> None:
         self.layer, self.per_head = layer, per_head
@@ -160,10 +162,10 @@ class _Recorder:
                 record.heads.append(self._kappas_per_head(matrices))
 
     def _windows(self, a: Tensor) -> Tensor:
-        """batch, windows, tokens, inner; from (batch · windows, tokens, inner), from images, or from tokens in line."""
+        """Reshape A to (batch, windows, tokens, inner) from (batch · windows, tokens, inner), images or a row."""
         if isinstance(self.layer.output, nn.modules.conv._ConvNd):
             a = a.movedim(1, -1)
-        if a.shape[-1] > self.columns.numel():  # a parallel block: its output projection reads hidden units too
+        if a.shape[-1] > self.columns.numel():  # in a parallel block, the output projection also reads hidden units
             a = a[..., self.columns.flatten().to(a.device)]
         if len(a) % self.size or a.shape[-1] != self.columns.numel():
             raise UnsupportedModel(
@@ -174,18 +176,18 @@ class _Recorder:
         return a.reshape(self.size, -1, *a.shape[1:])
 
     def _kappas_per_head(self, matrices: Tensor) -> Tensor:
-        """(matrices, heads): κ of each A_i, tokens × head_dim."""
+        """κ of each A_i (tokens × head_dim): (matrices, heads)."""
         split = matrices[..., (self.columns - self.columns.min()).to(matrices.device)].movedim(-2, 1)
         return spectra(split.flatten(0, 1)).kappa.view(len(matrices), len(self.columns))
 
     def _rows_that_count(self, a: Tensor) -> list[Tensor]:
-        """(matrices, tokens, inner): all at once, or sample by sample where padding must be left out."""
+        """A without padding: (matrices, tokens, inner) for all samples at once, or one per sample if masks differ."""
         if self.mask is None or a.shape[1:3] != (1, self.mask.shape[1]):
             return [a.flatten(0, 1)]
         return [sample[:, keep] for sample, keep in zip(a, self.mask, strict=True) if keep.any()]
 
     def layers(self, weights: bool) -> Iterator[LayerProbe]:
-        """The results, one value for each call in a forward pass."""
+        """Yield the results, one per call of the module in a forward pass."""
         site = self.layer.attention
         heads, head_dim = self.columns.shape
         other = OBJECTS.get(site.reading.name, "")
@@ -205,7 +207,7 @@ class _Recorder:
 
 
 class _Record:
-    """Running results of one layer: a few numbers per sample, and the sum of the spectra."""
+    """Accumulated results of one layer: a few numbers per sample, and the sum of the spectra."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -230,7 +232,7 @@ class _Record:
         self.count[:k] += len(values)
 
     def words(self, other: str) -> str:
-        """What kind of matrix A is."""
+        """Describe what kind of matrix A is."""
         if max(sample.tokens for sample in self.samples) == 1:
             return "one token × inner: a vector, so there is no κ"
         where = f"tokens × inner, in each of {self.windows} windows" if self.windows > 1 else "tokens × inner"

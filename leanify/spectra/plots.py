@@ -1,7 +1,7 @@
-"""Plots of a probe: κ per layer, spectra per layer, κ against heads, κ over training. PNG, SVG, or one HTML page.
+"""Plots of a probe as PNG, SVG or HTML: κ per layer, spectra per layer, κ against heads, κ during training.
 
-Models differ in colour (Okabe and Ito's palette, safe for colour-blind readers), marker and line style, so that a
-black-and-white print tells them apart too. Layers run from light to dark along one colour map.
+Models differ in colour (Okabe and Ito's colour-blind-safe palette), marker and line style, so that they can also be
+distinguished in black and white. Layers go from light to dark on one colour map.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Draw = Callable[[], "Figure"]
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse a plot that could not be written, or that would replace somebody's file, before anything is computed."""
+    """Raise DirectoryError, before computing anything, if a plot cannot be written or would overwrite a user's file."""
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
@@ -48,7 +48,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether leanify wrote this file: its name stands among the metadata at the beginning."""
+    """Whether leanify wrote this file, judged by the metadata at its beginning."""
     try:
         with path.open("rb") as file:
             return MADE_BY.encode() in file.read(4096)
@@ -58,7 +58,7 @@ def _is_ours(path: Path) -> bool:
 
 @contextmanager
 def _style(dark: bool) -> Iterator[None]:
-    """Colours of text, lines and background for a light or a dark page."""
+    """Set the colours of text, lines and background for a light or a dark page."""
     import matplotlib
 
     ink, faint, paper = ("#e6e6e6", "#4a4a4a", "#16181d") if dark else ("#1a1a1a", "#e0e0e0", "white")
@@ -69,21 +69,21 @@ def _style(dark: bool) -> Iterator[None]:
 
 
 def _ink() -> str:
-    """The colour of text on this page."""
+    """The text colour of the current style."""
     import matplotlib
 
     return str(matplotlib.rcParams["text.color"])
 
 
 def _shade(index: int, count: int) -> Any:
-    """The colour of layer ``index`` of ``count``, light to dark; the ends of the map are left out on either page."""
+    """The colour of layer ``index`` of ``count``, light to dark, without the map's ends, which vanish on some pages."""
     from matplotlib import colormaps
 
     return colormaps["viridis_r"](0.12 + 0.7 * index / max(1, count - 1))
 
 
 def figure_of(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with so many panels side by side."""
+    """A figure with ``columns`` panels side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.2 + 5.2 * columns, 4.6), layout="constrained")
@@ -97,7 +97,7 @@ def figure_of(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
 
 
 def layers_figure(probes: Mapping[str, Probe], data: str, theory: bool) -> Figure:
-    """κ per layer (mean; bars from quartile to quartile) beside the spectra of every layer, one panel a model."""
+    """κ per layer (mean, bars between quartiles) and the spectra of every layer, one panel per model."""
     figure, (left, *panels) = figure_of(1 + len(probes), f"Concatenated heads A = [A_1 … A_h] · {data}")
     for index, (name, probe) in enumerate(probes.items()):
         _kappa_per_layer(left, index, name, [layer for layer in probe.layers if not layer.is_vector], theory)
@@ -146,7 +146,7 @@ def _spectra(ax: Axes, name: str, layers: Sequence[LayerProbe]) -> None:
 
 
 def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) -> Figure:
-    """Median κ against heads, with quartiles; grow and split, and theory through them."""
+    """Median κ against heads with quartiles, for grow and split, optionally with theory."""
     figure, (ax,) = figure_of(1, f"κ of A at initialisation · {source}\n{data}")
     figure.set_size_inches(7.2, 5.0)
     for mode, marker, stroke, colour in (("grow", "o", "-", COLOURS[0]), ("split", "s", "--", COLOURS[1])):
@@ -185,12 +185,12 @@ def _square(ax: Axes, points: Sequence[Point]) -> None:
     if not grown or not grown[0].heads <= (at := grown[0].tokens / grown[0].head_dim) <= grown[-1].heads:
         return
     ax.axvline(at, color=_ink(), alpha=0.5, linewidth=1, linestyle=(0, (1, 2)))
-    note = f"inner = {grown[0].tokens} tokens"  # above the axes, where no line crosses it
+    note = f"inner = {grown[0].tokens} tokens"  # above the axes, where it hides no line
     ax.annotate(note, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
 
 
 def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) -> Figure:
-    """κ over training: every layer, light to dark, and their mean."""
+    """κ during training: every layer from light to dark, and their mean."""
     figure, (ax,) = figure_of(1, f"κ of A over training · {source}\n{data}")
     figure.set_size_inches(7.2, 5.0)
     xs = [step for step, _ in steps]
@@ -210,7 +210,7 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
 
 
 def _shown(value: float | None) -> float:
-    """NaN, which leaves a gap, for what a logarithmic axis cannot show."""
+    """NaN, which leaves a gap, for values that a logarithmic axis cannot show."""
     return value if value is not None and math.isfinite(value) and value > 0 else math.nan
 
 
@@ -218,7 +218,10 @@ def _shown(value: float | None) -> float:
 
 
 def write(draw: Draw, path: Path, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
-    """Write a plot; as .html one self-contained page with the plot, the notes and the numbers as a table."""
+    """Write a plot; ``.html`` is a self-contained page with plot, notes and a table of the numbers.
+
+    Raises DirectoryError if it cannot be written.
+    """
     kind = path.suffix[1:].lower()
     beside = path.with_name(f".{path.name}")
     try:
@@ -233,7 +236,7 @@ def write(draw: Draw, path: Path, title: str, rows: Sequence[Mapping[str, Any]],
 
 
 def _drawn(draw: Draw, kind: str, dark: bool = False) -> bytes:
-    """The plot in a file format of matplotlib's, marked as leanify's own."""
+    """Render the plot in one of matplotlib's formats, with leanify's metadata."""
     out = io.BytesIO()
     with _style(dark):
         draw().savefig(out, dpi=160, format=kind, metadata={"Title" if kind == "svg" else "Software": MADE_BY})
@@ -241,7 +244,7 @@ def _drawn(draw: Draw, kind: str, dark: bool = False) -> bytes:
 
 
 def page(draw: Draw, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
-    """One HTML page that needs nothing beside it: the plot as inline SVG, drawn for a light and for a dark page."""
+    """A self-contained HTML page with the plot as inline SVG, in a light and a dark version."""
     light, dark = (_drawn(draw, "svg", dark).decode() for dark in (False, True))
     paragraphs = "".join(f"<p>{html.escape(note)}</p>\n" for note in notes)
     return _PAGE.format(

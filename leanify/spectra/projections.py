@@ -1,4 +1,4 @@
-"""W_q, W_k, W_v and W_o of single heads, however upstream stacks them: fused, transposed, grouped, interleaved."""
+"""W_q, W_k, W_v and W_o of single heads, from fused, transposed, grouped or interleaved weights."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def head_weights(site: Site) -> dict[str, Tensor]:
 
 
 def output_columns(site: Site) -> Tensor:
-    """(heads, head_dim): where each head's channels lie in A, the input of the output projection."""
+    """The columns of each head's channels in A, the input of the output projection: (heads, head_dim)."""
     (columns,) = _maps(_output(site)[0], site.sizes, stacked=False)
     return columns
 
 
 def _output(site: Site) -> tuple[str, nn.Module]:
-    """The layout and the module of the output projection; more maps of heads may follow it (talking heads)."""
+    """The layout and the module of the output projection; other maps with heads may follow it (talking heads)."""
     found = ((how, _module(site.module, part)) for part, how in site.reading.columns.items())
     return next((how, module) for how, module in found if module is not None and "h" in notation.symbols(how))
 
@@ -44,7 +44,7 @@ def head_kappas(site: Site) -> dict[str, tuple[float, ...]]:
 
 
 def _module(owner: nn.Module, path: str) -> nn.Module | None:
-    """A linear map by its path; None where the module lacks it, or where it is a norm."""
+    """The linear map at a path; None if it is absent or a norm."""
     for name in path.split("."):
         owner = getattr(owner, name, None)  # type: ignore[assignment]
     weight = getattr(owner, "weight", None)
@@ -52,7 +52,7 @@ def _module(owner: nn.Module, path: str) -> nn.Module | None:
 
 
 def _roles(part: str, count: int) -> str:
-    """Which of q, k, v a projection holds: as its name says (``kv``, ``qk``), else all three, else none ("gate")."""
+    """Which of q, k and v a projection contains: by its name (``kv``, ``qk``), else all three, or none ("gate")."""
     name = part.rpartition(".")[2]
     letters = name.split("_")[0]
     if count == 3:
@@ -65,7 +65,7 @@ def _roles(part: str, count: int) -> str:
 def _maps(how: str, sizes: notation.Sizes, stacked: bool = True) -> Iterator[Tensor]:
     """Index grids (heads, channels) of the maps in a layout: three in "3 h d", "h (d+d+v)" and "h d | g d | g d".
 
-    With ``stacked=False`` a number is part of the channels: "h 2 d" is one map of heads of 2 d.
+    With ``stacked=False`` a number belongs to the channels: "h 2 d" is one map with heads of 2 d channels.
     """
     start = 0
     for factors in notation.parse(how):
@@ -89,7 +89,7 @@ def _length(factor: str, sizes: notation.Sizes) -> int:
 
 
 def _matrix(module: nn.Module) -> Tensor:
-    """(outputs, inputs); transformers' Conv1D keeps it transposed, convolutions have more axes."""
+    """The weight as (outputs, inputs): transformers' Conv1D is transposed, convolutions have more axes."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.T if type(module).__name__ == "Conv1D" else weight.flatten(1)

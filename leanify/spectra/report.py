@@ -1,4 +1,4 @@
-"""A probe as JSON, as tables of 100 columns, and the warnings that belong to its numbers."""
+"""A probe as JSON, as tables of up to 100 columns, and warnings about its numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanify.spectra.results import LayerProbe, Point, Probe
 
 
 def _number(value: float | None) -> float | str | None:
-    """JSON has no infinity, so it is written "inf"; null where κ is not defined."""
+    """A number for JSON, which has no infinity: "inf"; null if κ is undefined."""
     if value is None or math.isnan(value):
         return None
     return value if math.isfinite(value) else "inf"
@@ -80,13 +80,13 @@ def point_json(point: Point) -> dict[str, Any]:
 
 
 def layer_row(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer for the HTML page: its scalars, rounded."""
+    """A layer's rounded scalars for the HTML page."""
     keys = ("name", "tokens", "inner", "heads", "kappa", "kappa_theory", "rank", "stable_rank", "effective_rank")
     return {key: figures(layer[key]) for key in (*keys, "sigma_max", "sigma_min")}
 
 
 def point_row(point: Point) -> dict[str, Any]:
-    """A point for the HTML page: its scalars, rounded."""
+    """A point's rounded scalars for the HTML page."""
     return {key: figures(value) for key, value in point_json(point).items() if not isinstance(value, list)}
 
 
@@ -94,7 +94,7 @@ def point_row(point: Point) -> dict[str, Any]:
 
 
 def figures(value: Any) -> str:
-    """Three figures, or what stands for no number."""
+    """A number with three significant digits, or a placeholder."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if value == "inf" or (isinstance(value, float) and math.isinf(value)):
@@ -118,7 +118,7 @@ def _table(title: str, *columns: str) -> Any:
 
 
 def _short_names(layers: Sequence[LayerProbe]) -> tuple[list[str], str]:
-    """Layer names without their common parts, and the common pattern: (["0", "1"], "blocks.*.attn")."""
+    """Layer names without common parts, and their pattern: (["0", "1"], "blocks.*.attn")."""
     parts = [layer.name.split(".") for layer in layers]
     if len(parts) < 2:
         return [layer.name for layer in layers], ""
@@ -137,7 +137,7 @@ CAPTION = (
 def layer_tables(
     source: str, probe: Probe, data: str, *, theory: bool = False, per_head: bool = False, weights: bool = False
 ) -> list[Any]:
-    """The table of layers, and those of single heads and of their weights where asked for."""
+    """The table of layers, optionally followed by those of single heads and of their weights."""
     tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory), CAPTION]
     if per_head:
         tables.append(_per_head_table(probe))
@@ -233,7 +233,7 @@ def training_table(source: str, steps: Sequence[tuple[int, Probe]], data: str) -
 
 
 def cautions(probe: Probe, asked: int) -> list[str]:
-    """Warnings that a reader of the numbers needs."""
+    """Warnings that are needed to interpret the numbers."""
     found = [f"only {probe.samples} of {asked} samples were found"] if probe.samples < asked else []
     if probe.unseen:
         found.append(

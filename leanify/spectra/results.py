@@ -1,4 +1,4 @@
-"""The results of a probe, as values: no torch."""
+"""The results of a probe as values, independent of torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Mode = Literal["grow", "split"]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The 25, 50 and 75 % quantiles, interpolated linearly between neighbours (NumPy's default).
+    """The 25, 50 and 75 % quantiles with linear interpolation (NumPy's default).
 
-    An infinite value makes only those quantiles infinite that it takes part in.
+    An infinite value only affects quantiles that are interpolated from it.
     """
     ordered = sorted(values)
     low, median, high = (_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
@@ -34,7 +34,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample in one layer; means over its windows where the layer attends within windows.
+    """One sample in one layer; means over windows if the layer uses window attention.
 
     rank            singular values above the rounding noise of A's own dtype
     stable_rank     ‖A‖_F²/‖A‖₂²
@@ -60,7 +60,7 @@ class Sample:
 class LayerProbe:
     """One layer's A = [A_1 … A_h], tokens × inner, over all samples.
 
-    object     what kind of matrix A is
+    object     description of what kind of matrix A is
     spectrum   singular values, descending: means over the samples (and windows) long enough to have them
     per_head   κ of each A_i (tokens × head_dim), means over samples; empty unless asked for
     weights    κ of each head's own rows of W_q, W_k, W_v and columns of W_o, by "q", "k", "v", "o"; if asked for
@@ -79,12 +79,12 @@ class LayerProbe:
 
     @property
     def tokens(self) -> int:
-        """Rows of A; of the longest sample where lengths differ."""
+        """Rows of A, of the longest sample if lengths differ."""
         return max(sample.tokens for sample in self.samples)
 
     @property
     def kappas(self) -> tuple[float, ...]:
-        """κ = σ_max/σ_min over min(tokens, inner) singular values, one per sample; infinite where σ_min is zero."""
+        """κ = σ_max/σ_min over min(tokens, inner) singular values, one per sample; infinite if σ_min is zero."""
         return tuple(sample.kappa for sample in self.samples)
 
     @property
@@ -104,7 +104,7 @@ class LayerProbe:
 
     @property
     def rank(self) -> int:
-        """The rank of the worst sample: ``full_rank`` less the largest deficiency of any sample."""
+        """The rank of the worst sample: ``full_rank`` minus the largest deficiency of any sample."""
         missing = max(min(sample.tokens, self.inner) - sample.rank for sample in self.samples)
         return self.full_rank - math.ceil(missing)
 
@@ -115,12 +115,12 @@ class LayerProbe:
 
     @property
     def is_vector(self) -> bool:
-        """One token, as in class attention: a single singular value, so κ = 1 is meaningless."""
+        """Whether A has a single token, as in class attention; κ is then 1 and meaningless."""
         return self.tokens == 1
 
     @property
     def kappa_theory(self) -> float | None:
-        """The Gaussian prediction for this shape; None for a vector, or without softmax attention over tokens."""
+        """The Gaussian prediction for this shape; None for a vector, or if attention is not a softmax over tokens."""
         if self.is_vector or not self.mixes_tokens:
             return None
         return statistics.fmean(gaussian_kappa(self.inner, sample.tokens) for sample in self.samples)
@@ -132,7 +132,7 @@ class LayerProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """The layers of a model in model order, each over the same samples.
+    """The layers of a model in model order, probed on the same samples.
 
     unseen   names of layers whose output projection was never called (an unused head)
     """
@@ -146,7 +146,7 @@ class Probe:
 
     @property
     def kappa(self) -> float:
-        """The mean over layers, as in the paper's Figure 2, without vectors; NaN if none is left."""
+        """The mean over layers except vectors, as in the paper's Figure 2; NaN if there are only vectors."""
         kappas = [layer.kappa for layer in self.layers if not layer.is_vector]
         return statistics.fmean(kappas) if kappas else math.nan
 
@@ -166,7 +166,7 @@ class Point:
 
     kappa      mean, as in the paper's Figure 2; its expectation is infinite where A is square
     quartiles  at 25, 50 and 75 %
-    layers     mean over samples and seeds, one a layer
+    layers     mean over samples and seeds, one per layer
     theory     the Gaussian prediction for this shape
     """
 

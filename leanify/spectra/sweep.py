@@ -1,4 +1,4 @@
-"""One model, probed many times: with other numbers of heads at initialisation (Figure 2), or along a training run."""
+"""Probe one model many times: for different numbers of heads at initialisation (Figure 2), or during a training run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FEW = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h 
 
 
 def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int, int]], list[str]]:
-    """(mode, heads, head_dim) of every model to initialise, and why others are left out.
+    """Return (mode, heads, head_dim) of every model to initialise, and reasons for combinations that are omitted.
 
-    grow keeps head_dim; split keeps inner = heads · head_dim, so heads must divide it. Raises ShapeError for heads
-    that no mode allows.
+    ``grow`` keeps head_dim; ``split`` keeps inner = heads · head_dim, so heads must divide it. Raises ShapeError for
+    heads that neither mode allows.
     """
     arch = surgery.read(model)
     primary = primary_of(arch.stages[arch.varied[0]])
@@ -34,7 +34,7 @@ def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int
     left_out = []
     for count in sorted(set(heads)):
         if count < 1:
-            raise ShapeError(f"{count} heads were asked for; a layer has at least one")
+            raise ShapeError(f"the number of heads is {count}; it must be at least 1")
         primary.with_heads(count)  # refuses broken key/value groups
         found.append(("grow", count, primary.head_dim))
         if primary.inner % count:
@@ -59,7 +59,7 @@ def over_heads(
     seeds: int = 3,
     on_model: Callable[[int], None] | None = None,
 ) -> list[Point]:
-    """κ against heads at initialisation: each shape initialised by upstream's initialiser, ``seeds`` times."""
+    """κ against heads at initialisation, each shape initialised ``seeds`` times by upstream's initialiser."""
     points: list[Point] = []
     for mode, heads, head_dim in shapes:
         probes = []
@@ -97,7 +97,7 @@ def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
 
 
 def verdict(points: Sequence[Point]) -> list[str]:
-    """Sentences that hold the measured points against the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
+    """Sentences that compare the measured points with the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
     grown, split = ([point for point in points if point.mode == mode] for mode in ("grow", "split"))
     sentences = [_of_growth(grown)] if len(grown) > 1 else []
     return sentences + ([_of_splits(split)] if len(split) > 1 else [])
@@ -145,21 +145,21 @@ def _median(point: Point) -> float:
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """(step, file) of every checkpoint of a run, in order: any .safetensors with a number in its own or folder's name.
+    """Return (step, file) of a run's checkpoints, sorted: any .safetensors with a number in its path.
 
-    A run's own layout is ``RUN/checkpoints/STEP/model.safetensors``. Raises SourceError where there is none.
+    leanify's layout is ``RUN/checkpoints/STEP/model.safetensors``. Raises SourceError if there is none.
     """
     if not run.is_dir():
-        raise SourceError(f"{run} is not a directory: --checkpoints takes the directory of a run")
+        raise SourceError(f"{run} is not a directory; --checkpoints needs the directory of a run")
     named = ((path, _step(path.relative_to(run))) for path in run.rglob("*.safetensors"))
     found = sorted((step, path) for path, step in named if step is not None)
     if not found:
-        raise SourceError(f"{run} holds no checkpoint: looked for .safetensors files with a step in their path")
+        raise SourceError(f"{run} has no checkpoints: looked for .safetensors files with a step in their path")
     return found
 
 
 def _step(path: Path) -> int | None:
-    """The last number in the file's name, else in a folder's name, innermost first."""
+    """The last number in the file's name, else in a parent folder's, innermost first."""
     for part in (path.stem, *reversed(path.parts[:-1])):
         if numbers := re.findall(r"\d+", part):
             return int(numbers[-1])
@@ -169,7 +169,7 @@ def _step(path: Path) -> int | None:
 def over_training(
     model: nn.Module, inputs: Sequence[ModelInputs], found: Sequence[tuple[int, Path]], *, weights: bool = False
 ) -> Iterator[tuple[int, Probe]]:
-    """The probe at every checkpoint, read one tensor at a time into ``model``, in place."""
+    """Probe every checkpoint, read one tensor at a time into ``model``, in place."""
     for step, path in found:
         read_into(model, path)
         try:
@@ -180,7 +180,7 @@ def over_training(
 
 @torch.no_grad()
 def read_into(model: nn.Module, path: Path) -> None:
-    """Copy a safetensors file into a model, tensor by tensor; SourceError names the first few that do not fit."""
+    """Copy a safetensors file into a model, tensor by tensor. Raises SourceError, naming tensors that do not fit."""
     wanted = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:

@@ -1,7 +1,7 @@
-"""What theory predicts about the spectrum of concatenated heads.
+"""The predicted spectrum of concatenated heads.
 
-The paper (Leaner Transformers, arXiv 2505.20802) models the heads as independent Gaussian matrices. Real attention is
-not Gaussian: the prediction shows where the peak lies, not how high κ is.
+The paper (Leaner Transformers, arXiv 2505.20802) models heads as independent Gaussian matrices. Real attention is not
+Gaussian: the prediction gives the position of the peak, not the value of κ.
 """
 
 from __future__ import annotations
