@@ -171,7 +171,10 @@ def checked(page: Path, write: bool) -> list[str]:
                 moved += len(body) - len(block.body)
             elif block.kind == "console" and not block.varies and plain(body) != plain(block.body):
                 wrong.append(f"the output differs; python tests/documents.py --write\n{body}")
-        wrong += undocumented(text, folder)
+        try:
+            wrong += undocumented(text, folder)
+        except Failed as failure:
+            wrong.append(str(failure))
     now = WRITTEN.sub(lambda match: match[1] + WRITERS[match[2]]() + match[3], text)
     if write:
         page.write_text(now, encoding="utf-8")
