@@ -12,6 +12,7 @@ from rich.console import Console
 from leanify.terminal import console, drawn, progress
 
 if TYPE_CHECKING:
+    from leanify.sources.recipe import DataSection
     from leanify.sources.run_directory import RunDirectory
 
 HIGHER = ("top1", "f1", "f1_micro", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
@@ -148,6 +149,11 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def is_own(data: DataSection) -> bool:
+    """Whether a run's data is the user's own, of a kind that its model can be applied to more of."""
+    return data.path is not None and data.task in OWN
+
+
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -193,9 +199,8 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     out.print(f"next  leanify show {path}", soft_wrap=True)
     out.print(f"      leanify profile {path} {quote(run.recipe.model.source)}", soft_wrap=True)
     data = run.recipe.data
-    if data is not None and data.path is not None:
+    if data is not None and is_own(data):
         recipe = data.path  # a model's name alone says nothing of the data
-        if data.task in OWN:
-            out.print(f"      leanify predict {path} FILES", soft_wrap=True)
+        out.print(f"      leanify predict {path} FILES", soft_wrap=True)
     if recipe is not None:
         out.print(f"      leanify compare {quote(recipe)}", soft_wrap=True)

@@ -84,6 +84,7 @@ def _page(what: str) -> Page:
 def _run(what: str) -> Page:
     from shlex import quote
 
+    from leanify.cli.screen import is_own
     from leanify.sources.run_directory import RunDirectory
     from leanify.training.curves import curves_of
     from leanify.training.overview import overview
@@ -93,10 +94,10 @@ def _run(what: str) -> Page:
     shape, params = _shape(what)
     done = "–" if facts.step is None else f"{facts.step:,}" + (f" of {facts.steps:,}" if facts.steps else "")
     found = "no evaluation yet" if facts.best is None else f"best {facts.metric} {facts.best:.4g} at step {_at(best)}"
-    name = quote(what)
+    name, own = quote(what), recipe.data is not None and is_own(recipe.data)
     hints = {
         "interrupted": [f"go on:  {run.resume_line}"],
-        "done": [f"next:   leanify profile {name}", f"        leanify predict {name} FILES"],
+        "done": [f"next:   leanify profile {name}", *([f"        leanify predict {name} FILES"] if own else [])],
     }
     lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
     return Page(

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from leanify.cli.screen import shown as number
 from leanify.cli.tables import table
+from leanify.spectra.report import figures
 from leanify.terminal import console
 from leanify.units import binary, gigas, millions, seconds
 
@@ -62,7 +63,7 @@ def _design_row(result: DesignResult) -> tuple[str, ...]:
         millions(plan.params),
         _interval(quality.mean, quality.low, quality.high),
         f"{quality.seeds}{failed}",
-        "–" if result.kappa is None else f"{result.kappa:.3g}",
+        figures(result.kappa),
     )
 
 

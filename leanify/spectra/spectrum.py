@@ -150,7 +150,7 @@ def _squares(gram: Tensor) -> Tensor:
     """(B, n) eigenvalues, descending; NaN for a matrix that holds one, at which LAPACK would raise."""
     broken = ~gram.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     gram[broken] = 0
-    squares = torch.linalg.eigvalsh(gram).flip(-1)
+    squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
     squares[broken] = torch.nan
     return squares
 
