@@ -43,5 +43,10 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
 
 
+def digits(value: float) -> str:
+    """Four digits; from ten thousand on whole: 0.7967, 9,838, 11,640."""
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
 def kappa(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.2f}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from leanify.terminal import console, drawn, progress
+from leanify.units import digits
 
 if TYPE_CHECKING:
     from leanify.sources.recipe import DataSection
@@ -145,7 +146,7 @@ def clock(seconds: float) -> str:
 def shown(value: Any) -> str:
     """A number of the log: four digits."""
     if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return digits(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

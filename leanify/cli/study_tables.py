@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from leanify.cli.screen import shown as number
 from leanify.cli.tables import table
 from leanify.spectra.report import figures
 from leanify.terminal import console
-from leanify.units import binary, gigas, millions, seconds
+from leanify.units import binary, digits, gigas, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.study import Study
@@ -103,7 +102,7 @@ def _efficiency(study: Study) -> Any:
     metric = study.metric if study.higher_is_better else f"1 / {study.metric}"
     shown = table((f"{metric} for", "1 M parameters", "1 GMAC", "1 s of training"), [])
     for name, found in quality_per(study).items():
-        cells = ["–" if value is None else number(value) for value in found.values()]
+        cells = ["–" if value is None else digits(value) for value in found.values()]
         styles = ["bold" if most.get(cost) == name else "" for cost in found]
         shown.add_row(name, *(Text(cell, style) for cell, style in zip(cells, styles, strict=True)))
     return shown

@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 from leanify.errors import DirectoryError
 from leanify.sources.checkpoints import write_small
+from leanify.spectra.report import figures as in_figures
 from leanify.study import efficiency
 from leanify.study.figures import figures
 from leanify.study.folder import StudyFolder
 from leanify.study.values import DesignResult, Findings, Pair
-from leanify.units import binary, millions, seconds
+from leanify.units import binary, digits, millions, seconds
 
 TEMPLATE = "page.html.j2"
 
@@ -143,7 +144,7 @@ def _design(result: DesignResult) -> tuple[Any, ...]:
         _sizes(plan.mlp),
         millions(plan.params),
         mean + span,
-        f"{_kappa(result.kappa_begin)} → {_kappa(result.kappa)}",
+        f"{in_figures(result.kappa_begin)} → {in_figures(result.kappa)}",
         f"rank {plan.rank}",
         links if links.links else "–",
     )
@@ -173,13 +174,9 @@ def _sizes(size: int | tuple[int, ...]) -> str:
     return str(size) if isinstance(size, int) else "/".join(map(str, size))
 
 
-def _kappa(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
 def _value(value: float | None) -> str:
     return "failed" if value is None else f"{value:.4g}"
 
 
 def _value_for(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else digits(value)
