@@ -35,7 +35,7 @@ def test_images_by_class(tmp_path: Path) -> None:
     found = look(tmp_path / "split")
     assert found is not None
     assert (found.kind, found.validated, found.classes, found.samples) == ("images", True, 3, 9)
-    assert "(cat, dog, fox)" in found.words
+    assert "(cat, dog, fox)" in found.description
     assert look(images(tmp_path / "one", "cat")) is None
     assert look(tmp_path / "nowhere") is None
 
@@ -62,7 +62,7 @@ def test_tables_and_texts(tmp_path: Path, name: str, text: str, kind: str, class
         found = look(place)
         assert found is not None
         assert (found.kind, found.classes) == (kind, classes)
-        assert words in found.words
+        assert words in found.description
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_text_is_cut_to_the_length(folder: Path) -> None:
     inputs, _ = found.train.batch(np.arange(3))  # type: ignore[attr-defined]
     assert bytes((inputs["input_ids"][0] - 1).tolist()) == b"film nu"
     assert "attention_mask" not in inputs
-    assert "the first 7 tokens of each" in found.words
+    assert "the first 7 tokens of each" in found.description
 
 
 def test_an_image_is_its_grey_pixels_row_by_row(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_an_image_is_its_grey_pixels_row_by_row(folder: Path) -> None:
 
 def test_the_folder_that_nothing_validates_on_is_tested_on(folder: Path) -> None:
     (folder / "test").rename(folder / "validation")
-    assert "tested on validation" in splits("image", folder).splits.words
+    assert "tested on validation" in splits("image", folder).splits.description
 
 
 def test_a_pair_is_two_texts(folder: Path) -> None:

@@ -97,10 +97,10 @@ def test_of_the_chosen_80_percent_are_masked_10_any_10_themselves() -> None:
     number = len(wanted)
     masked, same = (given == found.mask).double().mean(), (given == wanted).double().mean()
     other = given[(given != found.mask) & (given != wanted)]
-    words = 1 / found.words  # any word may be the mask or the word itself
+    words = 1 / found.vocabulary  # any word may be the mask or the word itself
     for share, expected in ((masked, 0.8 + 0.1 * words), (same, 0.1 + 0.1 * words), (len(other) / number, 0.1)):
         assert float(share) == pytest.approx(expected, abs=4 * (0.25 / number) ** 0.5)
-    assert set(range(found.words)) - set(other.tolist()) <= {found.mask}  # every word comes up
+    assert set(range(found.vocabulary)) - set(other.tolist()) <= {found.mask}  # every word comes up
     places = chosen.double().mean(0)  # no place of a sample is favoured
     assert places.std() < 0.03
 

@@ -60,7 +60,7 @@ def test_every_kind_of_file_holds_the_same_tags(tmp_path: Path, suffix: str) -> 
     found = look(tmp_path)
     assert found is not None
     assert (found.kind, found.task, found.classes) == ("sentences", "token-classification", 3)
-    assert "3 tags: B-LOC, B-PER, O" in found.words
+    assert "3 tags: B-LOC, B-PER, O" in found.description
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_labels_are_a_list_or_a_separated_text(tmp_path: Path, suffix: str) -> N
     found = look(file)
     assert found is not None
     assert (found.task, found.classes) == ("multi-label-classification", 2)
-    assert "any number of 2 labels: red, round" in found.words
+    assert "any number of 2 labels: red, round" in found.description
     table = MultiLabelled.read(file, section(file, "multi-label-classification"), Faults())
     assert table.rows == [((row["text"],), tuple(row["topics"])) for row in TOPICS]
     assert table.separator == (";" if flat else None)

@@ -195,7 +195,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         with progress(f"probing {source}", options.samples) as tick:
             probe = probe_model(model, feed.batches, per_head=options.per_head, weights=True, on_batch=tick)
         probes[source] = probe
-        models.append(report.model_json(source, probe, feed.words))
+        models.append(report.model_json(source, probe, feed.description))
         warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
         del model
     words = models[0]["data"]
@@ -246,13 +246,13 @@ def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Res
                     "heads": [report.point_json(point) for point in points],
                     "seeds": options.seeds,
                     "samples": sum(len(next(iter(batch.values()))) for batch in inputs),
-                    "data": feed.words,
+                    "data": feed.description,
                     "verdict": notes,
                 }
             ]
         },
-        [report.heads_table(source, points, feed.words), *notes],
-        lambda: heads_figure(source, points, feed.words, options.theory),
+        [report.heads_table(source, points, feed.description), *notes],
+        lambda: heads_figure(source, points, feed.description, options.theory),
         [report.point_row(point) for point in points],
         notes,
         [*feed.notes, *(f"left out: {what}" for what in left_out)],
@@ -273,15 +273,15 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
         for step, probe in sweep.over_training(model, inputs, found, weights=True):
             steps.append((step, probe))
             tick(len(steps))
-    models = [{**report.model_json(source, probe, feed.words), "step": step} for step, probe in steps]
+    models = [{**report.model_json(source, probe, feed.description), "step": step} for step, probe in steps]
     cautions = [f"step {step}: {note}" for step, probe in steps for note in report.cautions(probe, options.samples)]
     return Result(
         f"κ over training: {source}",
         {"models": models},
-        [report.training_table(source, steps, feed.words)],
-        lambda: training_figure(source, steps, feed.words),
+        [report.training_table(source, steps, feed.description)],
+        lambda: training_figure(source, steps, feed.description),
         [{"step": entry["step"], **report.layer_row(layer)} for entry in models for layer in entry["layers"]],
-        [f"{run}: {len(steps)} checkpoints, {steps[0][1].samples} samples, {feed.words}."],
+        [f"{run}: {len(steps)} checkpoints, {steps[0][1].samples} samples, {feed.description}."],
         [*feed.notes, *cautions],
     )
 

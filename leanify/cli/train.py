@@ -115,7 +115,7 @@ def _say_what_was_found(path: str) -> None:
     place = quote(path)
     rest = "" if found.validated or found.kind == "text" else " (no validation part: a share of it is held out)"
     raise SourceError(
-        f"{path} is data, not a model: {found.words}{rest}. Train a model on it:\n"
+        f"{path} is data, not a model: {found.description}{rest}. Train a model on it:\n"
         f"  leanify train {data.MODELS[found.kind]} --set data.path={place}\n"
         f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
     )

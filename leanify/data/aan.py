@@ -57,5 +57,5 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     train = pairs(folder / FILES["train"], length)
     validation = None if data.holdout else pairs(split_file(folder, (FILES["validation"],)), length)
     test = None if data.test is None else pairs(split_file(folder, (FILES["test"],)), length)
-    words = f"pairs of papers in {folder} as bytes"
-    return sequence_splits(data, model, train, validation, test, words=words, classes=CLASSES, cut=True)
+    description = f"pairs of papers in {folder} as bytes"
+    return sequence_splits(data, model, train, validation, test, description=description, classes=CLASSES, cut=True)

@@ -60,8 +60,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     length = length_of_text(data, model)
     vocabulary, _ = vocabulary_of(model, data.task)
     faults = Faults(data.on_error == "skip")
-    train, validation, share, words, test = corpora(data, length, vocabulary, faults)
-    return Splits(train, validation, words, bytes_per_target=share, test=test, skipped=tuple(faults.names))
+    train, validation, share, description, test = corpora(data, length, vocabulary, faults)
+    return Splits(train, validation, description, bytes_per_target=share, test=test, skipped=tuple(faults.names))
 
 
 def corpora(
@@ -84,19 +84,19 @@ def corpora(
     train, validation, *test = (
         Corpus(part.ids, length, f"{where} to {what}") for part, what in zip(found, names, strict=False)
     )
-    words = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
+    description = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
     share = found[1].bytes / len(found[1].ids)
-    return train, validation, share, words, next(iter(test), None)
+    return train, validation, share, description, next(iter(test), None)
 
 
-def encoder(tokenizer: str | None, words: int) -> tuple[Encode, str]:
+def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
     """Return a function from text to token ids, and its description: bytes, or a tokenizer from a directory or the hub.
 
     Raises DataError if the vocabulary is too small for bytes or the tokenizer cannot be loaded.
     """
     if tokenizer is None:
-        if words < 256:
-            raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {words}")
+        if size < 256:
+            raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {size}")
         return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
     found = vocabulary.load(
         tokenizer, "name another directory with --set data.tokenizer=DIR, or train on bytes, --set data.tokenizer="

@@ -47,5 +47,5 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     whole = Digits()
     check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
     train, validation = held_out(subset(whole, data), data.holdout or 0.2)
-    words = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
-    return Splits(train, validation, words, images=True, classes=whole.classes)
+    description = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
+    return Splits(train, validation, description, images=True, classes=whole.classes)

@@ -75,5 +75,5 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(f"data.length is {points}; farthest-point needs at least 2 points per sample")
     width = example.shape[-1]
     train = FarthestPoint(data.samples or EPOCH, points, width, SAMPLE)
-    words = f"{points} points on a sphere in {width} dimensions, fresh ones every epoch of {len(train):,}"
-    return Splits(train, FarthestPoint(VALIDATION, points, width, HOLDOUT), words)
+    description = f"{points} points on a sphere in {width} dimensions, fresh ones every epoch of {len(train):,}"
+    return Splits(train, FarthestPoint(VALIDATION, points, width, HOLDOUT), description)

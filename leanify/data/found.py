@@ -27,7 +27,7 @@ class Found:
     """The data found at a path.
 
     kind       images, sentences (labelled) or text
-    words      description with counts and names
+    description  text with counts and names
     validated  whether there is a validation split
     task       the task for labelled sentences
     classes    number of classes, if known
@@ -35,7 +35,7 @@ class Found:
     """
 
     kind: Kind
-    words: str
+    description: str
     validated: bool
     task: str | None = None
     classes: int | None = None
@@ -107,19 +107,19 @@ def _on_disk(place: Path) -> Found | None:
         return None
     names = features[label]["names"]
     shown = f"{', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
-    words = f"a data set of images ({image}) of {len(names):,} classes ({label}: {shown}) in {place}"
-    return Found("images", words, any(name in splits for name in columns.SPLITS["validation"]), classes=len(names))
+    text = f"a data set of images ({image}) of {len(names):,} classes ({label}: {shown}) in {place}"
+    return Found("images", text, any(name in splits for name in columns.SPLITS["validation"]), classes=len(names))
 
 
 def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
     names = sorted(counts)
     shown = f"{', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
-    words = f"{sum(counts.values()):,} images of {len(names):,} classes ({shown}) in {train}"
+    description = f"{sum(counts.values()):,} images of {len(names):,} classes ({shown}) in {train}"
     other = next((place / name for name in columns.SPLITS["validation"][:4] if (place / name).is_dir()), None)
     validated = other is not None and train != place
     if validated and other is not None:
-        words += f", {sum(_images(folder) for folder in _folders(other)):,} in {other}"
-    return Found("images", words, validated, classes=len(names), samples=sum(counts.values()))
+        description += f", {sum(_images(folder) for folder in _folders(other)):,} in {other}"
+    return Found("images", description, validated, classes=len(names), samples=sum(counts.values()))
 
 
 def _folders(place: Path) -> Iterator[Path]:
@@ -167,16 +167,16 @@ def _labelled(
         if all(_is_number(name) for name in names) and any(float(name) % 1 for name in names):
             task, what = task and "text-regression", "a number"
     samples = "images" if kind == "images" else "rows of texts"
-    words = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({label}, {what}) in {file}"
+    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({label}, {what}) in {file}"
     classes = None if what == "a number" else len(names)
-    return Found(kind, words, validated, task, classes, len(rows) if len(rows) < SOME else None)
+    return Found(kind, description, validated, task, classes, len(rows) if len(rows) < SOME else None)
 
 
 def _tagged(file: Path, rows: list[Mapping[str, Any]], tokens: str, tags: str, validated: bool) -> Found:
     names = sorted({name for row in rows for name in columns.parts_of(row.get(tags)) or ()})
-    words = f"{_many(rows)} sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')}) in {file}"
+    text = f"{_many(rows)} sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')}) in {file}"
     samples = len(rows) if len(rows) < SOME else None
-    return Found("sentences", words, validated, "token-classification", len(names), samples)
+    return Found("sentences", text, validated, "token-classification", len(names), samples)
 
 
 def _many(rows: Sequence[Any]) -> str:

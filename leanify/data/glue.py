@@ -129,14 +129,14 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         if value is not None:
             raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
     refuse(data, "on_error")
-    words, positions = vocabulary_of(model, data.task)
+    size, positions = vocabulary_of(model, data.task)
     length = data.length or positions or 512
     if positions is not None and length > positions:
         raise DataError(f"data.length is {length} tokens, but the model has only {positions} positions")
     if data.tokenizer is None:
         raise DataError("the model comes without a tokenizer; name a directory or a hub id in data.tokenizer")
     tokenizer = vocabulary.load(data.tokenizer)
-    vocabulary.check_fit(tokenizer, words, f"by the tokenizer {data.tokenizer}")
+    vocabulary.check_fit(tokenizer, size, f"by the tokenizer {data.tokenizer}")
     types = takes_types(model)
 
     def encoded(rows: Sequence[Row]) -> Sentences:

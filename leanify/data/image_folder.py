@@ -112,10 +112,10 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     if data.holdout:
         train, validation = held_out(train, data.holdout, validation)
     train = subset(train, data)
-    words = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {len(validation):,} to validate"
+    about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {len(validation):,} to validate"
     tested = next(iter(test), None)
     return Splits(
-        train, validation, words, images=True, classes=len(classes), test=tested, scale=scale, names=tuple(classes)
+        train, validation, about, images=True, classes=len(classes), test=tested, scale=scale, names=tuple(classes)
     )
 
 

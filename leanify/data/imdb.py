@@ -48,5 +48,5 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     own = not data.holdout and (folder / name[0]).is_file()
     validation = reviews(folder / name[0], length) if own else None
     test = None if data.test is None else reviews(split_file(folder, (f"{data.test}.csv",)), length)
-    words = f"reviews in {folder} as bytes"
-    return sequence_splits(data, model, train, validation, test, words=words, classes=CLASSES, cut=True)
+    description = f"reviews in {folder} as bytes"
+    return sequence_splits(data, model, train, validation, test, description=description, classes=CLASSES, cut=True)

@@ -209,10 +209,10 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     folder = None if data.path is None else folder_of(data)
     if folder is not None and (folder / PUBLISHED["train"]).is_file():
         parts = [published(folder / name) for name in PUBLISHED.values()]
-        words = f"ListOps from {folder}"
+        description = f"ListOps from {folder}"
     else:
         whole, place = cached("listops", asdict(options), lambda: generated(options), folder)
         every = Sequences(whole["symbols"], whole["ends"], whole["labels"])
         parts = every.parts(options.train, options.validation, options.test)
-        words = f"ListOps generated with seed {options.seed} in {place}"
-    return sequence_splits(data, model, *parts, words=words, classes=10, cut=False)
+        description = f"ListOps generated with seed {options.seed} in {place}"
+    return sequence_splits(data, model, *parts, description=description, classes=10, cut=False)

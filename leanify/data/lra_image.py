@@ -69,10 +69,10 @@ def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
     validation = None if data.holdout else place(folder, own)
     test = None if data.test is None else place(folder, (data.test, *(own if data.holdout else ())))
     found = [None if split is None else images(_known(split, classes), classes, side) for split in (validation, test)]
-    words = f"grey images of {len(classes)} classes in {folder}"
-    words += f", tested on {test.name}" if test is not None else ""
+    description = f"grey images of {len(classes)} classes in {folder}"
+    description += f", tested on {test.name}" if test is not None else ""
     return sequence_splits(
-        data, model, images(train, classes, side), *found, words=words, classes=len(classes), cut=False
+        data, model, images(train, classes, side), *found, description=description, classes=len(classes), cut=False
     )
 
 

@@ -40,9 +40,9 @@ class Masked:
         if len(ids) < length:
             raise DataError(f"{where} has {len(ids)} tokens, less than one sample of {length}; reduce data.length")
         self.rows = ids[: len(ids) // length * length].reshape(-1, length)
-        self.mask, self.words, self.fixed = tokenizer.mask_token_id, len(tokenizer), fixed
+        self.mask, self.vocabulary, self.fixed = tokenizer.mask_token_id, len(tokenizer), fixed
         marks = (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
-        self.ordinary = np.ones(self.words, dtype=bool)
+        self.ordinary = np.ones(self.vocabulary, dtype=bool)
         self.ordinary[[mark for mark in marks if mark is not None]] = False
         counts = np.concatenate(
             [self.ordinary[part].sum(1) for part in np.array_split(self.rows, 1 + len(ids) // 2**24)]
@@ -61,7 +61,7 @@ class Masked:
         rows = self.rows[indices].astype(np.int64)
         rank = np.where(self.ordinary[rows], place, 2.0).argsort(1).argsort(1)
         chosen = rank < self.targets[indices, None]
-        any_word = ((fate - MASKED) / ANY * self.words).astype(np.int64)
+        any_word = ((fate - MASKED) / ANY * self.vocabulary).astype(np.int64)
         changed = np.where(fate < MASKED, self.mask, np.where(fate < MASKED + ANY, any_word, rows))
         return (
             {"input_ids": torch.from_numpy(np.where(chosen, changed, rows))},
@@ -76,11 +76,11 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
             f"data.mask is {data.mask:g}; it must be a share between 0 and 1: BERT masks 0.15, Crammed BERT 0.25"
         )
     length = length_of_text(data, model)
-    words, _ = vocabulary_of(model, data.task)
+    size, _ = vocabulary_of(model, data.task)
     faults = Faults(data.on_error == "skip")
     texts, where = corpus.texts_of(data, faults)
     tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: lines_of(texts[0]), key_of(texts[0]))
-    vocabulary.check_fit(tokenizer, words, by)
+    vocabulary.check_fit(tokenizer, size, by)
     if tokenizer.mask_token_id is None:
         raise DataError(f"{where} {by}: the tokenizer has no mask token, which masked language models need")
     samples = [
@@ -118,8 +118,8 @@ def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
     encode = encoder(tokenizer)
     if isinstance(text, str):
         return tokens.of(iter([text]), encode).ids
-    words = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    return tokens.of_text(text, encode, f"with separators by {words}").ids
+    identity = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    return tokens.of_text(text, encode, f"with separators by {identity}").ids
 
 
 def encoder(tokenizer: Any) -> Encode:

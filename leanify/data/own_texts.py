@@ -84,12 +84,12 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     if data.task != "multi-label-classification":
         refuse(data, "separator")
     length = length_of_text(data, model)
-    words, _ = vocabulary_of(model, data.task)
+    size, _ = vocabulary_of(model, data.task)
     faults = Faults(skip=data.on_error == "skip")
     table = _train(data, faults)
     names = _names(table, data)
     tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: table.lines, _key(table))
-    vocabulary.check_fit(tokenizer, words, by)
+    vocabulary.check_fit(tokenizer, size, by)
 
     def encoded(table: Table) -> Sentences:
         return table.encoded(names, tokenizer, length, takes_types(model))

@@ -242,5 +242,5 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     ends = np.arange(1, len(whole["labels"]) + 1) * SIDE**2
     every = Sequences(whole["images"].reshape(-1), ends, whole["labels"])
     parts = every.parts(options.train, options.validation, options.test)
-    words = f"Pathfinder generated with seed {options.seed} in {place}"
-    return sequence_splits(data, model, *parts, words=words, classes=2, cut=False)
+    description = f"Pathfinder generated with seed {options.seed} in {place}"
+    return sequence_splits(data, model, *parts, description=description, classes=2, cut=False)

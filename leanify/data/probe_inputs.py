@@ -24,7 +24,7 @@ InputBatch = dict[str, Tensor]
 class Feed:
     """Batches to iterate over once, and their description. ``notes`` lists images skipped so far."""
 
-    words: str
+    description: str
     batches: Iterator[InputBatch]
     folder: ImageFolder | None = field(default=None)
 
@@ -107,8 +107,8 @@ def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: 
         raise DataError(f"{data} is a folder, but this model takes text; name a .txt, .csv, .tsv or .jsonl file")
     any_model: Any = model
     vocab = any_model.config.vocab_size if is_hf(model) else any_model.vocab
-    encode, words = text.encoder(directory, vocab)
-    return Feed(f"text from {data} by {words}", text.batches(data, encode, samples, batch_size, tokens))
+    encode, description = text.encoder(directory, vocab)
+    return Feed(f"text from {data} by {description}", text.batches(data, encode, samples, batch_size, tokens))
 
 
 def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:

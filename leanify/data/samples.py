@@ -43,14 +43,14 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """The data sets of a recipe. ``words`` describe them; ``constant`` is train's most frequent class.
+    """The data sets of a recipe. ``description`` is printed and stored; ``constant`` is train's most frequent class.
 
     ``scale`` normalises a batch on the device: images are moved there as bytes, which is faster.
     """
 
     train: Samples
     validation: Samples
-    words: str
+    description: str
     images: bool = False
     classes: int | None = None
     bytes_per_target: float | None = None

@@ -34,9 +34,9 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     """
     refuse(data, "img_size", "rand_augment", "label", "mask")
     length = length_of_text(data, model)
-    words, _ = vocabulary_of(model, data.task)
+    size, _ = vocabulary_of(model, data.task)
     tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")
-    vocabulary.check_fit(tokenizer, words, by)
+    vocabulary.check_fit(tokenizer, size, by)
     faults = Faults(skip=data.on_error == "skip")
 
     def encoded(file: Path) -> Sentences:

@@ -104,7 +104,7 @@ def sequence_splits(
     validation: Sequences | None,
     test: Sequences | None,
     *,
-    words: str,
+    description: str,
     classes: int,
     cut: bool,
 ) -> Splits:
@@ -118,8 +118,8 @@ def sequence_splits(
     longest = max(int(part.sizes.max()) for part in parts)
     if length is not None and longest > length:
         raise DataError(
-            f"{words} has sequences of {longest:,} tokens, but {'data.length' if data.length else 'the model'} allows "
-            f"only {length:,}"
+            f"{description} has sequences of {longest:,} tokens, but {'data.length' if data.length else 'the model'} "
+            f"allows only {length:,}"
         )
     width = (length or longest) if has_landmarks(model) else None
     train, *others = (Sequences(p.symbols, p.ends, p.labels, width, p.pair) for p in parts)
@@ -136,7 +136,7 @@ def sequence_splits(
     return Splits(
         learnt,
         checked,
-        f"{words}, {sizes}{cuts}",
+        f"{description}, {sizes}{cuts}",
         classes=classes,
         test=tests,
         constant=int(np.bincount(np.asarray(learnt.labels)).argmax()),

@@ -47,5 +47,5 @@ def splits_of(data: DataSection, model: nn.Module) -> Splits:
     with wall(f"the data {data.name!r} cannot be read", DataError):
         found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
     if data.test is not None and found.test is None:
-        raise RecipeError(f"data.test is {data.test}, but there is no such split of {found.words}; remove it")
+        raise RecipeError(f"data.test is {data.test}, but there is no such split of {found.description}; remove it")
     return found

@@ -70,7 +70,7 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     data, optim = recipe.data, recipe.optim
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
-            raise RecipeError(f"{key} mixes images, but {splits.words} are not images")
+            raise RecipeError(f"{key} mixes images, but {splits.description} are not images")
     if data.task in ("classification", "text-classification", "pair-classification"):
         assert splits.classes is not None
         return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing, splits.constant)
@@ -102,6 +102,6 @@ def check_fit(model: nn.Module, splits: Splits) -> None:
     if classes is not None and splits.classes > classes:
         key = "num_labels" if is_hf(model) else "classes" if is_own(model) else "num_classes"
         raise DataError(
-            f"{splits.words} has {splits.classes} classes, but the model has only {classes} outputs; "
+            f"{splits.description} has {splits.classes} classes, but the model has only {classes} outputs; "
             f"--set model.override.{key}={splits.classes}"
         )

@@ -114,7 +114,7 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
     return {
         "model": recipe.model.source,
         "parameters": sum(p.numel() for p in trainer.bare.parameters()),
-        "data": trainer.splits.words,
+        "data": trainer.splits.description,
         "steps": trainer.steps,
         "seconds_a_step": seconds,
         "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,

@@ -214,8 +214,8 @@ class Trainer:
         parameters = sum(p.numel() for p in self.bare.parameters())
         where = f"{self.accelerator.num_processes} × {self.accelerator.device.type}"
         return (
-            f"{self.recipe.model.source}, {parameters:,} parameters · {self.splits.words} · {self.steps:,} steps of "
-            f"{self.order.batch_size} · {where}"
+            f"{self.recipe.model.source}, {parameters:,} parameters · {self.splits.description} · {self.steps:,} steps "
+            f"of {self.order.batch_size} · {where}"
         )
 
     def batches(self, start: int) -> Iterator[Batch]:

@@ -53,7 +53,7 @@ class Carrying:
                     f"{self.data} gives {len(read)} batch of {size} samples; two are needed, one to measure"
                 )
             self._batches = [*read[::2], *read[1::2]]
-            self.words = f"chosen and measured on {self.samples} samples, {found.words}"
+            self.words = f"chosen and measured on {self.samples} samples, {found.description}"
         return self._batches
 
     def to_json(self) -> dict[str, Any]:
