@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
 from leanify.upstream.libraries import first_line
 from leanify.upstream.origin import is_hf
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -78,7 +81,7 @@ class Sentences:
     def __init__(
         self,
         rows: Sequence[tuple[tuple[str, ...], Target]],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         length: int,
         types: bool,
         offsets: bool = False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.data.columns import LABELS, texts_in
 from leanify.data.faults import Faults
@@ -17,6 +17,9 @@ from leanify.data.glue import Sentences
 from leanify.data.text import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Texts = tuple[str, ...]
 
@@ -64,7 +67,7 @@ class Labelled:
     def columns(self) -> str:
         return f"{' and '.join(self.texts)} → {self.label}"
 
-    def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences:
+    def encoded(self, names: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, types: bool) -> Sentences:
         """Tokenise; targets are indices into ``names``, or numbers if there are no names. Raises DataError."""
         rows = [(texts, self._target(label, names)) for texts, label in self.rows]
         return Sentences(rows, tokenizer, length, types)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError, RecipeError
 from leanify.sources.recipe import DataSection
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token, and a random one; the rest stays
 
 
@@ -36,7 +39,9 @@ class Masked:
 
     workers = 0
 
-    def __init__(self, ids: np.ndarray, length: int, share: float, tokenizer: Any, where: str, fixed: bool) -> None:
+    def __init__(
+        self, ids: np.ndarray, length: int, share: float, tokenizer: PreTrainedTokenizerBase, where: str, fixed: bool
+    ) -> None:
         if len(ids) < length:
             raise DataError(f"{where} has {len(ids)} tokens, less than one sample of {length}; reduce data.length")
         self.rows = ids[: len(ids) // length * length].reshape(-1, length)
@@ -113,7 +118,7 @@ def key_of(text: str | Text) -> str:
     return digest.hexdigest()
 
 
-def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
+def encoded(text: str | Text, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Token ids of a text's documents with a separator after each, as uint16 if the vocabulary allows, else int32."""
     encode = encoder(tokenizer)
     if isinstance(text, str):
@@ -122,7 +127,7 @@ def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
     return tokens.of_text(text, encode, f"with separators by {identity}").ids
 
 
-def encoder(tokenizer: Any) -> Encode:
+def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     """Return a function from a block of text to ids, which adds the separator after each non-blank document."""
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.int32
     end = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]

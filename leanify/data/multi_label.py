@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.data.columns import SEPARATORS, labels_of, separator_of
 from leanify.data.faults import Faults
@@ -17,6 +17,9 @@ from leanify.data.glue import Sentences
 from leanify.data.labelled_text import Texts, cells_of, in_order, place_of
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class MultiLabelled:
         between = f" separated by {self.separator!r}" if self.separator else ""
         return f"{' and '.join(self.texts)} → any number of {self.label}{between}"
 
-    def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences:
+    def encoded(self, names: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, types: bool) -> Sentences:
         """Tokenise; targets (B, labels) are 1 for the labels that a text has, else 0."""
         places = [(texts, {place_of(label, names, self.file) for label in labels}) for texts, labels in self.rows]
         rows = [(texts, [float(i in found) for i in range(len(names))]) for texts, found in places]

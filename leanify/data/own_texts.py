@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
@@ -29,6 +29,9 @@ from leanify.data.samples import Part, Splits
 from leanify.data.tagged_text import Tagged
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SUFFIXES = (*TABLES, *CONLL)
 
@@ -48,7 +51,9 @@ class Table(Protocol):
     @property
     def lines(self) -> Iterator[str]: ...
 
-    def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> Sentences: ...
+    def encoded(
+        self, names: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, types: bool
+    ) -> Sentences: ...
 
 
 Read = Callable[[Path, DataSection, Faults], Table]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from leanify.data.samples import IGNORED
 from leanify.data.text import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 OUTSIDE = "O"  # the tag of a token outside any entity
 
@@ -72,7 +75,9 @@ class Tagged:
     def columns(self) -> str:
         return f"{self.tokens} → {self.tags}"
 
-    def encoded(self, names: Sequence[str], tokenizer: Any, length: int, types: bool) -> TaggedSentences:
+    def encoded(
+        self, names: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, types: bool
+    ) -> TaggedSentences:
         """Tokenise; targets are indices into ``names`` at the first piece of every token. Raises DataError."""
         rows = [(tokens, [place_of(tag, names, self.file) for tag in tags]) for tokens, tags in self.rows]
         return TaggedSentences(rows, tokenizer, length, types)
@@ -113,7 +118,11 @@ class TaggedSentences(Sentences):
     """Tokenised sentences. ``targets`` is the number of tags per sample, ``firsts`` the tokens' first pieces."""
 
     def __init__(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[int]]], tokenizer: Any, length: int, types: bool
+        self,
+        rows: Sequence[tuple[Sequence[str], Sequence[int]]],
+        tokenizer: PreTrainedTokenizerBase,
+        length: int,
+        types: bool,
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise DataError("this tokenizer does not map pieces to tokens; use a fast tokenizer")

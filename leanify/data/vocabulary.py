@@ -15,13 +15,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.data import cache
 from leanify.errors import DataError
 from leanify.sources.files import check_regular
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.wall import wall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -62,7 +65,7 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
     return tokenizer
 
 
-def _check_not_empty(tokenizer: Any, name: str | Path, instead: str) -> None:
+def _check_not_empty(tokenizer: PreTrainedTokenizerBase, name: str | Path, instead: str) -> None:
     """Raise for a tokenizer without words: transformers builds one in silence where its vocabulary file is missing."""
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
@@ -77,7 +80,7 @@ def lies_in(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES)
 
 
-def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
+def check_fit(tokenizer: PreTrainedTokenizerBase, vocabulary: int, by: str) -> None:
     """Raise DataError if a tokenizer has more tokens than the model's vocabulary."""
     if len(tokenizer) > vocabulary:
         raise DataError(
@@ -153,7 +156,7 @@ def _dressed(made: Any) -> Any:
     return import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, **roles)
 
 
-def _keep(tokenizer: Any, home: Path) -> None:
+def _keep(tokenizer: PreTrainedTokenizerBase, home: Path) -> None:
     """Cache a tokenizer atomically: in a temporary folder, then renamed. Concurrent writers write the same content."""
     home.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))

@@ -16,6 +16,8 @@ from leanify.upstream.published import PUBLISHED
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from leanify.sources.source import ModelSource
 
 DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
@@ -79,7 +81,7 @@ def is_model_class(name: Any) -> bool:
     return isinstance(found, type) and issubclass(found, library.PreTrainedModel)
 
 
-def class_name(auto: str, config: Any) -> str:
+def class_name(auto: str, config: PretrainedConfig) -> str:
     """Resolve an Auto class (``AutoModelForCausalLM``) for a configuration; any other class name is returned as is.
 
     Raises SourceError if transformers has no such class, or none for this model type.

@@ -7,10 +7,13 @@ ignored: they do not change whether two embeddings point the same way, as long a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leanify.errors import SourceError
 from leanify.sources.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -46,7 +49,7 @@ def pooling_of(folder: Path) -> tuple[str, ...]:
     return _modes(file, read_json(file))
 
 
-def _modes(file: Path, config: Any) -> tuple[str, ...]:
+def _modes(file: Path, config: PretrainedConfig) -> tuple[str, ...]:
     if not isinstance(config, dict):
         raise SourceError(f"{file} is damaged: expected a JSON object")
     named = config.get("pooling_mode")

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -35,6 +35,9 @@ from leanify.sources.checkpoints import Checkpoint, write_small
 from leanify.sources.files import check_regular
 from leanify.sources.recipe import Recipe
 from leanify.upstream.origin import origin_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
 DATA, SKIPPED = "data.json", "skipped.json"
@@ -55,7 +58,7 @@ class RunDirectory:
         path: str | Path,
         recipe: Recipe,
         model: nn.Module,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase = None,
         data: Mapping[str, Any] | None = None,
         classes: Sequence[str] = (),
     ) -> RunDirectory:

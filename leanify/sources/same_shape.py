@@ -6,7 +6,7 @@ without a sliding window. As a Mistral it runs in tools that know only upstream'
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import Origin, is_hf
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 AUTO = ("AutoModelForCausalLM", "AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 
@@ -67,7 +70,7 @@ def _origin(model: Any, model_type: str) -> Origin:
     return Origin("hf", model_type, full.to_dict(), _class_of(model, full))
 
 
-def _class_of(model: Any, config: Any) -> str:
+def _class_of(model: Any, config: PretrainedConfig) -> str:
     """The other type's class for the same task, found through an Auto class that maps both types."""
     library = import_transformers()
     for auto in AUTO:

@@ -22,9 +22,12 @@ from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.upstream.lean_config import buildable, drop, from_file, shape_in, to_file
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _BUILDING: ContextVar[bool] = ContextVar("_BUILDING", default=False)  # whether an outer model is being built
 
@@ -111,7 +114,7 @@ def _wrap(cls: Any) -> None:
     cls.__init__ = __init__
 
 
-def _reshape(model: Any, config: Any) -> None:
+def _reshape(model: Any, config: PretrainedConfig) -> None:
     """Reshape a model in place to the shape in a configuration."""
     import torch
 

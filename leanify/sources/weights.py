@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -22,6 +22,9 @@ from leanify.upstream.build import build_model, build_shell
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # The files that upstream's loaders look for in a directory, in order; an index names the shards.
 UPSTREAM = (
@@ -199,7 +202,7 @@ def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Ten
     return loaded
 
 
-def _other_labels(config: Any, weights: Path | str) -> bool:
+def _other_labels(config: PretrainedConfig, weights: Path | str) -> bool:
     """Whether the requested number of classes differs from that of the weights in a directory."""
     file = Path(weights) / "config.json"
     saved = read_json(file) if file.is_file() else {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,9 @@ from leanify.lens.sites import locate
 from leanify.sources.recipe import DistillSection
 from leanify.tasks import Task
 from leanify.tasks.outputs import logits_of
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 Pair = tuple[int, int]  # (student's layer, teacher's layer), both counted from 0
 
@@ -56,7 +59,7 @@ class Distilled:
         learner: Learner,
         teacher: nn.Module,
         blocks: Sequence[nn.Module],
-        place: Any,
+        place: Accelerator,
     ) -> None:
         self.task, self.section, self.learner, self.place = task, section, learner, place
         self.teacher = teacher.to(place.device).requires_grad_(False).eval()
@@ -102,7 +105,13 @@ def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def begin(
-    section: DistillSection, task: Task, student: nn.Module, teacher: nn.Module, inputs: Inputs, seed: int, place: Any
+    section: DistillSection,
+    task: Task,
+    student: nn.Module,
+    teacher: nn.Module,
+    inputs: Inputs,
+    seed: int,
+    place: Accelerator,
 ) -> Distilled:
     """Check the two models on one sample, and return the task with its teacher. ``place`` is the accelerator.
 

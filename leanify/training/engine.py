@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from leanify.errors import RecipeError
 from leanify.sources.recipe import Recipe, TrainingRecipe
 from leanify.sources.run_directory import RunDirectory, leaves
 from leanify.training import memory, sharding
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 def accelerator_of(recipe: Recipe) -> Any:
@@ -62,7 +65,7 @@ def precision_of(wanted: str | None, gpu: bool, bf16: bool) -> str:
     return precision
 
 
-def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Any) -> None:
+def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Accelerator) -> None:
     """Shard each model over the processes, in place."""
     half = engine.mixed_precision == "bf16"
     for model in models:
@@ -71,7 +74,12 @@ def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Any) -> 
 
 
 def prepared(
-    model: nn.Module, bare: nn.Module, maps: nn.Module | None, recipe: TrainingRecipe, engine: Any, sharded: bool
+    model: nn.Module,
+    bare: nn.Module,
+    maps: nn.Module | None,
+    recipe: TrainingRecipe,
+    engine: Accelerator,
+    sharded: bool,
 ) -> tuple[Any, Any]:
     """The model wrapped for training (DDP, compile), and its optimiser. ``maps`` are trained without weight decay."""
     optimizer = optimizer_of(recipe, bare, engine.device)
@@ -85,7 +93,7 @@ def prepared(
 
 
 @contextmanager
-def tracked(engine: Any, recipe: Recipe, run: RunDirectory) -> Iterator[None]:
+def tracked(engine: Accelerator, recipe: Recipe, run: RunDirectory) -> Iterator[None]:
     """Send metrics to the recipe's trackers while the run lasts."""
     if not recipe.run.trackers:
         yield
@@ -120,7 +128,9 @@ def average_of(model: nn.Module, decay: float) -> Any:
     return average
 
 
-def memory_of(recipe: TrainingRecipe, model: nn.Module, engine: Any, teacher: nn.Module | None) -> memory.Need | None:
+def memory_of(
+    recipe: TrainingRecipe, model: nn.Module, engine: Accelerator, teacher: nn.Module | None
+) -> memory.Need | None:
     """The memory that this process needs to train the recipe."""
     return memory.need(
         model,

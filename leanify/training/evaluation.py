@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from leanify.tasks import Tally, Task, merged
 from leanify.training import sharding
 from leanify.upstream.wall import wall
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 
 def first_sample(splits: Splits) -> Batch:
     """The first validation sample, as a batch of one."""
@@ -28,7 +31,13 @@ class Evaluator:
     """Evaluates models on the recipe's splits. ``skipped`` collects the samples that could not be read."""
 
     def __init__(
-        self, recipe: TrainingRecipe, splits: Splits, task: Task, accelerator: Any, sharded: bool, skipped: set[str]
+        self,
+        recipe: TrainingRecipe,
+        splits: Splits,
+        task: Task,
+        accelerator: Accelerator,
+        sharded: bool,
+        skipped: set[str],
     ) -> None:
         self.recipe, self.splits, self.task, self.accelerator = recipe, splits, task, accelerator
         self.sharded, self.skipped, self.first = sharded, skipped, first_sample(splits)

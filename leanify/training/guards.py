@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from leanify.errors import DataError, LeanifyError, RecipeError
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
 from leanify.training import memory
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 Warn = Callable[[str], None]
 
@@ -67,7 +70,7 @@ def check_processes(world: int, samples: int, batch: int) -> None:
         )
 
 
-def check_memory(need: memory.Need | None, model: nn.Module, engine: Any, batch: int, accumulate: int) -> None:
+def check_memory(need: memory.Need | None, model: nn.Module, engine: Accelerator, batch: int, accumulate: int) -> None:
     """Raise TrainingError, in every process, for what will not fit in one, before anything is written."""
     mine = machine.available(engine.device)
     available = int(engine.gather(torch.tensor([-1 if mine is None else mine], device=engine.device)).min())

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from leanify.data.samples import Splits
 from leanify.errors import DataError
 from leanify.tasks.sentence_embedding import embed
 from leanify.terminal import progress
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 BATCH = 64
 BYTES = 2  # float16: embeddings have length 1, and three digits of each component are kept
@@ -48,7 +51,7 @@ class Taught:
         return inputs, torch.from_numpy(self.answers[indices].astype(np.float32))
 
 
-def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Any) -> Splits:
+def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Accelerator) -> Splits:
     """The splits with the teacher's embeddings as targets. ``place`` is the accelerator.
 
     One process of each machine computes what the cache lacks. Raises DataError where the disk has no room.
@@ -99,7 +102,7 @@ def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
         yield indices, samples.batch(indices)[0]
 
 
-def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Any) -> None:
+def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Accelerator) -> None:
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         answers: Any = None
@@ -123,7 +126,7 @@ def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], 
 
 @torch.no_grad()
 def _answers(
-    teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Any
+    teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Accelerator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     from accelerate.utils import send_to_device
 

@@ -9,6 +9,7 @@ from leanify.upstream.origin import is_hf
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _config(model: Any, attention: Any) -> Any:
     return own if own is not None else model.config.get_text_config()
 
 
-def _window(attention: Any, config: Any) -> int | None:
+def _window(attention: Any, config: PretrainedConfig) -> int | None:
     kinds = getattr(config, "layer_types", None)
     if hasattr(attention, "sliding_window"):
         size = attention.sliding_window

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from leanify.errors import ShapeError
 from leanify.upstream.caches import longest_context
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side
 from leanify.upstream.origin import is_hf, is_own, origin_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 MOST_WORDS = 1_000_000
 GRIDS = ("grid_thw", "spatial_shapes")
@@ -112,7 +115,7 @@ def _length(model: Any, tokens: int | None) -> int:
     return tokens or min(usual, longest - (padded[0] + 1 if padded else 0))
 
 
-def _get(config: Any, *names: str, default: Any = None) -> Any:
+def _get(config: PretrainedConfig, *names: str, default: Any = None) -> Any:
     """The first of several keys that exists in a configuration or a nested one."""
     inner = [value for value in vars(config).values() if hasattr(value, "model_type")]
     for one in (config, *inner):
@@ -122,7 +125,7 @@ def _get(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
-def _ids(config: Any, batch: int, length: int) -> Tensor:
+def _ids(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Random ids of ordinary tokens: not the first few, nor special ids in the configuration (padding, images)."""
     vocabulary = _get(config, "vocab_size", default=100)
     inner = [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
@@ -133,7 +136,7 @@ def _ids(config: Any, batch: int, length: int) -> Tensor:
     return torch.tensor(words)[torch.randint(len(words), (batch, length))]
 
 
-def _pixels(config: Any, batch: int, length: int) -> Tensor:
+def _pixels(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Images, or flattened patches if the model also takes their grid."""
     if getattr(config, "temporal_patch_size", None) and getattr(config, "spatial_merge_size", None):
         return _patches(config, batch, length)
@@ -142,7 +145,7 @@ def _pixels(config: Any, batch: int, length: int) -> Tensor:
     return _images(config, batch, length)
 
 
-def _images(config: Any, batch: int, length: int) -> Tensor:
+def _images(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Images of the configured size, else of the type's processor, else 224 × 224; 64 × 64 for short inputs."""
     usual = IMAGE_SIZES.get(getattr(config, "model_type", "")) if length > 64 else None
     size = usual or _get(config, "image_size", "input_size", default=224 if length > 64 else 64)
@@ -150,13 +153,13 @@ def _images(config: Any, batch: int, length: int) -> Tensor:
     return torch.randn(batch, _get(config, "num_channels", "in_channels", "in_chans", default=3), height, width)
 
 
-def _frames(config: Any, batch: int, length: int) -> Tensor:
+def _frames(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Video: batch, frames, channels, height, width."""
     frames = _get(config, "num_frames", "frames_per_clip", default=4)
     return torch.stack([_images(config, batch, length) for _ in range(frames)], 1)
 
 
-def _features(config: Any, batch: int, length: int) -> Tensor:
+def _features(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """A mel spectrogram (batch, time, channels); for Whisper, as long as its positions require."""
     channels = _get(
         config, "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "input_channels", default=80
@@ -165,7 +168,7 @@ def _features(config: Any, batch: int, length: int) -> Tensor:
     return torch.randn(batch, 2 * positions if positions else 8 * length, channels)
 
 
-def _sound(config: Any, batch: int, length: int) -> Tensor:
+def _sound(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """A waveform; for the Audio Spectrogram Transformer, a spectrogram."""
     if (bins := getattr(config, "num_mel_bins", None)) and hasattr(config, "max_length"):
         return torch.randn(batch, config.max_length, bins)
@@ -173,12 +176,12 @@ def _sound(config: Any, batch: int, length: int) -> Tensor:
     return torch.randn(batch, *channels, 320 * length + 80)
 
 
-def _grid(config: Any, batch: int, length: int) -> Tensor:
+def _grid(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Images in patches: time, height, width."""
     return torch.tensor([[1, side(length), side(length)]] * batch)
 
 
-def _patches(config: Any, batch: int, length: int) -> Tensor:
+def _patches(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """The flattened patches of `_grid`'s images, concatenated."""
     channels = _get(config, "in_channels", "num_channels", default=3)
     area = config.patch_size**2 * (getattr(config, "temporal_patch_size", None) or 1)
@@ -190,12 +193,12 @@ def _regions(length: int) -> int:
     return 36 if length > 64 else 5
 
 
-def _past(config: Any) -> int:
+def _past(config: PretrainedConfig) -> int:
     """Time steps before a forecast: the context and the longest lag."""
     return int(config.context_length + max(getattr(config, "lags_sequence", None) or [0]))
 
 
-def _channels(config: Any) -> tuple[int, ...]:
+def _channels(config: PretrainedConfig) -> tuple[int, ...]:
     channels = getattr(config, "num_input_channels", None) or getattr(config, "input_size", None)
     channels = None if channels == 1 else channels
     return (channels,) if channels else ()

@@ -6,10 +6,13 @@ Each function makes the tensors of one batch from a configuration, the batch siz
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 Made = dict[str, Tensor]
 
@@ -44,17 +47,17 @@ def _noise(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
-def _second_of_sound(config: Any, batch: int, length: int) -> Made:
+def _second_of_sound(config: PretrainedConfig, batch: int, length: int) -> Made:
     return {
         "input_values": _noise(batch, getattr(config, "audio_channels", 1), getattr(config, "sampling_rate", 16000))
     }
 
 
-def _latents(config: Any, batch: int, length: int) -> Made:
+def _latents(config: PretrainedConfig, batch: int, length: int) -> Made:
     return {"latents": _noise(batch, config.hidden_size, 8)}
 
 
-def _codec(config: Any, batch: int, length: int) -> Made:
+def _codec(config: PretrainedConfig, batch: int, length: int) -> Made:
     """A fifth of a second of sound, and the codec's semantic features for the same span."""
     return {
         "input_values": _noise(batch, 1, 3200),
@@ -63,48 +66,48 @@ def _codec(config: Any, batch: int, length: int) -> Made:
     }
 
 
-def _row_of_patches(config: Any, batch: int, length: int) -> Made:
+def _row_of_patches(config: PretrainedConfig, batch: int, length: int) -> Made:
     """Images that are a strip of ``length`` patches."""
     return {"pixel_values": _noise(1, 3, config.patch_size, side(length) ** 2 * batch * config.patch_size)}
 
 
-def _frame_pairs(config: Any, batch: int, length: int) -> Made:
+def _frame_pairs(config: PretrainedConfig, batch: int, length: int) -> Made:
     """Flattened patches of two frames per image."""
     return {"pixel_values": _noise(side(length) ** 2 * batch, 2 * 3 * config.patch_size**2)}
 
 
-def _video(config: Any, batch: int, length: int) -> Made:
+def _video(config: PretrainedConfig, batch: int, length: int) -> Made:
     size = config.vision_config.model_args.get("img_size", 336) if config.vision_config.model_args else 336
     return {"pixel_values_videos": _noise(batch, 3, 3, size, size)}
 
 
-def _speech(config: Any, batch: int, length: int) -> Made:
+def _speech(config: PretrainedConfig, batch: int, length: int) -> Made:
     """Hidden states, because the model's prenets are separate."""
     hidden = _noise(batch, length, config.hidden_size)
     return {"input_values": hidden, "decoder_input_values": hidden}
 
 
-def _prompted_image(config: Any, batch: int, length: int) -> Made:
+def _prompted_image(config: PretrainedConfig, batch: int, length: int) -> Made:
     """An image, its prompt and the prompt's mask; the configured image size is for the two stacked vertically."""
     height, width = config.image_size
     image = _noise(batch, 3, height // 2, width)
     return {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image}
 
 
-def _images_in_text(config: Any, batch: int, length: int) -> Made:
+def _images_in_text(config: PretrainedConfig, batch: int, length: int) -> Made:
     size = config.vision_config.image_size
     mask = torch.ones(batch, length, 1, dtype=torch.long)
     return {"pixel_values": _noise(batch, 1, 3, size, size), "image_attention_mask": mask}
 
 
-def _text_behind(config: Any, batch: int, images: int, length: int) -> Made:
+def _text_behind(config: PretrainedConfig, batch: int, images: int, length: int) -> Made:
     """Image tokens followed by text, ``length`` in total if that leaves room for 32 text tokens."""
     image = torch.full((batch, images), config.image_token_id)
     ids = torch.cat([image, torch.randint(5, 50, (batch, max(length - images, 32)))], 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _image_and_text(config: Any, batch: int, length: int) -> Made:
+def _image_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
     """LLaVA: each image patch is a token."""
     vision = config.vision_config
     image = _noise(batch, 3, vision.image_size, vision.image_size)
@@ -112,7 +115,7 @@ def _image_and_text(config: Any, batch: int, length: int) -> Made:
     return {"pixel_values": image, **_text_behind(config, batch, patches, length)}
 
 
-def _patches_and_text(config: Any, batch: int, length: int) -> Made:
+def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
     """Qwen2-VL: patches of two frames; each square of patches is a token."""
     vision, across = config.vision_config, side(length)
     patches = _noise(across**2 * batch, 3 * vision.temporal_patch_size * vision.patch_size**2)
@@ -122,7 +125,7 @@ def _patches_and_text(config: Any, batch: int, length: int) -> Made:
     return {"pixel_values": patches, "image_grid_thw": grid, **text, "mm_token_type_ids": kinds}
 
 
-def _placed_patches(config: Any, batch: int, length: int) -> Made:
+def _placed_patches(config: PretrainedConfig, batch: int, length: int) -> Made:
     """6 × 6 flattened patches with their positions."""
     places = torch.cartesian_prod(torch.arange(6), torch.arange(6))
     return {
@@ -131,25 +134,25 @@ def _placed_patches(config: Any, batch: int, length: int) -> Made:
     }
 
 
-def _merged_patches(config: Any, batch: int, length: int) -> Made:
+def _merged_patches(config: PretrainedConfig, batch: int, length: int) -> Made:
     """2 × 2 squares per image, each with as many patches as are merged."""
     size = config.patch_size * config.spatial_merge_size
     return {"pixel_values": _noise(4 * batch, size, size, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * batch)}
 
 
-def _windows_of_sound(config: Any, batch: int, length: int) -> Made:
+def _windows_of_sound(config: PretrainedConfig, batch: int, length: int) -> Made:
     frames = 4 * config.n_window
     mask = torch.ones(batch, frames, dtype=torch.long)
     return {"input_features": _noise(batch, config.num_mel_bins, frames), "input_features_mask": mask}
 
 
-def _history(config: Any, batch: int, length: int) -> Made:
+def _history(config: PretrainedConfig, batch: int, length: int) -> Made:
     """A series as long as the context, without padding, of the first frequency."""
     past = _noise(batch, config.context_length)
     return {"past_values": past, "past_values_padding": 0 * past, "freq": torch.zeros(batch, 1, dtype=torch.long)}
 
 
-def _noisy_block(config: Any, batch: int, length: int) -> Made:
+def _noisy_block(config: PretrainedConfig, batch: int, length: int) -> Made:
     context = config.hidden_size * len(config.target_layer_ids)
     return {
         "noise_embeds": _noise(batch, config.block_size, config.hidden_size),

@@ -16,22 +16,25 @@ dtype up in torch, which fails there.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 KEY = "leanify"
 PREFIX = "leanify_"
 NOTICE = "import leanify, then load"
 
 
-def shape_in(config: Any) -> Architecture | None:
+def shape_in(config: PretrainedConfig) -> Architecture | None:
     """The lean shape in a configuration, or None."""
     carried = config.get(KEY) if isinstance(config, dict) else getattr(config, KEY, None)
     return Architecture.from_json(carried["architecture"]) if isinstance(carried, dict) else None
 
 
-def carry(config: Any, before: dict[str, Any], architecture: Architecture) -> None:
+def carry(config: PretrainedConfig, before: dict[str, Any], architecture: Architecture) -> None:
     """Store a model's lean shape in its configuration, in place; ``before`` is the configuration before surgery."""
     carried = getattr(config, KEY, None) or {}
     known_old, known_new = carried.get("old", {}), carried.get("new", [])
@@ -70,7 +73,7 @@ def _merged(later: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def buildable(config: Any) -> Any:
+def buildable(config: PretrainedConfig) -> Any:
     """A copy with the values for upstream's constructor, still with the lean shape if there is one."""
     plain = copy.deepcopy(config)
     carried = getattr(plain, KEY, None)
@@ -82,7 +85,7 @@ def buildable(config: Any) -> Any:
     return plain
 
 
-def _put_back(config: Any, old: dict[str, Any]) -> None:
+def _put_back(config: PretrainedConfig, old: dict[str, Any]) -> None:
     for key, value in old.items():
         inner = getattr(config, key, None)
         if isinstance(value, dict) and hasattr(inner, "model_type"):
@@ -91,7 +94,7 @@ def _put_back(config: Any, old: dict[str, Any]) -> None:
             setattr(config, key, copy.deepcopy(value))
 
 
-def drop(config: Any) -> None:
+def drop(config: PretrainedConfig) -> None:
     """Remove the shape in place, because upstream's own keys express it."""
     vars(config).pop(KEY, None)
 

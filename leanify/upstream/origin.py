@@ -11,6 +11,7 @@ from leanify.upstream.lean_config import KEY, buildable
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def origin_of(model: Any) -> Origin | None:
     return None
 
 
-def plain_words(config: Any) -> dict[str, Any]:
+def plain_words(config: PretrainedConfig) -> dict[str, Any]:
     """A configuration's dictionary with the values for upstream's constructor, without the lean shape."""
     words: dict[str, Any] = buildable(config).to_dict()
     words.pop(KEY, None)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture, Stage
 from leanify.upstream.lean_config import carry
 from leanify.upstream.origin import is_hf
 from leanify.upstream.spelling import _hf_words
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str, list[float]]) -> None:
@@ -61,7 +64,7 @@ def _update_depth(model: Any, name: str, old: int, new: int) -> None:
                 setattr(holder, key, value)
 
 
-def _update_lists(config: Any, new: Architecture) -> None:
+def _update_lists(config: PretrainedConfig, new: Architecture) -> None:
     """Update configuration keys that describe several lists at once: Funnel's blocks, HRM's equal stacks."""
     if isinstance(sizes := getattr(config, "block_sizes", None), list):
         depths = {int(found[1]): s.depth for s in new.stages if (found := re.search(r"blocks\.(\d+)$", s.name))}

@@ -6,11 +6,14 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture, Stage, primary_of
 from leanify.upstream.origin import Origin
 from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _ACTIVE_KEYS = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -67,7 +70,7 @@ def _uniform(stage: Stage) -> bool:
     return len(set(stage.blocks)) == 1
 
 
-def _hf_words(config: Any, old: Architecture, new: Architecture) -> dict[str, Any]:
+def _hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> dict[str, Any]:
     """The configuration keys that a new shape changes, with their new values.
 
     A key applies to all stages that had its old value, and is changed if they change alike. Only stages whose blocks
@@ -139,5 +142,5 @@ def experts_per_token(model: Any) -> int:
     return next((value for value in found if isinstance(value, int)), 0)
 
 
-def _attribute(config: Any, key: str) -> Any:
+def _attribute(config: PretrainedConfig, key: str) -> Any:
     return getattr(config, key, None)

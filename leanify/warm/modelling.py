@@ -8,7 +8,7 @@ by comparing the live model with what upstream builds, so the file is the same f
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,6 +17,9 @@ from leanify.lens.families import known
 from leanify.upstream.build import build_model
 from leanify.upstream.lean_config import buildable, drop
 from leanify.upstream.origin import Origin, plain_words
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FILE = "modeling_lean.py"
 AUTO = ("AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceClassification",
@@ -103,7 +106,7 @@ def config_of(model: Any) -> Any:
     return plain
 
 
-def _autos(config: Any, cls: str) -> list[str]:
+def _autos(config: PretrainedConfig, cls: str) -> list[str]:
     """The auto classes that lead to a class."""
     from leanify.errors import SourceError
     from leanify.sources.overrides import class_name

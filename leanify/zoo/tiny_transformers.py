@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,6 +31,9 @@ from leanify.zoo.tiny_shapes import (
     WIDTH_KEYS,
 )
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 @functools.cache
 def names() -> list[str]:
@@ -51,14 +54,14 @@ def _counts(library: Any, kind: str) -> bool:
         return True
 
 
-def _widths(config: Any) -> set[int]:
+def _widths(config: PretrainedConfig) -> set[int]:
     if isinstance(config, dict):
         own = {config[key] for key in WIDTH_KEYS if type(config.get(key)) is int}
         return own.union(*(_widths(value) for value in config.values()))
     return set()
 
 
-def tiny(config: Any, widths: set[int], key: str = "") -> Any:
+def tiny(config: PretrainedConfig, widths: set[int], key: str = "") -> Any:
     """A configuration's dictionary with every size reduced, key by key."""
     if isinstance(config, dict):
         return {k: tiny(v, widths, str(k)) for k, v in config.items() if k not in DROPPED}
@@ -142,5 +145,5 @@ def _run(model: nn.Module, inputs: dict[str, Any], towers: dict[str, dict[str, A
     return (result, *(model.get_submodule(path)(**given) for path, given in towers.items())) if towers else result
 
 
-def _has_experts(config: Any) -> bool:
+def _has_experts(config: PretrainedConfig) -> bool:
     return any("expert" in key for key in config.to_dict())
