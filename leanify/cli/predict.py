@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from leanify.training.predicting import Prediction
 
 LONGEST = 60  # characters of a text
+SHORT = 30  # characters of a sample's place, which then stays in one line
 SHOWN = 3  # classes beside the first
 
 
@@ -64,7 +65,8 @@ def _print(found: list[Prediction]) -> None:
     shown = table(names, [], left=names.index("answer") + 1)
     for column in shown.columns:
         if column.header != "probability":
-            column.justify, column.no_wrap, column.overflow = "left", False, "fold"
+            short = column.header == "sample" and max(len(row["sample"]) for row in rows) <= SHORT
+            column.justify, column.no_wrap, column.overflow = "left", short, "fold"
     for row in rows:
         shown.add_row(*(row.get(name, "") for name in names))
     console().print(shown)

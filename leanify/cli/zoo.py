@@ -25,6 +25,7 @@ _HOW = (
     "redesign loosened where a note names flags), and every law that "
     "applies held. refused: leanify says why not. failing: neither."
 )
+WIDE = 100  # columns
 _SIGNS = {True: "yes", False: "no", None: "–"}
 _ANSWERS = ("read", "grow", "redesign", "control")
 
@@ -79,7 +80,7 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 120) if console.is_terminal else 120
     with progress("drawing the table", None), console.capture() as drawn:
-        console.print(_rendered(models))
+        console.print(_rendered(models, _ANSWERS if console.width >= WIDE else ()))
     print(drawn.get(), end="")
     libraries = sorted({model["library"] for model in models})
     for name in libraries:
@@ -94,16 +95,17 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
         console.print(f"{count} of these rows were checked again, with code {code}")
 
 
-def _rendered(models: Sequence[dict[str, Any]]) -> Table:
+def _rendered(models: Sequence[dict[str, Any]], asked: Sequence[str] = _ANSWERS) -> Table:
+    """A row a model, with the answers that are ``asked`` for: all of them need 100 columns."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("model", "status", *_ANSWERS):
+    for name in ("model", "status", *asked):
         table.add_column(name, no_wrap=True)
     table.add_column("reason, and laws that had nothing to test", overflow="fold")
     for model in models:
-        answers = (_SIGNS[model.get(answer)] for answer in _ANSWERS)
+        answers = (_SIGNS[model.get(answer)] for answer in asked)
         table.add_row(f"{model['library']}/{model['name']}", model["status"], *answers, _notes(model))
     return table
 
