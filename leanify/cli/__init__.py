@@ -23,20 +23,20 @@ from leanify.terminal import broken, columns, say
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = (
-    "redesign",
-    "train",
-    "compare",
-    "glue",
-    "profile",
-    "condition",
-    "export",
-    "recipes",
-    "runs",
-    "show",
-    "predict",
-    "zoo",
-)
+COMMANDS = {  # with what `leanify --help` says of each, in one line
+    "redesign": "Trade layers for heads under a budget.",
+    "train": "Train a recipe or a model, on your own data or a built-in set.",
+    "compare": "Train baseline, lean and control; say whether lean pays.",
+    "glue": "Fine-tune an encoder on the tasks of GLUE.",
+    "profile": "Parameters, MACs, latency and memory of models.",
+    "condition": "Singular values and condition numbers of the heads.",
+    "export": "Write a model for another loader: transformers, timm, ONNX.",
+    "recipes": "List the built-in recipes, print one, audit the paper's rows.",
+    "runs": "List the runs and studies here.",
+    "show": "Show one run, study, recipe, lean directory or model.",
+    "predict": "Apply a trained model to new images or texts.",
+    "zoo": "List what can be done with each model of timm and transformers.",
+}
 NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
 LISTS = (["recipes"], ["train", "--list"])  # nothing to parse: typer would take most of the time
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
@@ -57,7 +57,9 @@ def app(*names: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        made.command(epilog=EVERYWHERE)(_speaking(getattr(import_module(f"leanify.cli.{name}"), name)))
+        made.command(epilog=EVERYWHERE, short_help=COMMANDS[name])(
+            _speaking(getattr(import_module(f"leanify.cli.{name}"), name))
+        )
     return made
 
 

@@ -86,8 +86,7 @@ def compare(
     """Train every design with every seed, and return the study that ``leanify compare`` prints.
 
     recipe         what `leanify.train` takes, or a study's folder to continue it; default: a study on the digits
-    output         the study's folder. Finished runs in it are not repeated, so the same call resumes an interrupted
-                   study, and a call with more seeds or designs adds them
+    output         the study's folder; finished runs are kept, so the same call resumes, and more seeds or designs add
     target_params  the parameter budget: a share of the baseline (default 0.5) or a count
     seeds          the number of seeds, or a list of them
     designs        names, lean directories or shapes (`study.designs`); default: baseline, lean, control
