@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from leanify import machine
 from leanify.design.cost import Cost as Cost
+from leanify.design.sizes import Sizes
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
@@ -53,7 +54,7 @@ def macs_by_module(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int
     """Multiply-adds of one forward pass in each module that takes any, by its path; the whole is at ``""``."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with plain(model), Countable(), FlopCounterMode(display=False) as counter:
+    with plain(model), Countable(), Sizes(), FlopCounterMode(display=False) as counter:
         call(model, inputs)
     root = type(model).__name__
     counts = {name: sum(by_operator.values()) // 2 for name, by_operator in counter.get_flop_counts().items()}
@@ -286,7 +287,7 @@ def _rows_of_layers(layers: Mapping[str, LocatedLayer], model: nn.Module, inputs
         hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
         hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
     try:
-        with plain(model), Countable():
+        with plain(model), Countable(), Sizes():
             call(model, inputs)
     finally:
         for hook in hooks:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.overrides import TorchFunctionMode
 
 from leanify import models
 from leanify.errors import ShapeError, SourceError
+from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
@@ -30,11 +30,16 @@ MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modu
 
 
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
+<<<<<<< HEAD
     """Build and initialise a model with upstream's constructor, and stamp it with its origin.
 
     ``device="meta"`` needs no memory. Raises SourceError, and ShapeError for a model with too many parts.
     """
     with torch.device(device), _NothingToDraw(), _bounded(origin):
+=======
+    """The model that upstream's constructor gives, initialised; on ``meta`` in no memory. Stamped with its origin."""
+    with torch.device(device), NothingToDraw(device), _bounded(origin):
+>>>>>>> d714634 (Counts on meta answer the common operators from their sizes: no Python references, no sympy)
         model = {"timm": _build_timm, "hf": _build_hf, "leanify": _build_own}[origin.library](origin)
     model.eval()
     set_origin(model, origin)
@@ -59,6 +64,7 @@ def _bounded(origin: Origin) -> Iterator[None]:
         hook.remove()
 
 
+<<<<<<< HEAD
 class _NothingToDraw(TorchFunctionMode):
     """Skips initialisation on meta tensors, which have no values although each call costs milliseconds."""
 
@@ -75,6 +81,8 @@ class _NothingToDraw(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+=======
+>>>>>>> d714634 (Counts on meta answer the common operators from their sizes: no Python references, no sympy)
 def check_depth(words: Any) -> None:
     """Raise SourceError if a configuration, at any level, has more blocks than were ever trained.
 

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from leanify.upstream.origin import is_hf
 
@@ -40,3 +41,26 @@ def initialise_model(model: Any) -> None:
         named = len(inspect.signature(model._init_weights).parameters) > 1  # GCViT's asks for the module's name
         for name, module in reversed(list(model.named_modules())):
             model._init_weights(module, name) if named else model._init_weights(module)
+
+
+class NothingToDraw(TorchFunctionMode):
+    """Skips the drawing of random numbers on meta: there are no values, yet each call costs milliseconds.
+
+    ``device`` is the default device meanwhile.
+    """
+
+    draws = frozenset({"add_", "clamp_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
+
+    def __init__(self, device: str | torch.device) -> None:
+        super().__init__()
+        self.made = {torch.randn, torch.rand} if str(device) == "meta" else set()  # on the default device, so on meta
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        words = kwargs or {}
+        if func in self.made and words.get("device") is None and words.get("generator") is None:
+            return torch.empty(*args, **{key: value for key, value in words.items() if key != "generator"})
+        if getattr(func, "__name__", "") in self.draws:
+            drawn = args[0] if args else words.get("tensor")  # torch.nn.init passes its tensor by name
+            if isinstance(drawn, torch.Tensor) and drawn.is_meta:
+                return drawn
+        return func(*args, **words)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from leanify.errors import ShapeError
 from leanify.upstream.caches import longest_context
+from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
@@ -31,7 +32,8 @@ def example_inputs(
     inputs have the model's dtype.
     """
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    with torch.device("meta") if str(device) == "meta" else nullcontext():  # an image of 10⁹ pixels costs nothing there
+    meta = str(device) == "meta"
+    with torch.device("meta") if meta else nullcontext(), NothingToDraw(device):  # 10⁹ pixels cost nothing there
         made = _examples(model, batch, tokens, device)
     return {name: value.to(kind) if value.is_floating_point() else value for name, value in made.items()}
 
@@ -42,7 +44,7 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
         return {name: value.to(device) for name, value in own.example_inputs(batch, tokens).items()}
     if not is_hf(model):
         channels, *size = _timm_input_size(model)
-        return {"x": torch.randn(batch, channels, *size, device=device)}
+        return {"x": torch.randn(batch, channels, *size).to(device)}
     length = _length(model, tokens)
     made = {
         name: make(model.config, batch, length) for name in _arguments(model) if (make := _MAKERS.get(name)) is not None
