@@ -37,7 +37,16 @@ CALLS = {
     **{str(op): (op, [(x, x), (turned, x), (x, b), (half, half)])
        for op in (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)},
     **{str(op): (op, [(x,), (turned,), (wide,), (half,), (meta(),), (heads,), (last,)])
-       for op, rule in RULES.items() if rule is RULES[aten.gelu.default] and op is not aten.pow.Tensor_Scalar},
+       for op, rule in RULES.items() if rule is RULES[aten.gelu.default]
+       and op not in (aten.pow.Tensor_Scalar, aten.clamp.default)},
+    "tril": (aten.tril.default, [(x,), (turned,), (whole, 1)]),
+    "triu": (aten.triu.default, [(x,), (turned,)]),
+    "not": (aten.bitwise_not.default, [(whole > 0,), (whole,)]),
+    "mask": (aten.masked_fill.Scalar, [
+        (x, x > 0, 1.0), (turned, x > 0, 1.0), (x, b > 0, 1.0), (b, x > 0, 1.0), (half, x > 0, 2),
+        (whole, whole > 0, 1),
+    ]),
+    "clamp": (aten.clamp.default, [(x, 0.0), (turned, None, 1.0), (whole, 1)]),
     "pow": (aten.pow.Tensor_Scalar, [(x, 2), (turned, 3.0), (half, 2), (whole, 2)]),
     "mm": (aten.mm.default, [(w, w), (w.mT, w), (meta(3, 8), w)]),
     "addmm": (aten.addmm.default, [(b, w, w), (w, w, w), (b, meta(3, 8), w.mT), (meta(1), w, w)]),

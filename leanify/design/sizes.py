@@ -51,7 +51,7 @@ def _unary(given: Tensor, *_: Any) -> Tensor | None:
 
 
 def _binary(one: Tensor, other: Any, *_: Any) -> Tensor | None:
-    """Of floating-point numbers; the result has the size of one of the two."""
+    """Of floating-point numbers."""
     dtype = torch.result_type(one, other)
     if not dtype.is_floating_point:
         return None
@@ -60,8 +60,18 @@ def _binary(one: Tensor, other: Any, *_: Any) -> Tensor | None:
     if one.dim() == 0:
         return _like(other, dtype)
     shape = torch.broadcast_shapes(one.shape, other.shape)
-    contiguous = one.is_contiguous() and other.is_contiguous()
-    return _new(shape, dtype) if contiguous and shape in (one.shape, other.shape) else None
+    return _new(shape, dtype) if one.is_contiguous() and other.is_contiguous() else None
+
+
+def _same(given: Tensor, *_: Any) -> Tensor | None:
+    """Of any type, for operators that keep it."""
+    return _like(given, given.dtype) if given.is_contiguous() else None
+
+
+def _masked(given: Tensor, mask: Tensor, *_: Any) -> Tensor | None:
+    fits = torch.broadcast_shapes(given.shape, mask.shape) == given.shape
+    fits = fits and given.is_contiguous() and mask.is_contiguous() and mask.dtype is torch.bool
+    return _unary(given) if fits else None
 
 
 def _in_place(given: Tensor, other: Any = 0, *_: Any) -> Tensor | None:
@@ -156,6 +166,8 @@ _NAMES: dict[Rule, str] = {
     _binary: "add.Tensor sub.Tensor mul.Tensor div.Tensor add.Scalar sub.Scalar mul.Scalar div.Scalar",
     _in_place: "add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor add_.Scalar mul_.Scalar",
     _unary: "gelu.default silu.default relu.default tanh.default sigmoid.default exp.default rsqrt.default "
-    "sqrt.default neg.default cos.default sin.default pow.Tensor_Scalar",
+    "sqrt.default neg.default cos.default sin.default pow.Tensor_Scalar softplus.default clamp.default",
+    _same: "tril.default triu.default bitwise_not.default",
+    _masked: "masked_fill.Scalar",
 }
 RULES: dict[Any, Rule] = {_operator(name): rule for rule, names in _NAMES.items() for name in names.split()}
