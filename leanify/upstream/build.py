@@ -30,16 +30,11 @@ MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modu
 
 
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
-<<<<<<< HEAD
     """Build and initialise a model with upstream's constructor, and stamp it with its origin.
 
     ``device="meta"`` needs no memory. Raises SourceError, and ShapeError for a model with too many parts.
     """
-    with torch.device(device), _NothingToDraw(), _bounded(origin):
-=======
-    """The model that upstream's constructor gives, initialised; on ``meta`` in no memory. Stamped with its origin."""
     with torch.device(device), NothingToDraw(device), _bounded(origin):
->>>>>>> d714634 (Counts on meta answer the common operators from their sizes: no Python references, no sympy)
         model = {"timm": _build_timm, "hf": _build_hf, "leanify": _build_own}[origin.library](origin)
     model.eval()
     set_origin(model, origin)
@@ -64,25 +59,6 @@ def _bounded(origin: Origin) -> Iterator[None]:
         hook.remove()
 
 
-<<<<<<< HEAD
-class _NothingToDraw(TorchFunctionMode):
-    """Skips initialisation on meta tensors, which have no values although each call costs milliseconds."""
-
-    draws = frozenset({"add_", "clamp_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            args
-            and getattr(func, "__name__", "") in self.draws
-            and isinstance(args[0], torch.Tensor)
-            and args[0].is_meta
-        ):
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-=======
->>>>>>> d714634 (Counts on meta answer the common operators from their sizes: no Python references, no sympy)
 def check_depth(words: Any) -> None:
     """Raise SourceError if a configuration, at any level, has more blocks than were ever trained.
 

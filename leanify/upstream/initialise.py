@@ -44,7 +44,7 @@ def initialise_model(model: Any) -> None:
 
 
 class NothingToDraw(TorchFunctionMode):
-    """Skips the drawing of random numbers on meta: there are no values, yet each call costs milliseconds.
+    """Skips the drawing of random numbers on meta, where there are no values although each call costs milliseconds.
 
     ``device`` is the default device meanwhile.
     """
