@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import leanify
+from leanify.design import counting, profiling
 from leanify.design.sizes import RULES, Sizes
 
 aten = torch.ops.aten
@@ -105,6 +107,14 @@ def test_values_are_left_alone():
     expected = a @ a.mT + 1
     with Sizes():
         assert torch.equal(a @ a.mT + 1, expected)
+
+
+def test_shared_weights_stay_shared_where_a_model_is_brought_into_memory():
+    small = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8, "vocab_size": 50}
+    model = leanify.load("hf/t5", overrides=small, device="meta")
+    real = profiling.fresh(model, torch.device("cpu"))
+    assert counting.parameters(real) == counting.parameters(model)
+    assert len(list(real.named_parameters(remove_duplicate=False))) > len(list(real.parameters()))
 
 
 def test_a_plan_imports_no_computer_algebra():

@@ -120,6 +120,7 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
     No expert turns a token away, though all choose the first.
     """
     real: nn.Module = copy.deepcopy(model).to_empty(device=device)
+    _tie(real, model)
     origin = origin_of(model)
     made: dict[str, Tensor] = {}
     if origin is not None and any(True for _ in real.buffers()):
@@ -178,6 +179,14 @@ def observed_on_cpu(
             f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}. leanify.read, write and grow may still do for it"
         ) from error
+
+
+def _tie(real: nn.Module, model: nn.Module) -> None:
+    """Share the parameters that the model shares; `to_empty` makes one for each name."""
+    first: dict[int, nn.Parameter] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        owner, _, name = path.rpartition(".")
+        setattr(real.get_submodule(owner), name, first.setdefault(id(parameter), real.get_parameter(path)))
 
 
 @contextmanager

@@ -18,8 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Rule = Callable[..., Any]
 
 
-class Sizes(TorchDispatchMode):
+class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers operators by RULES where all tensors are on ``meta``. Enter it before a mode that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = RULES.get(func)
@@ -46,6 +49,11 @@ def _like(given: Tensor, dtype: torch.dtype) -> Tensor | None:
     return torch.empty_strided(sizes, dense, dtype=dtype, device="meta")
 
 
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    found: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return found
+
+
 def _unary(given: Tensor, *_: Any) -> Tensor | None:
     return _like(given, given.dtype) if given.dtype.is_floating_point else None
 
@@ -59,7 +67,7 @@ def _binary(one: Tensor, other: Any, *_: Any) -> Tensor | None:
         return _like(one, dtype)
     if one.dim() == 0:
         return _like(other, dtype)
-    shape = torch.broadcast_shapes(one.shape, other.shape)
+    shape = _broadcast(one.shape, other.shape)
     return _new(shape, dtype) if one.is_contiguous() and other.is_contiguous() else None
 
 
@@ -69,13 +77,13 @@ def _same(given: Tensor, *_: Any) -> Tensor | None:
 
 
 def _masked(given: Tensor, mask: Tensor, *_: Any) -> Tensor | None:
-    fits = torch.broadcast_shapes(given.shape, mask.shape) == given.shape
+    fits = _broadcast(given.shape, mask.shape) == given.shape
     fits = fits and given.is_contiguous() and mask.is_contiguous() and mask.dtype is torch.bool
     return _unary(given) if fits else None
 
 
 def _in_place(given: Tensor, other: Any = 0, *_: Any) -> Tensor | None:
-    fits = not isinstance(other, Tensor) or torch.broadcast_shapes(given.shape, other.shape) == given.shape
+    fits = not isinstance(other, Tensor) or _broadcast(given.shape, other.shape) == given.shape
     return given if fits and given.dtype.is_floating_point else None
 
 
