@@ -15,7 +15,7 @@ from fuzz_files import HF, RECIPE, TIMM, mutate, mutated_bytes, mutated_value, s
 
 from leanify.errors import LeanifyError
 
-UNEXPECTED = "should not have happened"  # what the command line says of an exception that nothing expected
+UNEXPECTED = "leanify: unexpected error"  # what the command line says of an exception that nothing expected
 
 
 def command(*arguments: str) -> None:

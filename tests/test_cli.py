@@ -73,7 +73,7 @@ def test_profile_shows_ratios_to_the_first() -> None:
         (["redesign", "vit_base", "--target-params", "-1"], "above zero"),
         (["redesign", "vit_base", "--target-params", "1M"], "smallest that trades layers for heads has 23,973,736"),
         (["redesign", "llama", "--heads", "33", "--override", "num_key_value_heads=8"], "multiple of 4"),
-        (["redesign", "vit_base", "--heads", "3.5"], "neither a whole number"),
+        (["redesign", "vit_base", "--heads", "3.5"], "--heads must be an integer"),
         (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "none of grow, split, auto"),
         (["redesign", "vit_base", "--depth", "7", "--override", "x"], "takes key=value"),
         (["redesign", "hf/deepseek_v2", "--target-params", "0.7"], "cannot be priced"),

@@ -310,4 +310,4 @@ def test_a_current_directory_that_is_gone_is_one_message(tmp_path: Path) -> None
     command = ["bash", "-c", line, "x", str(tmp_path / "gone"), sys.executable, CODE]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "leanify: the current directory is gone" in done.stderr.splitlines()[-1]
+    assert "leanify: the current directory no longer exists" in done.stderr.splitlines()[-1]

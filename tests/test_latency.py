@@ -188,7 +188,7 @@ def test_the_command_says_measured_and_predicted(
         (["--max-latency", "0.5", "--device", "cuda:99"], "'cuda:99' is not available"),
         (["--max-latency", "0.5", "--latency-of", "epoch"], "none of pass, token"),
         (["--max-latency", "0.5", "--latency-of", "token"], "keeps none"),
-        (["--batch-size", "4", "--target-params", "0.6"], "give --max-latency too"),
+        (["--batch-size", "4", "--target-params", "0.6"], "need --max-latency"),
     ],
 )
 def test_bad_input_is_one_message(words: list[str], said: str) -> None:

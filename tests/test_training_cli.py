@@ -79,7 +79,7 @@ def test_a_dry_run_predicts_and_writes_nothing(recipe: Path, tmp_path: Path) -> 
         (["digist"], "nearest: digits"),
         (["--set", "optim.lrr=1"], "nearest: lr"),
         (["--resume", "nowhere"], "nowhere is not a run"),
-        (["--resume", "nowhere", "--dry-run"], "--dry-run cannot be given beside it"),
+        (["--resume", "nowhere", "--dry-run"], "cannot be combined with --dry-run"),
         (["vit_tiny"], "leanify train vit_tiny --set data.path=DIR"),
         (["fashion-mnist"], "no data.path for fashion-mnist; name it with --set data.path=PATH"),
     ],

@@ -206,7 +206,7 @@ def test_a_checkpoint_without_a_layer_that_it_claims_is_refused(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("--data", "text.txt"), "give --weights"),
+        (("--data", "text.txt"), "needs --weights"),
         (("--weights", "source", "--data", "nowhere.txt"), "does not exist"),
         (("--weights", "source", "--data", "source"), "takes text"),
         (("--weights", "bert", "--data", "text.txt"), "without weights"),

@@ -38,13 +38,13 @@ COMMANDS = {  # with what `leanify --help` says of each, in one line
     "zoo": "List what can be done with each model of timm and transformers.",
 }
 NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
-LISTS = (["recipes"], ["train", "--list"])  # nothing to parse: typer would take most of the time
+LISTS = (["recipes"], ["train", "--list"])  # no arguments to parse, and importing typer would take most of the time
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
 EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
 
 
 def app(*names: str) -> typer.Typer:
-    """The commands with these names; one alone takes its arguments directly."""
+    """Build the app with these commands; a single one takes its arguments directly."""
     import typer
 
     made = typer.Typer(
@@ -64,7 +64,7 @@ def app(*names: str) -> typer.Typer:
 
 
 def _speaking(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which prints what an interrupt has to say: typer drops the message and the exit code."""
+    """Wrap a command to keep the message and exit code of KeyboardInterrupt, which typer drops."""
 
     @wraps(command)
     def called(*arguments: Any, **words: Any) -> None:
@@ -79,11 +79,11 @@ def _speaking(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def main() -> None:
-    """The console script: a LeanifyError is one message on stderr and exit code 2."""
+    """The console script: prints a LeanifyError as one message on stderr and exits with code 2."""
     warnings.formatwarning = lambda message, *_: f"{broken(f'leanify: warning: {message}', columns())}\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # κ and × become ? where the locale cannot encode them
+            stream.reconfigure(errors="replace")  # print ? for κ and × if the locale cannot encode them
     try:
         try:
             called()
@@ -113,18 +113,19 @@ def main() -> None:
 
 
 def _say_unexpected(error: Exception) -> None:
-    """One line for an exception that nothing expected: a bug of leanify's own, or a library's behind no wall."""
+    """Print one line for an unexpected exception: a bug in leanify, or in a library outside any `wall`."""
     if os.environ.get("LEANIFY_DEBUG"):
         traceback.print_exc()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "leanify" in frame.filename]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     say(
-        f"leanify: this should not have happened: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; "
-        "LEANIFY_DEBUG=1 shows where, please report it"
+        f"leanify: unexpected error: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}; please "
+        "report it with the traceback that LEANIFY_DEBUG=1 prints"
     )
 
 
-def _stands_somewhere() -> bool:
+def _has_directory() -> bool:
+    """Whether the current directory still exists."""
     try:
         return bool(Path.cwd())
     except OSError:
@@ -132,9 +133,9 @@ def _stands_somewhere() -> bool:
 
 
 def called() -> None:
-    """Run the command that is asked for."""
-    if not _stands_somewhere():
-        raise LeanifyError("the current directory is gone, without which torch does not start: cd to another one")
+    """Run the requested command."""
+    if not _has_directory():
+        raise LeanifyError("the current directory no longer exists, and torch cannot start without one: cd elsewhere")
     arguments = _without_frame(sys.argv[1:])
     asked = arguments[0] if arguments else ""
     if arguments in LISTS:
@@ -148,12 +149,12 @@ def called() -> None:
 
 
 def unheard() -> None:
-    """Let what is left for standard output go nowhere: the interpreter would fail to write it once more at its end."""
+    """Discard buffered standard output, which the interpreter would otherwise try to write again on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _without_frame(arguments: list[str]) -> list[str]:
-    """Obey the options that every command takes, wherever they stand, and return the other arguments."""
+    """Apply the options that every command accepts, at any position, and return the other arguments."""
     if arguments == ["--version"]:
         from importlib.metadata import version
 

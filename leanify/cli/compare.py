@@ -22,11 +22,11 @@ def compare(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="RECIPE | STUDY", help="a recipe (default: the built-in digits), or a study to go on with"
+            metavar="RECIPE | STUDY", help="a recipe (default: the built-in digits), or a study to continue"
         ),
     ] = None,
     target_params: Annotated[
-        str | None, typer.Option(metavar="SHARE|COUNT", help="what lean may have: 0.5, 43M (default: 0.5)")
+        str | None, typer.Option(metavar="SHARE|COUNT", help="parameter budget: 0.5, 43M (default: 0.5)")
     ] = None,
     designs: Annotated[
         Words,
@@ -39,7 +39,7 @@ def compare(
     sweep: Annotated[Words, typer.Option(metavar="AXIS=N,N,…", help="a grid: depth, heads, head_dim or mlp")] = None,
     seeds: Annotated[int | None, typer.Option(metavar="N", help="runs of each design (default: 3)")] = None,
     margin: Annotated[
-        float | None, typer.Option(metavar="X", help="the loss that is acceptable (default: the metric's own)")
+        float | None, typer.Option(metavar="X", help="acceptable loss of the metric (default: the task's)")
     ] = None,
     settings: Annotated[
         Words, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: schedule.epochs=5")
@@ -48,19 +48,17 @@ def compare(
         Path | None, typer.Option("--output", "-o", metavar="STUDY", help="the folder (default: studies/NAME)")
     ] = None,
     tournament: Annotated[
-        int | None, typer.Option(metavar="N", help="N designs of one budget, most given up early: the best three")
+        int | None, typer.Option(metavar="N", help="try N designs, stop most early, finish the best three")
     ] = None,
     more: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="add the N designs to a study that would teach most")
+        int | None, typer.Option(metavar="N", min=1, help="add the N most informative designs to a study")
     ] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="all designs start from these weights, carried over to each")
-    ] = None,
+    weights: Annotated[str | None, typer.Option(metavar="SOURCE", help="weights from which all designs start")] = None,
     teacher: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="all designs learn from this trained model, too")
+        str | None, typer.Option(metavar="SOURCE", help="a trained model to distil into all designs")
     ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time on this machine")] = None,
-    engine: Annotated[str, typer.Option(metavar="local|slurm|ray", help="who starts the runs")] = "local",
+    engine: Annotated[str, typer.Option(metavar="local|slurm|ray", help="where runs are started")] = "local",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="price, rank and time the designs on two steps each; write nothing")
     ] = False,
@@ -69,11 +67,11 @@ def compare(
     format: Format = None,
     json: Json = False,
 ) -> None:
-    """Train baseline, lean and control side by side, and say with its uncertainty whether lean pays.
+    """Train baseline, lean and control side by side, and decide with statistics whether lean pays off.
 
-    Every design is trained with the same seeds on the same samples in the same order. A study is a folder: killed at
-    any moment, the same command goes on; runs that have ended are never run twice. More seeds or designs are added by
-    asking for them: leanify compare STUDY --seeds 5.
+    Every design is trained with the same seeds on the same samples in the same order. A study is a folder: after a
+    kill, the same command continues, and finished runs are not repeated. To add seeds or designs, ask for them:
+    leanify compare STUDY --seeds 5.
     """
     kind = kind_of(format, json)
     from leanify.errors import LeanifyError
@@ -137,7 +135,7 @@ def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
 
 
 class Board:
-    """One bar for the study and one for each run on a terminal; a line for every run that ends otherwise."""
+    """On a terminal, one bar for the study and one per run; otherwise one line per finished run."""
 
     def __init__(self, folder: StudyFolder) -> None:
         from rich.console import Console
@@ -161,7 +159,7 @@ class Board:
         self.progress.stop()
 
     def row(self, key: Key, row: Mapping[str, Any]) -> None:
-        """A row of a run's log."""
+        """Show a row of a run's log."""
         if "began" in row:
             self.tasks[key] = self.progress.add_task(str(key), total=row["steps"], completed=row["step"])
         elif key in self.tasks:
@@ -170,7 +168,7 @@ class Board:
             )
 
     def ended(self, key: Key) -> None:
-        """A run that came to its end, well or badly."""
+        """Show that a run has finished or failed."""
         if key in self.tasks:
             self.progress.remove_task(self.tasks.pop(key))
         outcome = self.folder.outcome(key)

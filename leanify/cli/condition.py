@@ -1,4 +1,4 @@
-"""leanify condition: spectra and κ of the concatenated heads, as a table, JSON or a picture."""
+"""``leanify condition``: spectra and κ of the concatenated heads, as tables, JSON or plots."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from leanify.spectra.results import Probe
 
 
-LAST = ("σ min", "σ max", "eff.", "stable", "25–75 %")  # columns that a narrow terminal goes without
-DEFAULT = "vit_tiny_patch16_224"  # probed in seconds
+LAST = ("σ min", "σ max", "eff.", "stable", "25–75 %")  # columns to drop on a narrow terminal
+DEFAULT = "vit_tiny_patch16_224"  # small enough to probe in seconds
 
 
 @dataclass(frozen=True)
 class ConditionOptions:
-    """What was asked for on the command line, whatever the source."""
+    """Command-line options that apply to every source."""
 
     data: Path | None
     samples: int
@@ -59,19 +59,17 @@ def condition(
         Path | None,
         typer.Option(help="a folder of images, a .txt, or a .csv, .tsv, .jsonl of texts; else random input"),
     ] = None,
-    samples: Annotated[int, typer.Option(help="how many samples")] = 16,
-    batch_size: Annotated[int, typer.Option(min=1, help="samples at a time; memory follows this alone")] = 8,
+    samples: Annotated[int, typer.Option(help="number of samples")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="samples at a time; only this affects memory")] = 8,
     tokens: Tokens = None,
     heads: Annotated[
-        str | None, typer.Option(help="draw the model anew with these head counts (2,4,8), grown and split")
+        str | None, typer.Option(help="re-initialise with these numbers of heads (2,4,8), grown and split")
     ] = None,
-    checkpoints: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="follow a run directory over training")
-    ] = None,
-    theory: Annotated[bool, typer.Option("--theory", help="draw the Gaussian prediction too")] = False,
+    checkpoints: Annotated[Path | None, typer.Option(metavar="RUN", help="follow a run during training")] = None,
+    theory: Annotated[bool, typer.Option("--theory", help="show the Gaussian prediction too")] = False,
     per_head: Annotated[bool, typer.Option("--per-head", help="κ of every A_i too")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="show κ of each head's W_q, W_k, W_v, W_o too")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="a picture: .png, .svg, or .html")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="write a plot: .png, .svg or .html")] = None,
     seed: Annotated[int, typer.Option(help="of random input, of image order, and of fresh weights")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="with --heads: fresh models averaged at each point")] = 3,
     override: Override = None,
@@ -83,8 +81,8 @@ def condition(
 ) -> None:
     """Singular values and condition number κ of every layer's concatenated heads A = [A_1 … A_h].
 
-    A is the input of the output projection, tokens × inner, taken sample by sample. κ = σ_max/σ_min over
-    min(tokens, inner) singular values; infinite where A is rank-deficient at its own precision.
+    A is the input of the output projection, tokens × inner, per sample. κ = σ_max/σ_min over min(tokens, inner)
+    singular values; infinite if A is rank-deficient at its own precision.
     """
     kind = kind_of(format, as_json)
     with progress("loading PyTorch", None):
@@ -93,7 +91,7 @@ def condition(
 
     check_plot(plot)
     if heads is not None and checkpoints is not None:
-        raise SourceError("--heads draws fresh models and --checkpoints reads trained ones: ask for one of them")
+        raise SourceError("--heads initialises new models and --checkpoints reads trained ones; use only one of them")
     overrides = parse_overrides(override or [])
     options = ConditionOptions(
         data,
@@ -121,7 +119,7 @@ def condition(
 
 @dataclass
 class Result:
-    """What a run of the command found: its JSON, its tables, and how to draw it."""
+    """The command's result: JSON, tables, and a function that draws it."""
 
     title: str
     json: dict[str, Any]
@@ -175,11 +173,11 @@ def _feed(model: nn.Module, source: str, options: ConditionOptions) -> Feed:
     )
 
 
-# -- what can be asked ------------------------------------------------------------------------------------------------
+# -- the three kinds of probe -----------------------------------------------------------------------------------------
 
 
 def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
-    """Each source once: a table of layers."""
+    """Probe each source: a table of layers."""
     import torch
 
     from leanify.spectra import report
@@ -226,7 +224,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
 
 
 def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Result:
-    """Figure 2 for any model: κ against heads, at initialisation."""
+    """The paper's Figure 2 for any model: κ against heads at initialisation."""
     from leanify.spectra import report, sweep
     from leanify.spectra.plots import heads_figure
 
@@ -286,7 +284,7 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
     )
 
 
-# -- out --------------------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def _show(result: Result, plot: Path | None, kind: Kind) -> None:

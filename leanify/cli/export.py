@@ -13,13 +13,13 @@ from leanify.cli.options import Json, Source
 def export(
     source: Source,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="a directory (hf, timm) or a file")],
-    format: Annotated[str, typer.Option(metavar="hf|timm|onnx|torch-export", help="who is to load it")],
+    format: Annotated[str, typer.Option(metavar="hf|timm|onnx|torch-export", help="the format")],
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="hf: a modelling file, where transformers cannot express the shape")
+        bool, typer.Option("--with-code", help="hf: add modelling code if transformers cannot express the shape")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write a model for another loader; checked by loading and running it there, else nothing is written."""
+    """Write a model in another format, verified by loading and running it; on failure nothing is written."""
     from leanify.cli.formats import print_json
     from leanify.terminal import console, progress
 

@@ -1,4 +1,4 @@
-"""Results in the format that is asked for: a table for people; JSON, CSV and Markdown for everything else."""
+"""Print results in the requested format: a table for people, or JSON, CSV or Markdown."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Row = Mapping[str, Any]
 
 
 def kind_of(format: str | None, as_json: bool) -> Kind:
-    """The format that is asked for by --format or --json. Raises LeanifyError."""
+    """The format requested by --format or --json. Raises LeanifyError."""
     if format is not None and format not in FORMATS:
-        raise LeanifyError(f"--format {format!r} is none of {', '.join(FORMATS)}")
+        raise LeanifyError(f"--format must be one of {', '.join(FORMATS)}, not {format!r}")
     if as_json and format not in (None, "json"):
-        raise LeanifyError(f"--json and --format {format} are two formats: give one of them")
+        raise LeanifyError(f"--json and --format {format} contradict each other; use one of them")
     return "json" if as_json else next((kind for kind in FORMATS if kind == format), "table")
 
 
 def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Callable[[], None]) -> None:
-    """Print results on standard output: ``data`` as JSON, ``rows`` as CSV or Markdown, or what ``render`` draws."""
+    """Print ``data`` as JSON, ``rows`` as CSV or Markdown, or call ``render`` for a table."""
     if kind == "table":
         render()
     elif kind == "json":
@@ -38,7 +38,7 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """Exactly one JSON object on standard output."""
+    """Print exactly one JSON object on standard output."""
     print(json.dumps(data, indent=2, allow_nan=False))
 
 
@@ -54,7 +54,7 @@ def _print_markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 
 
 def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Cells by ``outer.inner`` name, numbers in full, nothing for None, ``4;4;8`` for a list."""
+    """Flatten a row to (``outer.inner``, text): numbers in full, "" for None, ``4;4;8`` for a list."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -19,9 +19,9 @@ def glue(
         Path | None, typer.Option("--data", metavar="DIR", help="sst2/train.tsv, rte/train.tsv, … (default: the hub)")
     ] = None,
     tasks: Annotated[str | None, typer.Option(metavar="NAMES", help="sst2,cola (default: all that DIR has)")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="runs of each task; the table has their median")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="runs per task; the table shows their median")] = 5,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="where the runs lie (default: runs/glue-NAME)")
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="folder of the runs (default: runs/glue-NAME)")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: schedule.epochs=3")
@@ -29,10 +29,10 @@ def glue(
     format: Format = None,
     json: Json = False,
 ) -> None:
-    """Fine-tune an encoder on the tasks of GLUE, several seeds each, and print the table.
+    """Fine-tune an encoder on the GLUE tasks, with several seeds each, and print the table.
 
-    Each fine-tuning is a run of the recipe glue. Finished ones are kept and unfinished ones resumed: kill it whenever
-    you like and call it again.
+    Each fine-tuning is a run of the recipe glue. Finished runs are kept and unfinished ones resumed, so the command can
+    be interrupted and called again.
     """
     kind = kind_of(format, json)
     from leanify.cli import tables

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they are parsed into."""
+"""Options that several commands share, and their parsing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leanify.errors import ShapeError
 
 
 def complete_source(typed: str) -> list[str]:
-    """Shell completion of a SOURCE: the zoo's names, recipes and paths here. Imports no torch."""
+    """Shell completion of a SOURCE: the zoo's names, recipes and local paths. Does not import torch."""
     import json
     from importlib import resources
     from pathlib import Path
@@ -40,7 +40,7 @@ Source = Annotated[
 ]
 Override = Annotated[
     list[str] | None,
-    typer.Option("--override", metavar="KEY=VALUE", help="reaches upstream's constructor or configuration"),
+    typer.Option("--override", metavar="KEY=VALUE", help="an argument for upstream's constructor or configuration"),
 ]
 ModelClass = Annotated[
     str | None, typer.Option("--class", metavar="NAME", help="a transformers class, such as AutoModelForCausalLM")
@@ -57,7 +57,10 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object and no
 
 
 def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
-    """``7``, ``4,4,8,2`` or ``encoder=6,decoder=4``: one number, one a stage, or one a tower."""
+    """Parse ``7``, ``4,4,8,2`` or ``encoder=6,decoder=4``: one number, one per stage, or one per tower.
+
+    Raises ShapeError.
+    """
     if text is None:
         return None
     if "=" in text:
@@ -67,14 +70,14 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
         values = [int(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
         raise ShapeError(
-            f"{name} {text!r} is neither a whole number nor a list such as 4,4,8,2 or encoder=6,decoder=4"
+            f"{name} must be an integer or a list such as 4,4,8,2 or encoder=6,decoder=4, not {text!r}"
         ) from None
     if min(values) < 1:
-        raise ShapeError(f"{name} {text} is below 1")
+        raise ShapeError(f"{name} must be at least 1, not {text}")
     return values[0] if len(values) == 1 else values
 
 
 def _whole(name: str, text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise ShapeError(f"{name} {text!r} is not a whole number above zero; give one a tower: encoder=6,decoder=4")
+        raise ShapeError(f"{name} must be a positive integer per tower (encoder=6,decoder=4), not {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""``leanify redesign`` behind its options: every source at every budget planned, written, shown."""
+"""``leanify redesign`` after parsing: plan, write and show every source at every budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Text = str | None
 
 @dataclass(frozen=True)
 class Carried:
-    """The weights that a design begins with, and the data that choose among them."""
+    """The weights to carry over, and the data that choose what to keep."""
 
     weights: Text
     pretrained: bool
@@ -30,7 +30,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Written:
-    """Where a design is written, and how."""
+    """Where and how a design is written."""
 
     output: Path | None
     control: bool
@@ -46,9 +46,9 @@ def planned(
     written: Written,
     study: Path | None,
 ) -> Iterator[Shown]:
-    """The plan of every source at every budget; ``words`` are the other keywords of `leanify.redesign`.
+    """Plan every source at every budget; ``words`` are the other keyword arguments of `leanify.redesign`.
 
-    What cannot be written, and a study that cannot be read, is said before anything is planned.
+    An output that cannot be written, or a study that cannot be read, raises before anything is planned.
     """
     from leanify.design.redesign import redesign
 
@@ -75,7 +75,7 @@ def planned(
 
 
 def _written(plan: Plan, tokens: int | None, carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
-    """The plan that knows where it was written, and how weights were carried over where data chose them."""
+    """Write the plan's design. Returns the plan with its directory, and how weights were carried if data chose them."""
     carrying = None
     if carried.data is not None:
         from leanify.warm.plan import Carrying
@@ -100,7 +100,7 @@ def _written(plan: Plan, tokens: int | None, carried: Carried, to: Written) -> t
 
 @dataclass(frozen=True)
 class Shown:
-    """A plan and what belongs to it: the budget as it was asked for, how weights were carried over, predictions."""
+    """A plan with its requested budget, how weights were carried over, and predictions."""
 
     plan: Plan
     budget: Text
@@ -113,7 +113,7 @@ class Shown:
         return found | ({"predicted": self.predicted} if self.predicted else {})
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row a design, for CSV and Markdown."""
+        """One row per design, for CSV and Markdown."""
         plan = self.plan
         named = [("baseline", plan.baseline), ("lean", plan.chosen), ("control", plan.control)]
         named += [(str(plan.plain_name), plan.plain), *(("also", design) for design in plan.candidates[1:])]
@@ -124,7 +124,7 @@ class Shown:
 
 
 def render(found: Sequence[Shown]) -> None:
-    """Tables, one plan after the other."""
+    """Print one plan's tables after another."""
     for number, one in enumerate(found):
         if number:
             print()

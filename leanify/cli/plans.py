@@ -1,4 +1,4 @@
-"""A plan as people read it: a table that fits 80 columns, and its warnings. Knows no torch."""
+"""Print a plan: tables that fit 80 columns, and warnings. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Column = tuple[str, Callable[["Design"], str]]
 
 
 def render_plan(plan: Plan) -> None:
-    """Baseline, lean, control and alternatives side by side."""
+    """Print baseline, lean, control and alternatives side by side."""
     out = console()
     out.print(
         Text.assemble(
@@ -45,7 +45,7 @@ def render_plan(plan: Plan) -> None:
 
 
 def render_steps(carried: Carrying) -> None:
-    """Where the quality went: the damage after each step, design by design."""
+    """Print the damage after each step of carrying weights over, per design."""
     out = console()
     for name, found in carried.results.items():
         shown = table((f"{name}: steps", found.unit), [(step.words, f"{step.damage:.4g}") for step in found.steps])
@@ -59,7 +59,7 @@ def render_steps(carried: Carrying) -> None:
 
 
 def _fitting(plan: Plan, out: Console) -> Table:
-    """The table, without as many of its last resorts as the terminal has no room for."""
+    """The table, dropping the least important columns until it fits the terminal."""
     for dropped in ((), ("inner",), ("inner", KAPPA), ("inner", KAPPA, "GMACs")):
         shown = _table(plan, dropped)
         if Measurement.get(out, out.options.update(width=WIDEST), shown).maximum <= out.width:
@@ -84,7 +84,7 @@ def _table(plan: Plan, dropped: tuple[str, ...]) -> Table:
 
 
 def print_warnings(plan: Plan) -> None:
-    """On standard error, one line each."""
+    """Print warnings on standard error, one line each."""
     err = Console(stderr=True, highlight=False, markup=False, emoji=False)
     for warning in plan.warnings:
         err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=not err.is_terminal)
@@ -107,7 +107,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
 
 
 def _columns(plan: Plan) -> list[Column]:
-    """What the designs cost; of active parameters and of caches where there are such."""
+    """Columns of costs, including active parameters and caches if the model has them."""
     columns: list[Column] = [("params", lambda design: millions(design.params))]
     if plan.request.count == "body":
         columns.append(("body", lambda design: millions(design.params_body)))
@@ -124,7 +124,7 @@ def _columns(plan: Plan) -> list[Column]:
 
 
 def _parts(plan: Plan) -> list[tuple[int, str]]:
-    """The stages that need a line of their own, by index, with the words that tell them apart."""
+    """Indices of the stages that need their own line, with labels that distinguish them."""
     names = [stage.name for stage in plan.baseline.architecture.stages]
     designs = [plan.baseline, plan.chosen, *([plan.control] if plan.control else []), *plan.candidates]
     shapes = [tuple(_shape(design, i) for design in designs) for i in range(len(names))]
@@ -134,7 +134,7 @@ def _parts(plan: Plan) -> list[tuple[int, str]]:
 
 
 def _short(names: list[str]) -> list[str]:
-    """Paths without the parts that they share, at both ends."""
+    """Paths without their common prefix and suffix."""
     paths = [name.split(".") for name in names]
     while all(len(path) > 1 for path in paths) and len({path[0] for path in paths}) == 1:
         paths = [path[1:] for path in paths]

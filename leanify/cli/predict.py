@@ -13,13 +13,13 @@ from leanify.cli.options import Format, Json
 if TYPE_CHECKING:
     from leanify.training.predicting import Prediction
 
-LONGEST = 60  # characters of a text
+LONGEST = 60  # characters of a text that are shown
 SHORT = 30  # characters of a sample's place, which then stays in one line
 SHOWN = 3  # classes beside the first
 
 
 def predict(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="a run of leanify train on data of your own")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="a run of leanify train on your own data")],
     inputs: Annotated[
         list[str],
         typer.Argument(metavar="FILES…", help="images, folders of them, tables, text files, or a quoted text"),
@@ -47,7 +47,7 @@ def predict(
 
 
 def _print(found: list[Prediction]) -> None:
-    """A row a sample; columns that no sample fills are left out."""
+    """Print one row per sample, without columns that are empty for all samples."""
     from leanify.cli.tables import table
     from leanify.terminal import console
 

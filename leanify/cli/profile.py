@@ -29,16 +29,16 @@ def profile(
             autocompletion=complete_source,
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="of throughput and training")] = 8,
-    device: Annotated[str | None, typer.Option(help="cuda, cpu, … (default: cuda where there is one)")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="for throughput and training")] = 8,
+    device: Annotated[str | None, typer.Option(help="cuda, cpu, … (default: cuda if present)")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16")] = "float32",
     tokens: Tokens = None,
-    img_size: Annotated[int | None, typer.Option("--img-size", help="side of the input image")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="forward passes a latency is the median of")] = 10,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="run it, or count alone")] = True,
-    max_params: Annotated[Limit, typer.Option(metavar="COUNT", help="exit 1 where a model has more: 43M")] = None,
-    max_macs: Annotated[Limit, typer.Option(metavar="COUNT", help="exit 1 where a sample takes more: 9G")] = None,
-    max_latency: Annotated[Limit, typer.Option(metavar="TIME", help="exit 1 where batch 1 takes longer: 12ms")] = None,
+    img_size: Annotated[int | None, typer.Option("--img-size", help="side of the input image in pixels")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="forward passes; latency is their median")] = 10,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="run the model, or only count")] = True,
+    max_params: Annotated[Limit, typer.Option(metavar="COUNT", help="exit 1 if a model has more: 43M")] = None,
+    max_macs: Annotated[Limit, typer.Option(metavar="COUNT", help="exit 1 if a sample needs more: 9G")] = None,
+    max_latency: Annotated[Limit, typer.Option(metavar="TIME", help="exit 1 if batch 1 takes longer: 12ms")] = None,
     override: Override = None,
     model_class: ModelClass = None,
     format: Format = None,
@@ -46,7 +46,7 @@ def profile(
 ) -> None:
     """Count parameters, MACs and memory of models, and measure latency, throughput and peaks on the device.
 
-    With --max-params, --max-macs or --max-latency it is a gate: the exit code is 1 where a model is above a limit.
+    With --max-params, --max-macs or --max-latency the exit code is 1 if a model exceeds a limit.
     """
     from leanify.design.amounts import amount
     from leanify.errors import LeanifyError
@@ -95,7 +95,7 @@ def _render(profiles: list[Profile]) -> None:
 
 
 def _exceeded(profiles: list[Profile], limits: Mapping[str, float]) -> Iterator[str]:
-    """What is above a limit, in words."""
+    """Describe each limit that is exceeded."""
     from leanify.units import millions, seconds
 
     for facts in profiles:

@@ -1,4 +1,4 @@
-"""The list of built-in recipes. Imports neither typer nor torch: it has no arguments, and appears at once."""
+"""The list of built-in recipes. Imports neither typer nor torch, so that it appears at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leanify.terminal import console
 
 
 def show(kind: Kind = "table") -> None:
-    """Name, source and data of every recipe; nothing else in them is looked at."""
+    """Print name, source and data of every recipe."""
     values = {name: _model_and_data(path.read_text(encoding="utf-8")) for name, path in built_in().items()}
     rows = [
         {"recipe": name, "source": each["model"]["source"], "data": each.get("data", {}).get("name")}
@@ -26,7 +26,7 @@ def show(kind: Kind = "table") -> None:
 
 
 def _model_and_data(text: str) -> dict[str, Any]:
-    """Two tables of a recipe; parsing the others takes most of the time."""
+    """Parse only [model] and [data]; parsing the other tables would take most of the time."""
     tables = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
     return tomllib.loads("".join(table for table in tables if table.startswith(("[model]", "[data]"))))
 

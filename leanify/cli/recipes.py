@@ -27,7 +27,7 @@ def recipes(
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """List the built-in recipes, print one, or rebuild every row of the paper beside its printed count."""
+    """List the built-in recipes, print one, or rebuild every row of the paper and compare with its printed count."""
     kind = kind_of(format, as_json)
     if name is not None:
         _print_one(name, kind == "json")
@@ -51,12 +51,12 @@ def _show(kind: Kind, key: str, rows: list[dict[str, Any]], table: Callable[[], 
 
 
 def _print_one(name: str, as_json: bool) -> None:
-    """The recipe as its file has it, comments included."""
+    """Print a recipe's file, including comments."""
     from pathlib import Path
 
     from leanify.sources import recipe
 
-    value = recipe.load(name)  # an unknown or malformed recipe is refused here
+    value = recipe.load(name)  # refuses an unknown or malformed recipe
     if as_json:
         print_json(value.to_dict())
     else:

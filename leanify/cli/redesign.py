@@ -61,8 +61,8 @@ def redesign(
 ) -> None:
     """Trade layers for heads under a budget: baseline, lean, control and alternatives side by side.
 
-    Grow adds heads of the same size; split cuts the same width into more heads. The control has lean's depth and
-    parameters but the old heads: only beside it can training show what the heads are worth.
+    Grow adds heads of the same size; split divides the same width into more heads. The control has lean's depth and
+    parameters but the old heads: only training lean and the control shows what the extra heads are worth.
     """
     kind = kind_of(format, json)
     named, budgets = _asked(sources or [], target_params or [])
@@ -88,11 +88,11 @@ def redesign(
     }
     if max_latency is None and list(pace.values()) != [1, None, "float32", False, "pass"]:
         raise LeanifyError(
-            "--batch-size, --device, --dtype, --compile and --latency-of say what is timed: give --max-latency too"
+            "--batch-size, --device, --dtype, --compile and --latency-of configure timing and need --max-latency"
         )
     _check_written(output, as_type, control, force, len(named) * len(budgets))
     if data is not None and weights is None and not pretrained:
-        raise LeanifyError("--data chooses which weights are carried over; give --weights SOURCE or --pretrained")
+        raise LeanifyError("--data chooses which weights to carry over, so it needs --weights SOURCE or --pretrained")
 
     from leanify.terminal import progress
 
@@ -120,7 +120,7 @@ def redesign(
 
 
 def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[option.Text]]:
-    """Sources and budgets. What follows ``--target-params 0.5`` and is an amount is a budget too, and no source."""
+    """Separate sources from budgets: an amount after ``--target-params 0.5`` is another budget, not a source."""
     more = [
         word for word in sources if budgets and re.fullmatch(AMOUNT, word, re.IGNORECASE) and not Path(word).exists()
     ]
@@ -128,7 +128,7 @@ def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[opti
 
 
 def _check(budgets: list[option.Text], limits: dict[str, option.Text], count: str, heads_mode: str) -> None:
-    """Raise for what no model makes right, before anything is imported that takes seconds."""
+    """Raise LeanifyError for mistakes that are detectable without the slow imports."""
     from leanify.design.amounts import check_budget
 
     for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):
@@ -141,7 +141,7 @@ def _check(budgets: list[option.Text], limits: dict[str, option.Text], count: st
 
 
 def _check_written(output: Path | None, as_type: option.Text, control: bool, force: bool, designs: int) -> None:
-    """Raise for options of ``-o`` without it, and for more designs than it writes."""
+    """Raise LeanifyError for options that need ``-o``, and for more than one design with it."""
     if output is None and as_type is not None:
         raise LeanifyError("--as is about what -o DIR writes; give -o")
     if output is None and (control or force):

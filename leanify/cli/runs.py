@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="where to look, folders inside included")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="folder to search, including subfolders")] = Path(),
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs and studies here: model, data, how far each came, its best result, and whether it can go on."""
+    """List runs and studies: model, data, progress, best result, and whether they can be resumed."""
     from leanify.errors import DirectoryError
     from leanify.terminal import progress
 
     kind = kind_of(format, as_json)
     if not folder.is_dir():
-        raise DirectoryError(f"{folder} is not a directory: leanify runs lists the runs below one")
+        raise DirectoryError(f"{folder} is not a directory; name one to list the runs below it")
     with progress("looking for runs and studies", None):
         from leanify.study.folder import is_study
         from leanify.study.overview import studies_below

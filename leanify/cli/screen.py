@@ -17,17 +17,14 @@ if TYPE_CHECKING:
     from leanify.sources.run_directory import RunDirectory
 
 HIGHER = ("top1", "f1", "f1_micro", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
-APART = ("step", "epoch", "split", "lr", "samples_per_s")
+NO_METRICS = ("step", "epoch", "split", "lr", "samples_per_s")
 PERCENT = ("top1", "top5", "accuracy", "majority", "f1", "f1_micro", "f1_macro", "exact", "precision", "recall")
 OWN = ("classification", "text-classification", "text-regression", "multi-label-classification", "token-classification")
-NARROW = 60  # columns; a bar has no room below
+NARROW = 60  # columns; narrower terminals get no bar
 
 
 class Screen:
-    """A bar with step, time left, loss and best on a terminal; a line for every row of the log otherwise.
-
-    On a terminal the line of every evaluation stays.
-    """
+    """Progress of a run: on a terminal a bar and one line per evaluation; otherwise one line per log row."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -53,7 +50,7 @@ class Screen:
         self.stack.close()
 
     def began(self, words: str, first: int, last: int) -> None:
-        self.stack.close()  # of the preparations
+        self.stack.close()  # the spinner of the preparations
         self.console.print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=not self.live)
         self.first, self.last, self.done, self.start = first, last, first, time.perf_counter()
         self.training = self.best = None
@@ -81,30 +78,30 @@ class Screen:
                 self.console.print(fitted(self._line(row, self.best != before), self.console.width), soft_wrap=True)
             self.bar.update(self.task, description=self._words())
         else:
-            told = " ".join(f"{key} {shown(value)}" for key, value in row.items() if key not in APART[:4])
+            numbers = " ".join(f"{key} {shown(value)}" for key, value in row.items() if key not in NO_METRICS[:4])
             place = f"step {row['step']:,} · epoch {row['epoch']:g}"
-            self.console.print(f"{place} · {row['split']} {told} · {self._left(row['step'])} left", soft_wrap=True)
+            self.console.print(f"{place} · {row['split']} {numbers} · {self._left(row['step'])} left", soft_wrap=True)
 
     def _line(self, row: Mapping[str, Any], best: bool) -> Iterator[str]:
-        """What stays of an evaluation, the most important first."""
+        """The parts of an evaluation's line, most important first."""
         yield f"epoch {row['epoch']:.4g}"
         name, value = quality(row)
-        told = [(name, value), *((key, row[key]) for key in row if key not in (*APART, name))]
-        yield " ".join(f"{key} {shown(number)}" for key, number in told[:1]) + (" best" if best else "")
+        numbers = [(name, value), *((key, row[key]) for key in row if key not in (*NO_METRICS, name))]
+        yield " ".join(f"{key} {shown(number)}" for key, number in numbers[:1]) + (" best" if best else "")
         yield f"step {row['step']:,}"
         if self.training is not None:
             yield f"training loss {shown(self.training)}"
-        yield from (f"{key} {shown(number)}" for key, number in told[1:])
+        yield from (f"{key} {shown(number)}" for key, number in numbers[1:])
 
     def _words(self) -> str:
-        """Step, time left, loss and best, as far as there is room."""
+        """The bar's text: step, time left, loss and best, as far as they fit."""
         parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
         parts += [f"loss {shown(self.training)}"] if self.training is not None else []
         parts += [f"best {self.best[0]} {shown(self.best[1])}"] if self.best is not None else []
         return fitted(parts, self.console.width - (2 if self.console.width < NARROW else 14))
 
     def _left(self, step: int) -> str:
-        """The time that the rest takes at the speed so far."""
+        """The predicted remaining time at the mean speed so far."""
         done = step - self.first
         if not done:
             return "–:––"
@@ -112,21 +109,21 @@ class Screen:
 
 
 def quality(row: Mapping[str, Any]) -> tuple[str, float]:
-    """The metric of an evaluation that tells the best one, by its name."""
-    language = "perplexity" in row  # of a language model the loss does
+    """The name and value of the metric by which the best evaluation is chosen."""
+    language = "perplexity" in row  # for language models it is the loss
     name = next((name for name in HIGHER if name in row and not language), "loss")
     return name, row[name]
 
 
 def better(old: tuple[str, float] | None, new: tuple[str, float]) -> tuple[str, float]:
-    """The better of two; the old one where they are equal."""
+    """The better of two results; the old one if they are equal."""
     if old is None or old[0] != new[0]:
         return new
     return new if (new[1] > old[1] if new[0] in HIGHER else new[1] < old[1]) else old
 
 
 def fitted(parts: Iterator[str] | Sequence[str], width: int) -> str:
-    """The parts with dots between, as many from the first on as there is room for."""
+    """Join as many leading parts as fit into the width, separated by dots."""
     line = ""
     for part in parts:
         longer = f"{line} · {part}" if line else part
@@ -144,7 +141,7 @@ def clock(seconds: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """A number of the log: four digits."""
+    """Format a number of the log with four digits."""
     if isinstance(value, float):
         return digits(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -159,7 +156,7 @@ def is_own(data: DataSection) -> bool:
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Facts, one a line; long ones fold."""
+    """Print facts, one per line; long ones are wrapped."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
@@ -181,14 +178,14 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     named = [("best", next((row for row in evaluated if best is not None and row["step"] == best.step), None))]
     named += [("last", evaluated[-1] if evaluated else None)]
     named += [("test", next((row for row in reversed(rows) if row["split"] == "test"), None))]
-    told = [(name, row) for name, row in named if row is not None]
+    found = [(name, row) for name, row in named if row is not None]
     out = console()
-    if told:
-        metrics = [key for key in told[0][1] if key not in APART]
+    if found:
+        metrics = [key for key in found[0][1] if key not in NO_METRICS]
         heads = ("", "step", "epoch", *(f"{key} %" if key in PERCENT else key for key in metrics))
         cells = [
             (name, f"{row['step']:,}", f"{row['epoch']:g}", *(shown(row.get(key, "–")) for key in metrics))
-            for name, row in told
+            for name, row in found
         ]
         out.print(table(heads, cells))
     path = quote(str(run.path))

@@ -24,7 +24,7 @@ ROWS_OF_A_PLOT, SMALLEST = 13, 6
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown: lines for people, JSON, rows for CSV, curves where there are some."""
+    """What is shown: printed lines, JSON, rows for CSV, and curves if there are any."""
 
     lines: Sequence[str]
     json: Facts
@@ -43,9 +43,7 @@ def show(
             autocompletion=complete_source,
         ),
     ],
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="of a run: its curves as .png, .svg or .html")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="plot a run's curves: .png, .svg or .html")] = None,
     format: Format = None,
     json: Json = False,
 ) -> None:
@@ -58,7 +56,7 @@ def show(
         from leanify.study.folder import is_study
 
         if plot is not None and is_study(what):
-            raise LeanifyError(f"{what} is a study: its page is written by leanify compare {what} --report")
+            raise LeanifyError(f"--plot is for runs; write a study's page with leanify compare {what} --report")
         check_plot(plot)
         if is_study(what):
             from leanify.cli.compare import compare
@@ -132,7 +130,7 @@ def _recipe(what: str, recipe: Recipe) -> Page:
 
 
 def _about(recipe: Recipe) -> list[str]:
-    """Data and schedule, a line each."""
+    """Data and schedule, one line each."""
     lines = []
     if (data := recipe.data) is not None:
         lines.append(f"data   {data.path or data.name} · {data.task}")
@@ -171,7 +169,7 @@ LAYER = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
 
 
 def _shape(what: str) -> tuple[str, str]:
-    """A source's architecture and its parameters, in words."""
+    """Describe a source's architecture and its parameter count."""
     from leanify.lens import surgery
     from leanify.sources import find
     from leanify.units import millions
@@ -192,7 +190,7 @@ def _draw(page: Page, plot: Path, what: str) -> None:
 
     curves = page.curves
     if curves is None or not (curves.train or curves.validation):
-        raise LeanifyError(f"--plot draws the curves of a run, and {what} has none")
+        raise LeanifyError(f"--plot draws the curves of a run, but {what} has none")
     write(lambda: figure(curves, page.title), plot, page.title, page.rows, page.lines)
     print(f"leanify: wrote {plot}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""A study, as people read it on a terminal of 80 columns."""
+"""Print a study on a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {"shown": "bold green", "refuted": "bold red", "undecided": "bold yello
 
 
 def render_study(study: Study, page: Path | None) -> None:
-    """Designs with their quality, costs, differences, and the verdicts in words."""
+    """Print designs with quality, costs, differences and verdicts."""
     out = console()
     out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
     out.print()
@@ -95,7 +95,7 @@ def _costs(study: Study) -> Any:
 
 
 def _efficiency(study: Study) -> Any:
-    """Quality for what it costs; the most of each in bold."""
+    """Quality per cost, the highest of each in bold."""
     from leanify.study.efficiency import most_for, quality_per
 
     most = most_for(study)
@@ -136,7 +136,7 @@ def _conclusions(study: Study) -> None:
 
 
 def render_predictions(predicted: Mapping[str, Any]) -> None:
-    """What a study predicts for the designs of a plan."""
+    """Print a study's predictions for the designs of a plan."""
     rows = [(name, predicted[name]) for name in ("baseline", "chosen", "control") if predicted[name]]
     rows += [("also", entry) for entry in predicted["candidates"][1:]]
     head = (f"predicted by {predicted['study']}", predicted["metric"] or "", "95 % interval")
@@ -147,7 +147,7 @@ def render_predictions(predicted: Mapping[str, Any]) -> None:
 
 
 def render_forecast(forecast: Mapping[str, Any]) -> None:
-    """What a study would take."""
+    """Print the predicted cost of a study."""
     out = console()
     shown = table(("", "depth", "heads × dim", "mlp", "params", "GMACs", "rank", "min a run"), [])
     for design in forecast["designs"]:

@@ -1,4 +1,4 @@
-"""Values → what people read: tables that fit 100 columns, and JSON. Knows no torch."""
+"""Tables that fit 100 columns. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDEST = 1000  # columns; what a table would take if there were room
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
-    """A plain table: the first ``left`` columns to the left, numbers to the right."""
+    """A plain table: the first ``left`` columns left-aligned, the others right-aligned."""
     made = Table(box=None, pad_edge=False, padding=(0, 1))
     for i, name in enumerate(columns):
         made.add_column(name, justify="left" if i < left else "right", header_style="dim", no_wrap=True)
@@ -32,7 +32,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
 
 
 def fit(made: Any, out: Console, last: Sequence[str]) -> Any:
-    """The table without as many of its ``last`` columns as the terminal has no room for."""
+    """Drop the table's ``last`` columns, one by one, until it fits the terminal."""
     for name in last:
         if Measurement.get(out, out.options.update(width=WIDEST), made).maximum <= out.width:
             break
@@ -44,7 +44,7 @@ def fit(made: Any, out: Console, last: Sequence[str]) -> Any:
 
 
 def render_profiles(profiles: Sequence[Profile]) -> None:
-    """One column a source; with more than one, each number's ratio to the first beside it."""
+    """Print one column per source and, with several, each number's ratio to the first."""
     out = console()
     first = profiles[0]
     shown = table(("", *(profile.source for profile in profiles)), [])
@@ -92,7 +92,7 @@ _PROFILE_ROWS: tuple[tuple[str, Any, Any], ...] = (
 
 
 def render_glue(found: Report) -> None:
-    """One task a line: the median over seeds of the metric that counts, its span, and the other metrics' medians."""
+    """Print one line per task: the main metric's median over seeds, its range, and the other metrics' medians."""
     out = console()
     shown = table(("task", "metric", "median", "lowest–highest", "seeds", "other medians"), [], left=2)
     shown.columns[-1].justify = "left"

@@ -31,16 +31,14 @@ def train(
         Path | None, typer.Option("--output", "-o", metavar="RUN", help="the run's folder (default: runs/NAME)")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="go on with a run from its newest intact checkpoint")
+        Path | None, typer.Option(metavar="RUN", help="resume a run from its newest intact checkpoint")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: optim.lr=1e-3")
     ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="a model with weights whose outputs are learnt, too")
-    ] = None,
+    teacher: Annotated[str | None, typer.Option(metavar="SOURCE", help="a model with weights to distil from")] = None,
     accept_changed_data: Annotated[
-        bool, typer.Option("--accept-changed-data", help="with --resume: go on although the data has changed")
+        bool, typer.Option("--accept-changed-data", help="with --resume: continue even if the data has changed")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="build everything, run two steps, predict memory and time, write nothing")
@@ -51,11 +49,12 @@ def train(
 ) -> None:
     """Train a recipe, on one CPU or on many GPUs under torchrun or accelerate launch.
 
-    A run's folder brings its recipe along; any other model is trained by the usual recipe of its kind, on --set
-    data.path=DIR. With --teacher the model's head decides: next or masked words, classes, or, without one, embeddings.
+    A run's folder contains its recipe; any other model is trained with the usual recipe for its kind, on --set
+    data.path=DIR. With --teacher, the model's head decides what is distilled: tokens, classes or, without a head,
+    embeddings.
 
-    Killed at any moment, a run goes on to the same numbers with --resume RUN. Ctrl-C, SIGTERM and SIGHUP end the step
-    and write a checkpoint first; the exit code is 130, 143 or 129.
+    A run that is killed at any moment continues with --resume RUN to the same numbers. Ctrl-C, SIGTERM and SIGHUP
+    finish the step and write a checkpoint first; the exit code is then 130, 143 or 129.
     """
     if show_list:
         from leanify.cli.recipes import recipes
@@ -78,23 +77,23 @@ def train(
         return show(kind, facts, [facts], lambda: screen.print_facts(facts))
     run = _trained(training, value, output, resume, chosen, settings or [], teacher, accept_changed_data)
     if run is None:
-        return  # the first process speaks
+        return  # only the first process prints
     facts = run.summary()
     show(kind, facts, [facts], lambda: screen.print_end(run, chosen))
 
 
 def _check(chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool) -> None:
-    """Raise for what is wrong whatever the model, before anything is imported that takes seconds."""
+    """Raise LeanifyError for mistakes that are detectable without the slow imports."""
     from leanify.errors import LeanifyError
     from leanify.sources import recipe as recipes
     from leanify.sources.settings import check_settings
 
     if resume is not None and (output is not None or dry_run):
         other = "-o" if output is not None else "--dry-run"
-        raise LeanifyError(f"--resume goes on in its own folder: {other} cannot be given beside it")
+        raise LeanifyError(f"--resume continues in the run's own folder and cannot be combined with {other}")
     if output is not None and (output / "recipe.toml").is_file() and (output / "checkpoints").is_dir():
         line = f"leanify train --resume {quote(str(output))}"
-        raise LeanifyError(f"{output} holds a run already; go on with it: {line}, or name another folder")
+        raise LeanifyError(f"{output} already contains a run; resume it with {line}, or name another folder")
     check_settings(settings)
     if chosen is None:
         return
@@ -105,7 +104,7 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
 
 
 def _say_what_was_found(path: str) -> None:
-    """Raise, with the lines to type, where a path holds data instead of a model."""
+    """Raise SourceError with commands to type, if a path contains data instead of a model."""
     from leanify.data import found as data
     from leanify.errors import SourceError
 
@@ -113,7 +112,7 @@ def _say_what_was_found(path: str) -> None:
     if found is None:
         return
     place = quote(path)
-    rest = "" if found.validated or found.kind == "text" else " (no validation part: a share of it is held out)"
+    rest = "" if found.validated or found.kind == "text" else " (no validation split: a share will be held out)"
     raise SourceError(
         f"{path} is data, not a model: {found.description}{rest}. Train a model on it:\n"
         f"  leanify train {data.MODELS[found.kind]} --set data.path={place}\n"

@@ -1,4 +1,4 @@
-"""``leanify zoo``: what can be done with each model of timm and transformers, and how that was checked."""
+"""``leanify zoo``: what leanify can do with each timm and transformers model, and how that was checked."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ _ANSWERS = ("read", "grow", "redesign", "control")
 
 
 def zoo(
-    library: Annotated[str | None, typer.Option(help="timm or hf alone")] = None,
+    library: Annotated[str | None, typer.Option(help="only timm or hf")] = None,
     check: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Hold a model (phi, 'timm/davit_*', '*') against the laws, update the table."
+            metavar="NAME", help="Test a model (phi, 'timm/davit_*', '*') against the laws and update the table."
         ),
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --check: keep verdicts here, and go on from them.")
+        Path | None, typer.Option(metavar="FILE", help="With --check: store verdicts here, and resume from them.")
     ] = None,
     propose: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Print rows for a model's classes that no row describes.")
+        str | None, typer.Option(metavar="NAME", help="Suggest rows for a model's classes that have none.")
     ] = None,
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """List what can be done with the models of timm and transformers, and why not with the others."""
+    """List what leanify can do with the models of timm and transformers, and the reasons for refusals."""
     from leanify.errors import SourceError
 
     kind = kind_of(format, as_json)
     if library not in (None, "timm", "hf"):
-        raise SourceError(f"--library was given {library!r}; there are timm and hf")
+        raise SourceError(f"--library must be timm or hf, not {library!r}")
     if check and propose:
-        raise SourceError("--check and --propose are two questions: ask one at a time")
+        raise SourceError("--check and --propose cannot be combined; use one at a time")
     if check:
         raise typer.Exit(_check(check, log, kind == "json"))
     if propose:
@@ -119,7 +119,7 @@ def _notes(model: dict[str, Any]) -> str:
 
 
 def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
-    """Check models one by one, update the shipped table, and return the exit code: 1 where a law is broken."""
+    """Check models one by one and update the shipped table. Returns the exit code: 1 if a law is broken."""
     import json
     import os
     import sys
@@ -147,7 +147,7 @@ def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
 
 
 def _propose(pattern: str, as_json: bool) -> int:
-    """Print the rows that were found as TOML, to be put into a table; 1 where no row is right."""
+    """Print the proposed rows as TOML for a table. Returns the exit code: 1 if no row passes the laws."""
     import json
     import os
     import sys
@@ -159,7 +159,7 @@ def _propose(pattern: str, as_json: bool) -> int:
 
     models = table.named([pattern])
     if len(models) > 1:
-        raise SourceError(f"--propose takes one model; {pattern!r} names {len(models)}")
+        raise SourceError(f"--propose needs a single model; {pattern!r} matches {len(models)}")
     ((library, name),) = models
     tiny.warm()
     found = propose(library, name)
