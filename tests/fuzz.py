@@ -11,10 +11,16 @@ that is there in part is a finding.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
+import io
 import os
+import pkgutil
 import random
 import re
 import resource
+import select
 import shutil
 import signal
 import sys
@@ -24,13 +30,24 @@ import traceback
 import warnings
 from pathlib import Path
 
-from fuzz_cases import HF, KINDS, NEEDED, looked_at
-from fuzz_files import samples_in
+from fuzz_cases import KINDS, NEEDED, looked_at
+from fuzz_commands import command
+from fuzz_intact import HF, samples_in
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SECONDS, WALL = 10, 300  # of the processor, after which a case hangs; and of the clock, for one that only waits
 GIGABYTES = 2
+WHOLE = ("leanify.json", "model.safetensors")  # one of them is in an output that is whole
+LAZY = ("typer._adapters", "peft", "datasets", "pyarrow.parquet", "pydantic")  # imported on first use
+ONCE = (  # what fills the libraries' own tables on first use
+    ("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"),
+    ("redesign", "lean-hf", "--depth", "1"),
+    ("train", "run", "--dry-run"),
+    ("train", "hf", "--dry-run", "--set", "data.path=rows.csv", "--set", "data.holdout=0.2"),
+    ("profile", "lean-hf", "--no-measure"),
+    ("condition", "adapter", "--samples", "2"),
+)
 
 # -- running ----------------------------------------------------------------------------------------------------------
 
@@ -65,6 +82,7 @@ def _child(kind: str, seed: int, home: Path, writer: int, shown: bool) -> None:
     found = ""
     os.chdir(home)
     os.environ |= {"XDG_CACHE_HOME": str(home.parent / "cache"), "HF_HOME": str(home.parent / "hub")}
+    os.environ.pop("LEANIFY_PRICES", None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -85,46 +103,54 @@ def _child(kind: str, seed: int, home: Path, writer: int, shown: bool) -> None:
 
 
 def _outcome(child: int, reader: int) -> str | None:
-    deadline = time.monotonic() + WALL
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            break
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reader)
-            return f"hangs for {WALL} s"
-        time.sleep(0.01)
+    """What the case wrote; the pipe is closed when it ends, however it does."""
+    hangs = not select.select([reader], [], [], WALL)[0]
+    if hangs:
+        os.kill(child, signal.SIGKILL)
     found = os.read(reader, 4000).decode(errors="replace")
     os.close(reader)
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGXCPU or code == -signal.SIGKILL:
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if hangs:
+        return f"hangs for {WALL} s"
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"over {SECONDS} s of the processor"
     return found or (f"ended with {code}" if code else None)
 
 
 def _partial(home: Path) -> str | None:
-    """An output folder that is not whole, or what a command left beside it."""
+    """An output folder that is not whole, or what a command left beside it or in the cache."""
     left = [path.name for path in home.iterdir() if path.name.startswith(".")]
-    out = home / "out"
-    if out.exists() and not ((out / "leanify.json").is_file() or (out / "lean" / "leanify.json").is_file()):
+    left += [path.name for path in (home.parent / "cache").rglob(".*")]
+    out = [home / "out", home / "out" / "lean"]
+    if out[0].exists() and not any((folder / name).is_file() for folder in out for name in WHOLE):
         left.append("out")
     return f"left {', '.join(left)}" if left else None
 
 
 def warm() -> Path:
-    """Import what cases need, and make the intact files."""
+    """Import what cases need, make the intact files, and use them once, so that a case pays for nothing but itself."""
     import torch
 
+    import leanify
     from leanify.upstream.libraries import import_timm, import_transformers
 
     torch.set_num_threads(1)
     import_timm(), import_transformers()
+    for module in pkgutil.walk_packages(leanify.__path__, "leanify."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in LAZY:
+        importlib.import_module(name)
     home = Path(tempfile.mkdtemp(prefix="fuzz-intact-"))
-    samples_in(home)
-    for name in HF:
-        looked_at(name, overrides=HF[name])
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(home), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        samples_in(home)
+        for name in HF:
+            looked_at(name, overrides=HF[name])
+        for words in ONCE:
+            command(*words)
+    gc.collect()
+    gc.freeze()  # else the collector touches, and so copies, every page in every case
     return home
 
 

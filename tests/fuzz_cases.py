@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fuzz_files import HF, RECIPE, TIMM, mutate, mutated_bytes, mutated_value, some_file
-
-from leanify.errors import LeanifyError
-
-UNEXPECTED = "leanify: unexpected error"  # what the command line says of an exception that nothing expected
-
-
-def command(*arguments: str) -> None:
-    """The command line, as the console script calls it. Raises where a traceback or a bug of leanify's own ends it."""
-    from leanify.cli import main
-
-    sys.argv = ["leanify", *arguments]
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            main()
-    except SystemExit as error:
-        words = said.getvalue()
-        if "Traceback" in words or UNEXPECTED in words or error.code not in (0, 1, 2, None):
-            raise RuntimeError(f"exit code {error.code}: {words[-300:]}") from error
-        if error.code:
-            raise LeanifyError(words.strip().replace("\n", " ")) from error
-    finally:
-        sys.stderr.write(said.getvalue())
+import fuzz_commands
+from fuzz_commands import command
+from fuzz_files import mutate, mutated_bytes, mutated_value, some_file
+from fuzz_intact import HF, RECIPE, TIMM
 
 
 def looked_at(source: Any, **words: Any) -> None:
@@ -48,170 +25,6 @@ def of_source(draw: random.Random, home: Path) -> None:
     names = ["vit_tiny", "bert", "hf/gpt2", "timm/deit_tiny", "leanify/gpt2-tinystories", "digits", str(home), "a/b"]
     name = mutated_bytes(draw, draw.choice(names).encode()).decode(errors="replace") if draw.random() < 0.7 else "bert"
     draw.choice([lambda: looked_at(name), lambda: command("profile", "--no-measure", "--", name + "x")])()
-
-
-def of_command(draw: random.Random, home: Path) -> None:
-    """Any command with one or two of its options, each with anything for a value."""
-    name = draw.choice(list(USES))
-    words = list(draw.choice(USES[name]))
-    options = [one for one in parameters(name) if one.opts[0].startswith("-") and one.opts[0] not in LEFT_OUT]
-    for option in draw.sample(options, min(len(options), draw.choice([1, 1, 2]))):
-        spelling = draw.choice(option.opts)
-        words += [spelling] if option.is_flag else [spelling, draw.choice(WORDS)]
-    if draw.random() < 0.1:
-        words = [draw.choice(WORDS) if draw.random() < 0.5 else word for word in words]
-    command(name, *words)
-
-
-WORDS = (
-    *(
-        "-1",
-        "0",
-        "1",
-        "2",
-        "3",
-        "7",
-        "0.5",
-        "-0.5",
-        "1.5",
-        "1e-400",
-        "1e400",
-        "nan",
-        "inf",
-        "-inf",
-        "1000000",
-        str(10**24),
-    ),
-    *(
-        "",
-        " ",
-        "٣",
-        "１２",
-        "²",
-        "½",
-        "1_000",
-        "0x10",
-        "1e3",
-        "+1",
-        "--",
-        "-",
-        "1,2",
-        ",",
-        "1,,2",
-        "-1,2",
-        "2,4,8",
-        "0.5,0.5",
-    ),
-    *(
-        "a=b",
-        "=",
-        "key=",
-        "=v",
-        "a.b=1",
-        "encoder=6",
-        "x=depth:1",
-        "heads=2,4",
-        "M",
-        "1M",
-        "-1M",
-        "nanM",
-        "12ms",
-        "-1GB",
-    ),
-    *(
-        "True",
-        "None",
-        "[]",
-        "{}",
-        "all",
-        "auto",
-        "cpu",
-        "cuda:99",
-        "meta",
-        "float16",
-        "hf",
-        "timm",
-        "AutoModel",
-        "x" * 5000,
-    ),
-    *(
-        "/dev/null",
-        "/dev/full",
-        "/dev/zero",
-        "/",
-        ".",
-        "..",
-        "nowhere/x",
-        "rows.txt",
-        "lean-timm",
-        "lean-hf",
-        "run",
-        "study",
-    ),
-    *(
-        "κ×",
-        "a\udcff",
-        "a\nb",
-        "\t",
-        "%s",
-        "{x}",
-        "[red]",
-        "$(ls)",
-        "x.html",
-        "x.png",
-        "images",
-        "*",
-        "?",
-        "~",
-        "~nobody/x",
-    ),
-)
-USES = {
-    "redesign": (["lean-timm", "--target-params", "0.9", "-o", "out"], ["lean-hf", "--depth", "1"]),
-    "train": (["run", "--dry-run"], ["hf", "--dry-run", "--set", "data.path=rows.csv"]),
-    "compare": (["study", "--report"], ["run", "--dry-run", "--seeds", "2"]),
-    "glue": (["nowhere"], ["hf", "--data", "glue/nothing"]),
-    "profile": (["lean-timm", "--no-measure"], ["lean-hf", "--repeats", "1", "--batch-size", "1"]),
-    "condition": (["lean-timm", "--samples", "2"], ["hf", "--samples", "2", "--data", "rows.csv"]),
-    "export": (["nowhere", "-o", "out", "--format", "hf"], ["lean-timm", "-o", "out/out", "--format", "x"]),
-    "recipes": ([], ["digits"]),
-    "runs": ([], ["."]),
-    "show": (["run"], ["lean-timm"], ["digits"]),
-    "predict": (["run", "images"], ["run", "rows.csv"]),
-    "zoo": (["--propose", "nothing"], ["--library", "timm"]),
-}
-LEFT_OUT = (
-    "--install-completion",
-    "--show-completion",
-    "--check",
-    "--audit",
-    "--engine",
-    "--jobs",
-)  # write or take long
-
-
-def parameters(name: str) -> list[Any]:
-    """The options of a command as the command line declares them, so that a new one is fuzzed as well."""
-    import typer
-
-    from leanify.cli import app
-
-    found: Any = typer.main.get_command(app(name))
-    return [one for one in found.params if not getattr(one, "hidden", False)]
-
-
-def of_setting(draw: random.Random, home: Path) -> None:
-    """Every key of a recipe with anything for a value."""
-    from leanify.sources import recipe as recipes
-
-    table = recipes.parse(RECIPE).to_dict()
-    keys = [f"{section}.{key}" for section, entries in table.items() for key in entries]
-    keys += [f"data.{key}" for key in ("path", "tokenizer", "length", "text", "label", "img_size", "workers", "test")]
-    keys += ["distill.source", "distill.kind", "model.shape", "model.weights", "x", "model", ""]
-    settings = [
-        part for _ in range(draw.choice([1, 2])) for part in ("--set", f"{draw.choice(keys)}={draw.choice(WORDS)}")
-    ]
-    command("train", "run", "--dry-run", *settings)
 
 
 def of_hf_directory(draw: random.Random, home: Path) -> None:
@@ -246,8 +59,8 @@ def of_study(draw: random.Random, home: Path) -> None:
     uses = [
         ("compare", "study", "--report"),
         ("compare", "study", "--report", "--json"),
-        ("compare", "study", "--dry-run", "--designs", "mlp-only"),
-        ("redesign", "lean-timm", "--target-params", "0.9", "--study", "study"),
+        ("compare", "study", "--dry-run", "--designs", "x=depth:1,heads:2,mlp:24"),
+        ("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1", "--study", "study"),
         ("runs", "."),
         ("runs", "study", "--json"),
         ("condition", "--checkpoints", str(some_file(draw, home / "study").parent), "--samples", "2"),
@@ -275,7 +88,7 @@ def of_labelled(draw: random.Random, home: Path) -> None:
             "--set",
             "data.length=16",
         ),
-        ("train", "masked-small", "--dry-run", "--set", masked, *skip),
+        ("train", "masked-small", "--dry-run", "--set", masked, "--set", "data.length=8", *skip),
         ("train", "chars", "--dry-run", "--set", masked, *skip),
         ("condition", "hf", "--samples", "2", "--data", table.removeprefix("data.path=")),
     ]
@@ -318,9 +131,19 @@ def of_timm_config(draw: random.Random, home: Path) -> None:
 def of_lean_directory(draw: random.Random, home: Path) -> None:
     import leanify
 
-    folder = home / draw.choice(["lean-timm", "lean-hf"])
-    mutate(draw, some_file(draw, folder))
-    leanify.load(folder)
+    folder = draw.choice(["lean-timm", "lean-hf"])
+    mutate(draw, some_file(draw, home / folder))
+    uses = [
+        ("profile", folder, "--no-measure"),
+        ("redesign", folder, "--depth", "1", "-o", "out"),
+        ("redesign", folder, "--depth", "1", "-o", "out", "--weights", folder),
+        ("export", folder, "--format", draw.choice(["hf", "timm"]), "-o", "out"),
+        ("show", folder),
+    ]
+    if draw.random() < 0.4:
+        leanify.load(home / folder)
+    else:
+        command(*draw.choice(uses))
 
 
 def of_run(draw: random.Random, home: Path) -> None:
@@ -328,15 +151,79 @@ def of_run(draw: random.Random, home: Path) -> None:
 
     for _ in range(draw.choice([1, 1, 3])):
         mutate(draw, some_file(draw, home / "run"))
-    draw.choice([lambda: leanify.load(home / "run"), lambda: command("train", "--resume", str(home / "run"))])()
+    uses = [
+        ("train", "--resume", "run"),
+        ("train", "--resume", "run", "--accept-changed-data"),
+        ("train", "run", "--dry-run"),
+        ("show", "run"),
+        ("show", "run", "--json"),
+        ("runs", ".", "--json"),
+        ("condition", "--checkpoints", "run", "--samples", "2"),
+        ("redesign", "run", "--depth", "1", "-o", "out"),
+        ("export", "run", "--format", "timm", "-o", "out"),
+    ]
+    if draw.random() < 0.3:
+        leanify.load(home / "run")
+    else:
+        command(*draw.choice(uses))
+
+
+def of_predict(draw: random.Random, home: Path) -> None:
+    """A run on own data, or what it is applied to, damaged."""
+    run, inputs = draw.choice([("run-images", "images"), ("run-texts", f"rows.{draw.choice(['csv', 'jsonl', 'txt'])}")])
+    damaged = home / draw.choice([run, inputs])
+    mutate(draw, damaged if damaged.is_file() else some_file(draw, damaged))
+    command("predict", run, inputs, "--format", draw.choice(["table", "json", "csv", "markdown"]))
+
+
+def of_own_data(draw: random.Random, home: Path) -> None:
+    """A folder of images, tables or texts: what lies there is looked at, or trained on."""
+    folder, recipe = draw.choice(
+        [("images", "images"), ("pictures", "images"), ("glue/sst2", "sentences"), ("texts/0.txt", "text")]
+    )
+    for _ in range(draw.choice([1, 1, 4])):
+        mutate(draw, some_file(draw, home / folder.partition("/")[0]))
+    settings = [f"data.path={home / folder}", f"data.on_error={draw.choice(['stop', 'skip'])}"]
+    if recipe == "images":
+        settings += [f"model.override.{key}={TIMM[key]}" for key in ("patch_size", "embed_dim", "depth", "num_heads")]
+    if draw.random() < 0.2:
+        command("train", folder)
+    else:
+        command("train", f"own-{recipe}", "--dry-run", *(part for word in settings for part in ("--set", word)))
+
+
+def of_cache(draw: random.Random, home: Path) -> None:
+    """What is kept in the user's cache, damaged between two uses: prices, embeddings, token ids, tokenizers, draws."""
+    import numpy as np
+
+    from leanify.data import cache, corpus, tokens
+
+    tokens.LARGE = 100  # bytes: the ids of a small text are kept as those of a large one
+    encode, _ = corpus.encoder(None, 256)
+    teach = ("train", "hf", "--teacher", "hf", "--dry-run", "--set", "data.path=rows.csv", "--set", "data.holdout=0.2")
+    words = ("train", "masked-small", "--dry-run", "--set", f"data.path={home}/rows.txt", "--set")
+    uses: list[Callable[[], Any]] = [
+        lambda: command("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"),
+        lambda: command(*teach, "--set", "model.class=BertModel"),
+        lambda: tokens.of_text(tokens.Text(home / "rows.txt"), encode, "bytes").ids.sum(),
+        lambda: command(*words, "data.tokenizer=wordpiece-100", "--set", "data.length=8"),
+        lambda: cache.cached("drawn", {"a": 1}, lambda: {"x": np.arange(5), "y": np.zeros((2, 3))}),
+    ]
+    use = draw.choice(uses)
+    use()
+    mutate(draw, some_file(draw, cache.home()))
+    use()
 
 
 def of_tensors(draw: random.Random, home: Path) -> None:
     from leanify.sources import tensors
 
-    file = home / draw.choice(["a.pt", "a.safetensors"])
+    file = home / "loose" / draw.choice(["a.pt", "a.bin", "model.safetensors"])
     mutate(draw, file)
-    tensors.read_tensors(file)
+    if draw.random() < 0.6:
+        tensors.read_tensors(file)
+    else:
+        command("redesign", "lean-timm", "--depth", "1", "-o", "out", "--weights", f"loose/{file.name}")
 
 
 def of_recipe(draw: random.Random, home: Path) -> None:
@@ -388,7 +275,9 @@ def of_images(draw: random.Random, home: Path) -> None:
 
 
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {
-    name.removeprefix("of_"): function for name, function in list(globals().items()) if name.startswith("of_")
+    name.removeprefix("of_"): function
+    for name, function in [*vars(fuzz_commands).items(), *globals().items()]
+    if name.startswith("of_")
 }
 TEXTS = ("rows.jsonl", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet")
 NEEDED = {
@@ -401,7 +290,10 @@ NEEDED = {
     "probe": ("lean-timm", "images"),
     "lean_directory": ("lean-timm", "lean-hf"),
     "run": ("run",),
+    "predict": ("run-images", "run-texts", "images", *TEXTS),
+    "own_data": ("images", "pictures", "glue", "texts", "hf"),
+    "cache": ("hf", "lean-timm", *TEXTS),
     "images": ("images",),
-    "tensors": ("a.pt", "a.safetensors"),
+    "tensors": ("loose", "lean-timm"),
     "table": TEXTS,
 }

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz_files import HF, RECIPE
+from fuzz_intact import HF, RECIPE
 from safetensors.torch import save_file
 
 import leanify

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from runs import DIGITS
 from test_hostile_runs import TEXT, Watcher
 
 from leanify import machine, training
-from leanify.data import image_folder, probe_inputs, text
+from leanify.data import cache, image_folder, probe_inputs, text, tokens
 from leanify.data.common import chosen, shares
+from leanify.data.corpus import encoder
 from leanify.data.faults import Faults
 from leanify.data.image_batches import ImageFolder
+from leanify.design import price_cache
 from leanify.errors import DataError, LeanifyError, RecipeError
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
-from leanify.training import loop
+from leanify.training import loop, taught
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 GOOD = '{"text": "the quick brown fox jumps over the lazy dog"}\n'
@@ -122,6 +125,45 @@ def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is empty, so every word would be unknown: .* spiece\.model") as found:
         text.encoder(tmp_path, 100)
     assert "\n" not in str(found.value)
+
+
+# -- what is kept in the cache -----------------------------------------------------------------------------------------
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "gone": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "others": lambda file: file.write_bytes(b"[]"),
+    "folder": lambda file: (file.unlink(), file.mkdir()),
+    "pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+    "endless": lambda file: (file.unlink(), file.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tokens, "LARGE", 0)
+    (tmp_path / "text").write_text("some words")
+    ids = tokens.of_text(tokens.Text(tmp_path / "text"), encoder(None, 256)[0], "bytes").ids.tolist()
+    arrays, file = cache.cached("drawn", {}, lambda: {"x": np.arange(3)})
+    price_cache.write(tmp_path / "price", "key", [1])
+    np.save(tmp_path / "answers.npy", np.ones((3, 2), np.float16))
+    kept = [path for path in (tmp_path / "leanify" / "tokens").rglob("*") if path.is_file()]
+    assert len(kept) == 2
+    for path in kept:
+        DAMAGE[damage](path)
+        assert tokens.of_text(tokens.Text(tmp_path / "text"), encoder(None, 256)[0], "bytes").ids.tolist() == ids
+    for path in (file, tmp_path / "price", tmp_path / "answers.npy"):
+        DAMAGE[damage](path)
+    assert price_cache.read(tmp_path / "price", "key", list) is None
+    assert taught._read(tmp_path / "answers.npy", 3) is None
+    if damage == "folder":
+        with pytest.raises(DataError, match=r"could not be saved in .*XDG_CACHE_HOME"):
+            cache.cached("drawn", {}, lambda: {"x": np.arange(3)})
+    else:
+        assert cache.cached("drawn", {}, lambda: {"x": np.arange(3)})[0].keys() == arrays.keys()
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

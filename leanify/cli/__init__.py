@@ -81,6 +81,7 @@ def _speaking(command: Callable[..., None]) -> Callable[..., None]:
 def main() -> None:
     """The console script: prints a LeanifyError as one message on stderr and exits with code 2."""
     warnings.formatwarning = lambda message, *_: f"{broken(f'leanify: warning: {message}', columns())}\n"
+    _reopen()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print ? for κ and × if the locale cannot encode them
@@ -110,6 +111,18 @@ def main() -> None:
     except Exception as error:
         _say_unexpected(error)
         raise SystemExit(1) from None
+
+
+def _reopen() -> None:
+    """Open what the caller closed (``>&-``): else the next file that is opened gets its number, and what is printed.
+
+    Standard output then fails as on a full disk, instead of losing the results without a word.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if handle == number:  # the lowest that is free
+                setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def _say_unexpected(error: Exception) -> None:

@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -18,9 +18,32 @@ from leanify.errors import DataError
 Arrays = dict[str, np.ndarray]
 
 
+NAMES = "__names__"  # the member of an archive that lists the others: damage may rename one
+
+
 def home() -> Path:
-    """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify if that is not set."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"
+    """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify; a temporary one for a user without home."""
+    with contextlib.suppress(RuntimeError):  # no HOME, and no user of this number either
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"
+    return Path(tempfile.gettempdir()) / f"leanify-{os.getuid()}"
+
+
+def regular(path: Path) -> Path:
+    """The path of a file. Raises OSError for a pipe, which nobody may write to, and a device, which may have no end."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    return path
+
+
+def beside(place: Path, what: str) -> Path:
+    """A new hidden folder beside a place of the cache, to be renamed to it. Raises DataError."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    except OSError as error:
+        raise DataError(
+            f"{what} could not be saved in {place.parent} ({error.strerror}); choose another folder with XDG_CACHE_HOME"
+        ) from error
 
 
 def cached(
@@ -34,20 +57,23 @@ def cached(
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]
     path = (home() if folder is None else folder) / f"{name}-{digest}.npz"
     try:
-        with path.open("rb") as file:
-            return dict(np.load(file, allow_pickle=False)), path
-    except (OSError, ValueError, EOFError, BadZipFile, KeyError):
+        with regular(path).open("rb") as file:
+            kept = dict(np.load(file, allow_pickle=False))
+        names = kept.pop(NAMES, None)
+        if names is None or sorted(kept) == sorted(names.tolist()):
+            return kept, path
+    except Exception:  # a damaged archive raises what its parts happen to be taken for
         pass
     arrays = make()
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        beside.replace(path)
+        with part.open("wb") as file:
+            np.savez(file, **{NAMES: np.array(list(arrays))}, **arrays)  # type: ignore[arg-type]
+        part.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            part.unlink()
         raise DataError(
             f"{name} was generated but could not be saved in {path.parent} ({error.strerror}); choose another folder "
             "with --set data.path=FOLDER or XDG_CACHE_HOME"

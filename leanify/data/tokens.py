@@ -10,7 +10,6 @@ import codecs
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,25 +128,40 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
         return of(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
     home = cache.home() / "tokens" / digest
-    if not home.is_dir():
+    if (kept := _read(home)) is None:
+        shutil.rmtree(home, ignore_errors=True)  # a damaged one
         _keep(source, encode, home)
-    card = json.loads((home / "card.json").read_text())
-    source.faults.names.extend(card.get("skipped", []))
-    return Ids(np.memmap(home / "ids.bin", dtype=card["dtype"], mode="r"), card["bytes"], card["top"])
+        kept = _read(home)
+    if kept is None:
+        raise DataError(f"the token ids of {source} in {home} cannot be read: remove that folder")
+    source.faults.names.extend(kept[1])
+    return kept[0]
+
+
+def _read(home: Path) -> tuple[Ids, list[str]] | None:
+    """The ids, and the rows that were skipped; None where there are none, or damaged ones."""
+    try:
+        card = json.loads(cache.regular(home / "card.json").read_text("utf-8"))
+        ids = np.memmap(cache.regular(home / "ids.bin"), dtype=card["dtype"], mode="r")
+        whole = len(ids) == card["ids"] and ids.dtype.kind in "iu"
+        return (Ids(ids, int(card["bytes"]), int(card["top"])), list(map(str, card["skipped"]))) if whole else None
+    except Exception:  # a damaged card raises what its words happen to be taken for
+        return None
 
 
 def _keep(source: Text, encode: Encode, home: Path) -> None:
     """Write the cache atomically: to a temporary folder, then renamed. Concurrent writers produce the same content."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
-    size, top, kind, known = 0, 0, "", len(source.faults.names)
+    size, count, top, kind, known = 0, 0, 0, "", len(source.faults.names)
+    folder = cache.beside(home, f"the token ids of {source}")
     try:
         with (folder / "ids.bin").open("wb") as file:
             for block in blocks(source.pieces()):
                 ids = encode(block)
                 ids.tofile(file)
-                size, top, kind = size + len(block.encode()), max(top, int(ids.max(initial=0))), ids.dtype.str
-        facts = {"dtype": kind, "bytes": size, "top": top, "text": str(source), "skipped": source.faults.names[known:]}
+                size, count = size + len(block.encode()), count + len(ids)
+                top, kind = max(top, int(ids.max(initial=0))), ids.dtype.str
+        facts = {"dtype": kind, "ids": count, "bytes": size, "top": top, "text": str(source)}
+        facts["skipped"] = source.faults.names[known:]
         (folder / "card.json").write_text(json.dumps(facts))
         if not home.exists():
             folder.rename(home)

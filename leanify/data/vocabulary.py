@@ -8,10 +8,10 @@ DIR or a hub id    loaded by AutoTokenizer
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -105,8 +105,11 @@ def _wordpiece(size: int, lines: Lines, key: str) -> Any:
     if size < 64:
         raise DataError(f"a wordpiece of {size} tokens is too small to spell words; use at least 64, better thousands")
     home = cache.home() / "tokenizers" / f"wordpiece-{size}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
-    if not lies_in(home):
-        _keep(_dressed(_trained(size, lines)), home)
+    if lies_in(home):
+        with contextlib.suppress(DataError):
+            return load(str(home))
+        shutil.rmtree(home, ignore_errors=True)  # a damaged one
+    _keep(_dressed(_trained(size, lines)), home)
     return load(str(home))
 
 
@@ -158,8 +161,7 @@ def _dressed(made: Any) -> Any:
 
 def _keep(tokenizer: PreTrainedTokenizerBase, home: Path) -> None:
     """Cache a tokenizer atomically: in a temporary folder, then renamed. Concurrent writers write the same content."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
+    folder = cache.beside(home, "the tokenizer")
     try:
         tokenizer.save_pretrained(folder)
         if not home.exists():

@@ -1,0 +1,136 @@
+"""What the fuzzer starts from: small intact files of every kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+TIMM = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 10, "embed_dim": 8, "depth": 2, "num_heads": 2}
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+HF = {
+    "bert": SMALL | {"vocab_size": 300},
+    "gpt2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 300, "n_positions": 32},
+    "llama": SMALL | {"vocab_size": 300},
+    "vit": SMALL | {"image_size": 8, "patch_size": 4},
+}
+RECIPE = """
+[model]
+source = "vit_tiny_patch16_224"
+override = { img_size = 8, patch_size = 4, in_chans = 1, num_classes = 10, embed_dim = 8, depth = 2, num_heads = 2 }
+[data]
+name = "digits"
+task = "classification"
+samples = 60
+mixup = 0.8
+[optim]
+lr = 2e-3
+clip = 1.0
+ema = 0.9
+[schedule]
+epochs = 1
+batch_size = 32
+[run]
+checkpoint_every = 1
+"""
+
+
+def samples_in(home: Path) -> None:
+    """The intact files that cases are made of; made once."""
+    import torch
+
+    import leanify
+    from leanify.sources import recipe as recipes
+
+    leanify.train(recipes.parse(RECIPE), home / "run")
+    leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), home / "lean-timm")
+    grown = leanify.grow(leanify.load("bert", overrides=HF["bert"]), factor=2)
+    leanify.save(grown, home / "lean-hf")
+    (home / "loose").mkdir()  # weights in every format, beside the configuration that they belong to
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(home / "lean-timm" / name, home / "loose" / name)
+    tensors = load_file(home / "loose" / "model.safetensors")
+    torch.save(tensors, home / "loose" / "a.pt")
+    torch.save({"state_dict": tensors, "epoch": 3, "args": {"lr": [0.1]}}, home / "loose" / "a.bin")
+    shapes = ("small=depth:1,heads:2,mlp:32", "wide=depth:1,heads:4,mlp:16", "thin=depth:2,heads:2,mlp:16")
+    designs = ("baseline", *shapes)  # as many as a surface over shapes needs
+    leanify.compare(recipes.parse(RECIPE), home / "study", seeds=2, designs=designs, measure=False)
+    _tables(home)
+    _images(home / "images")
+    _upstreams(home)
+    _runs_on_own_data(home)
+
+
+def _runs_on_own_data(home: Path) -> None:
+    """A run on images and one on labelled texts, for `leanify predict`."""
+    import leanify
+    from leanify.sources import recipe as recipes
+
+    pictures = ["data.name=x", "data.samples=", "data.workers=0", "data.mixup=0", "data.holdout=0"]
+    pictures += ["model.override.in_chans=3", "model.override.num_classes=2"]
+    leanify.train(recipes.parse(RECIPE), home / "run-images", settings=[*pictures, f"data.path={home / 'images'}"])
+    texts = [f"data.path={home / 'rows.csv'}", "data.holdout=0.2", "schedule.epochs=1", "schedule.batch_size=8"]
+    leanify.train(home / "hf", home / "run-texts", settings=[*texts, "schedule.warmup=0"])
+
+
+def _tables(home: Path) -> None:
+    """Texts with and without labels: lines, commas, tabs, columns; and a folder as GLUE has it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"text": f"here are {i} cats, a κ and {i * i} mice", "label": i % 2} for i in range(30)]
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "rows.csv").write_text("text,label\n" + "".join(f'"{row["text"]}",{row["label"]}\n' for row in rows))
+    tabs = "sentence\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in rows)
+    (home / "rows.tsv").write_text(tabs)
+    (home / "rows.txt").write_text("<|endoftext|>".join(str(row["text"]) for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), home / "rows.parquet")
+    (home / "texts").mkdir()
+    for number in range(4):
+        (home / "texts" / f"{number}.txt").write_text("a line of a text, and one more\n" * 20)
+    (home / "glue" / "sst2").mkdir(parents=True)
+    for split in ("train", "dev"):
+        (home / "glue" / "sst2" / f"{split}.tsv").write_text(tabs)
+
+
+def _images(folder: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    for split in ("train", "validation"):
+        for kind in ("a", "b"):
+            (folder / split / kind).mkdir(parents=True)
+            for number, suffix in enumerate(("png", "jpg", "gif", "tif", "webp", "bmp")):
+                pixels = np.full((8, 8, 3), 30 * number, dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / kind / f"{number}.{suffix}")
+    for split in ("train", "validation"):
+        files = sorted((folder / split).rglob("*.*"))
+        rows = [f"{file.relative_to(folder)},{file.parent.name}\n" for file in files]
+        (folder.parent / "pictures").mkdir(exist_ok=True)
+        (folder.parent / "pictures" / f"{split}.csv").write_text("path,label\n" + "".join(rows))
+    shutil.copytree(folder, folder.parent / "pictures", dirs_exist_ok=True)
+
+
+def _upstreams(home: Path) -> None:
+    """Directories as transformers writes them: shards and a tokenizer, a torch file, an adapter of PEFT."""
+    import torch
+
+    import leanify
+    from leanify.data.vocabulary import tokenizer_of
+
+    model: Any = leanify.load("bert", overrides=HF["bert"] | {"max_position_embeddings": 32})
+    model.save_pretrained(home / "hf", max_shard_size="5KB")
+    tokenizer_of("bytes", lambda: [], "")[0].save_pretrained(home / "hf")
+    (home / "hf" / "generation_config.json").write_text(json.dumps({"max_length": 20, "temperature": 1.0}))
+    (home / "bin").mkdir()
+    shutil.copy(home / "hf" / "config.json", home / "bin")
+    torch.save(model.state_dict(), home / "bin" / "pytorch_model.bin")
+    (home / "adapter").mkdir()
+    adapter = {"peft_type": "LORA", "task_type": None, "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
+    (home / "adapter" / "adapter_config.json").write_text(json.dumps(adapter | {"base_model_name_or_path": "hf"}))
+    rank = {"lora_A": torch.ones(2, 8), "lora_B": torch.ones(8, 2)}
+    name = "base_model.model.encoder.layer.0.attention.self.query"
+    save_file({f"{name}.{k}.weight": v for k, v in rank.items()}, home / "adapter" / "adapter_model.safetensors")

@@ -1,0 +1,198 @@
+"""Every command where streams, the terminal or the user's home are not what they should be: it works, or one message.
+
+Commands run in forks of this process, which has their imports; what the interpreter does at its start is done by hand.
+`tests/test_hostile_data.py` has the same in processes of their own for a few.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fuzz_intact import RECIPE, TIMM
+
+import leanify
+from leanify.cli import COMMANDS, main
+from leanify.sources import recipe as recipes
+
+Ends = tuple[int, int]
+TYPED = {
+    "redesign": "redesign lean --depth 1",
+    "train": "train run --dry-run",
+    "compare": "compare run --dry-run --designs baseline,x=depth:1,heads:2,mlp:16",
+    "glue": "glue --help",
+    "profile": "profile lean --no-measure",
+    "condition": "condition lean --samples 2",
+    "export": "export lean --format timm -o out",
+    "recipes": "recipes digits",
+    "runs": "runs .",
+    "show": "show run",
+    "predict": "predict --help",
+    "zoo": "zoo --library timm",
+    "all": "--help",
+    "list": "train --list",
+}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("here")
+    leanify.train(recipes.parse(RECIPE), folder / "run")
+    leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), folder / "lean")
+    return folder
+
+
+def ran(line: str, folder: Path, change: Callable[[], None], reader: bool = True) -> tuple[int, str, str]:
+    """Exit code, standard output and error of a command in a fork after ``change``. Without ``reader`` nobody reads."""
+    return forked(line, folder, change, os.pipe(), os.pipe(), reader)
+
+
+def forked(
+    line: str, folder: Path, change: Callable[[], None], out: Ends, err: Ends, reader: bool = True
+) -> tuple[int, str, str]:
+    """The same with the two ends of either stream, to read from and to write to."""
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.dup2(out[1], 1), os.dup2(err[1], 2)
+            for end in {*out, *err}:
+                os.close(end)
+            write_as("utf-8")
+            os.chdir(folder)
+            change()
+            sys.argv = ["leanify", *line.split()]
+            code = _ended()
+        finally:
+            os._exit(code)
+    for end in {out[1], err[1]}:
+        os.close(end)
+    if not reader:
+        os.close(out[0])
+    said = _read([err[0], out[0]] if reader else [err[0]])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code, said.get(out[0], b"").decode("latin-1"), said[err[0]].decode("latin-1")
+
+
+def write_as(encoding: str) -> None:
+    """Streams as the interpreter makes them at its start."""
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding=encoding, closefd=False) for n in (1, 2))
+
+
+def _ended() -> int:
+    """The exit code of the command; 120 where the interpreter could not write what is left at its end."""
+    code = 0
+    try:
+        main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = 120
+    return code
+
+
+def _read(ends: list[int]) -> dict[int, bytes]:
+    """What comes out of pipes until they are closed."""
+    found = dict.fromkeys(ends, b"")
+    left = set(ends)
+    while left:
+        for end in select.select(list(left), [], [])[0]:
+            try:
+                piece = os.read(end, 1 << 16)
+            except OSError:  # a terminal whose other end is closed
+                piece = b""
+            found[end] += piece
+            if not piece:
+                left.discard(end)
+                os.close(end)
+    return found
+
+
+def is_plain(err: str) -> bool:
+    return "Traceback" not in err and "unexpected error" not in err
+
+
+def full() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+
+def closed() -> None:
+    os.close(1)
+    sys.stdout = None  # type: ignore[assignment]
+
+
+def latin() -> None:
+    write_as("latin-1")
+
+
+def homeless() -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "LEANIFY_PRICES", "HF_HOME"):
+        os.environ.pop(name, None)
+
+
+def unwritable() -> None:
+    """A home where nobody can write, not even root."""
+    homeless()
+    os.environ["HOME"] = "/proc/1/nobody"
+
+
+def unheard_errors() -> None:
+    os.close(2)
+    sys.stderr = None  # type: ignore[assignment]
+
+
+SLOW = ("train", "compare", "condition", "export")  # 1 to 10 s each
+EVERY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in TYPED]
+)
+
+
+def test_every_command_is_tried() -> None:
+    assert set(COMMANDS) <= TYPED.keys()
+
+
+@EVERY
+@pytest.mark.parametrize("change", [full, closed])
+def test_output_that_cannot_be_written_is_one_message(name: str, change: Callable[[], None], here: Path) -> None:
+    code, out, err = ran(TYPED[name], here, change)
+    assert (code, out) == (1, "")
+    assert is_plain(err), err
+    assert err.splitlines()[-1].startswith("leanify: standard output could not be written: ")
+
+
+@EVERY
+def test_a_reader_that_ends_early_ends_the_command(name: str, here: Path) -> None:
+    """As with `| head -1`: no word of complaint."""
+    code, _, err = ran(TYPED[name], here, lambda: None, reader=False)
+    assert code == 1
+    assert is_plain(err), err
+    assert "roken pipe" not in err
+
+
+@EVERY
+@pytest.mark.parametrize("change", [latin, homeless, unwritable, unheard_errors])
+def test_a_poor_environment_changes_no_result(name: str, change: Callable[[], None], here: Path) -> None:
+    code, out, err = ran(TYPED[name], here, change)
+    assert code == 0, err
+    assert out.strip()
+    assert is_plain(out + err)
+
+
+@pytest.mark.parametrize("name", ["redesign", "condition", "recipes", "zoo", "all"])
+def test_a_dumb_terminal_gets_no_escapes(name: str, here: Path) -> None:
+    """Standard output and error are a terminal that only prints."""
+    terminal = pty.openpty()
+    code, shown, _ = forked(TYPED[name], here, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
+    assert code == 0, shown
+    assert shown.strip()
+    assert "\x1b" not in shown
