@@ -1,11 +1,11 @@
-"""What can go wrong, for callers to catch.
+"""The exceptions that callers can catch.
 
     LeanifyError
      ├─ SourceError         a name, path or checkpoint that does not lead to a model
      ├─ UnsupportedModel    a model whose attention cannot be redesigned, with the reason
      ├─ ShapeError          a shape that this model cannot take (heads that break key/value groups, …)
-     ├─ RecipeError         a recipe with an unknown key, a wrong type, or none of that name
-     ├─ BudgetError         a budget that is malformed or that no design reaches
+     ├─ RecipeError         a recipe with an unknown key or a wrong type, or an unknown recipe
+     ├─ BudgetError         a budget that is malformed or that no design meets
      ├─ DataError           data that cannot be read or does not fit the model
      ├─ TrainingError       training that cannot continue: the loss is not finite, the disk is full
      └─ DirectoryError      an output directory that cannot be written, or an input directory without a model
@@ -15,16 +15,16 @@ Every message says what was asked, what was found and what would work. The comma
 
 
 class LeanifyError(Exception):
-    """Base of every error that leanify raises on purpose.
+    """Base class of all errors that leanify raises deliberately.
 
-    ``shared``: every process of a launch raises it alike, so the first one prints it for all.
+    ``shared`` errors are raised by every process of a launch, so only the first process prints them.
     """
 
     shared = False
 
 
 class SourceError(LeanifyError):
-    """A SOURCE that does not lead to a model."""
+    """A SOURCE that is not a model, or cannot be loaded."""
 
 
 class UnsupportedModel(LeanifyError):
@@ -32,15 +32,15 @@ class UnsupportedModel(LeanifyError):
 
 
 class ShapeError(LeanifyError):
-    """A shape that the model cannot take."""
+    """A shape that the model cannot have."""
 
 
 class RecipeError(LeanifyError):
-    """A recipe that is malformed, or that does not exist."""
+    """A recipe that is malformed or does not exist."""
 
 
 class BudgetError(LeanifyError):
-    """A budget that is malformed, or below what any design reaches."""
+    """A budget that is malformed, or that no design meets."""
 
 
 class DataError(LeanifyError):
@@ -48,7 +48,7 @@ class DataError(LeanifyError):
 
 
 class DirectoryError(LeanifyError):
-    """An output directory that cannot be written, or an input directory that holds no model."""
+    """An output directory that cannot be written, or an input directory without a model."""
 
 
 class TrainingError(LeanifyError):

@@ -1,4 +1,4 @@
-"""The terminal: its width, messages, and progress for whoever is watching. Imports rich, and nothing of leanify."""
+"""The terminal: console width, messages and progress bars. Imports rich, nothing from leanify."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def console() -> Console:
 COMMAND = re.compile(r"(?:leanify|pip install|--set) [^,;)\n]*")
 
 
-def say(words: str) -> None:
-    """A message on standard error; where that is a terminal, its lines break between words."""
-    print(broken(words, columns()), file=sys.stderr)
+def say(message: str) -> None:
+    """Print a message on standard error; on a terminal, wrap it between words."""
+    print(broken(message, columns()), file=sys.stderr)
 
 
-def broken(words: str, width: int | None) -> str:
-    """The words in lines of at most ``width``; a command that fits into a line stays in one, to be copied."""
+def broken(message: str, width: int | None) -> str:
+    """Wrap a message to ``width``; a command that fits into one line is not broken, so that it can be copied."""
     if width is None:
-        return words
-    joined = COMMAND.sub(lambda match: match[0].replace(" ", "\0") if len(match[0]) <= width else match[0], words)
+        return message
+    joined = COMMAND.sub(lambda match: match[0].replace(" ", "\0") if len(match[0]) <= width else match[0], message)
     lines = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in joined.split("\n")]
     return "\n".join("\n".join(some) for some in lines).replace("\0", " ")
 
 
 def columns() -> int | None:
-    """The width of the terminal that standard error is; None where it is none."""
+    """The width of the terminal on standard error; None if it is not a terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or None if sys.stderr.isatty() else None
     except (OSError, ValueError, AttributeError):
@@ -60,7 +60,7 @@ def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T
             yield item
 
 
-_shown: list[Any] = []  # what is drawn now comes last: an inner bar takes the place of the outer one
+_shown: list[Any] = []  # active displays, the visible one last: an inner bar replaces the outer one
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from leanify.terminal import broken, columns, say
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = {  # with what `leanify --help` says of each, in one line
+COMMANDS = {  # with the line that `leanify --help` shows for each
     "redesign": "Trade layers for heads under a budget.",
     "train": "Train a recipe or a model, on your own data or a built-in set.",
     "compare": "Train baseline, lean and control; say whether lean pays.",

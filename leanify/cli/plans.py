@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from leanify.warm.plan import Carrying
 
 KAPPA = "κ random"
-WIDEST = 1000  # columns; what a table would take if there were room
+WIDEST = 1000  # columns: the width of a table without limits
 Column = tuple[str, Callable[["Design"], str]]
 
 
@@ -157,7 +157,7 @@ def _experts(every: int, active: int) -> str:
     return "–" if not every else f"{active} of {every}" if active else str(every)
 
 
-# what of a stage's shape (depth, heads, head_dim, inner, mlp, experts, active ones) is shown
+# columns of a stage's shape (depth, heads, head_dim, inner, mlp, experts, active experts)
 SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
     ("depth", lambda shape: str(shape[0])),
     ("heads × dim", lambda shape: f"{shape[1]} × {shape[2]}"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LONGEST = 60  # characters of a text that are shown
 SHORT = 30  # characters of a sample's place, which then stays in one line
-SHOWN = 3  # classes beside the first
+SHOWN = 3  # classes shown in addition to the first
 
 
 def predict(
@@ -73,7 +73,7 @@ def _print(found: list[Prediction]) -> None:
 
 
 def _others(one: Prediction) -> str:
-    """The likeliest classes beside the answer, or labels with theirs among them, likeliest first."""
+    """The most likely other classes with their probabilities, most likely first."""
     rest = {name: p for name, p in one.probabilities.items() if name != one.answer}
     return ", ".join(f"{name} {rest[name]:.1%}" for name in sorted(rest, key=rest.__getitem__, reverse=True)[:SHOWN])
 

@@ -1,4 +1,4 @@
-"""A training run on the screen: progress while it goes, and what came of it."""
+"""Show a training run on the terminal: progress, then the results."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def print_end(run: RunDirectory, recipe: str | None) -> None:
-    """The best and the last evaluation, the test split's, where the run lies, and what to type next."""
+    """Print the best, last and test evaluations, the run's folder, and commands to type next."""
     from shlex import quote
 
     from leanify.cli.tables import table
@@ -198,7 +198,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     out.print(f"      leanify profile {path} {quote(run.recipe.model.source)}", soft_wrap=True)
     data = run.recipe.data
     if data is not None and is_own(data):
-        recipe = data.path  # a model's name alone says nothing of the data
+        recipe = data.path  # a model's name does not determine the data
         out.print(f"      leanify predict {path} FILES", soft_wrap=True)
     if recipe is not None:
         out.print(f"      leanify compare {quote(recipe)}", soft_wrap=True)

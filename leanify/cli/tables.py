@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leanify.training.glue_table import Report, Score
 
 
-WIDEST = 1000  # columns; what a table would take if there were room
+WIDEST = 1000  # columns: the width of a table without limits
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:

@@ -15,7 +15,7 @@ from leanify.cli.options import Format, Json, complete_recipe
 if TYPE_CHECKING:
     from leanify.sources.recipe import Recipe
 
-MODELS = ("recipe.toml", "leanify.json", "config.json", "adapter_config.json")  # what a folder of a model holds
+MODELS = ("recipe.toml", "leanify.json", "config.json", "adapter_config.json")  # files that mark a folder as a model
 
 
 def train(

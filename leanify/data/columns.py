@@ -7,7 +7,7 @@ from typing import Any
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 CONLL = (".conll", ".iob", ".iob2", ".bio")  # a token and its tag a line (`conll`)
-IMAGES = (".png", ".jpg", ".jpeg")  # what timm reads from folders
+IMAGES = (".png", ".jpg", ".jpeg")  # formats that timm reads from folders
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),

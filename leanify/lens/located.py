@@ -212,7 +212,7 @@ def ancestors(path: str) -> Iterator[str]:
 
 
 def routers_of(mixture: str, sites: Iterable[Site]) -> list[Site]:
-    """The sites that follow the number of experts of the mixture at this path: those beside it, and what is around."""
+    """The sites whose sizes depend on the experts of the mixture at this path: its siblings and its parent."""
     around = mixture.rpartition(".")[0]
     return [
         site for site in sites if site.reading.is_table and site.sizes.keys() & {"x", "a"} and within(site.path, around)

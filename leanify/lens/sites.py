@@ -108,9 +108,9 @@ def sites_of(model: nn.Module) -> list[Site]:
 
 
 def _with_active(mixture: Site, sites: list[Site]) -> Site:
-    """A mixture whose router says how many of its experts are active, where a row describes one."""
-    said = next((router.sizes["a"] for router in routers_of(mixture.path, sites) if "a" in router.sizes), None)
-    return mixture if said is None else replace(mixture, sizes={**mixture.sizes, "a": said})
+    """Set a mixture's number of active experts from its router, if the router has a row."""
+    active = next((router.sizes["a"] for router in routers_of(mixture.path, sites) if "a" in router.sizes), None)
+    return mixture if active is None else replace(mixture, sizes={**mixture.sizes, "a": active})
 
 
 _ATTENTION_LIKE = re.compile(r"Attention|Attn|MultiHead|MHA", re.IGNORECASE)

@@ -191,7 +191,7 @@ def _check_ends(located: LocatedModel, new: Architecture) -> None:
 
 
 def _check_routers(located: LocatedModel, new: Architecture) -> None:
-    """Refuse another number of experts where no row describes what chooses among them, or where it cannot choose."""
+    """Refuse to change the number of experts if the router has no row, or cannot route with the new numbers."""
     for found, stage in zip(located.stages, new.stages, strict=True):
         for layers, block in zip(found.blocks, stage.blocks, strict=False):  # blocks beyond repeat the last
             for layer, wanted in zip(layers, block, strict=True):

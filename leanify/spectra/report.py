@@ -176,7 +176,7 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
 
 
 def _known(kappa: float, bounds: tuple[float, float]) -> str:
-    """κ, or the least it can be where the rounding of A's entries leaves it open upwards."""
+    """κ, or only its lower bound if the rounding of A's entries leaves it unbounded above."""
     return f"> {figures(bounds[0])}" if math.isinf(bounds[1]) else figures(kappa)
 
 

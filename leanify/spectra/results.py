@@ -94,7 +94,7 @@ class LayerProbe:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Between these the mean lies, however A's entries were rounded; infinite above where an A may be singular."""
+        """Bounds of the mean κ under the rounding of A's entries; the upper one is infinite if an A may be singular."""
         return self.mean("low"), self.mean("high")
 
     @property
@@ -152,7 +152,7 @@ class Probe:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Between these ``kappa`` lies; NaN if only vectors are there."""
+        """Bounds of ``kappa``; NaN if there are only vectors."""
         bounds = [layer.bounds for layer in self.layers if not layer.is_vector]
         if not bounds:
             return math.nan, math.nan

@@ -1,16 +1,17 @@
-"""Singular values of many matrices: fast, with a bound on the error of κ.
+"""Fast singular values of many matrices, with a bound on the error of κ.
 
-σ² are the eigenvalues of the smaller Gram matrix, AAᵀ or AᵀA, in float64. Squaring costs half the digits of small
-singular values, so each result carries its own bound; a matrix whose bound exceeds `TOLERANCE` is done again by SVD.
+σ² are the eigenvalues of the smaller Gram matrix, AAᵀ or AᵀA, in float64. Squaring loses half the digits of small
+singular values, so each result has its own error bound, and a matrix whose bound exceeds `TOLERANCE` is recomputed by
+SVD.
 
-Two limits, not to be confused:
+There are two different sources of error:
 
-    arithmetic   how well float64 finds the singular values of the matrix given: `Spectra.error`, below 1e-6 up to
+    arithmetic   of computing the given matrix's singular values in float64: `Spectra.error`, below 1e-6 up to
                  κ ≈ 1e4 by the Gram matrix and up to κ ≈ 1e8 by the SVD
-    entries      how well the matrix given stands for the one meant: its entries were rounded to their own dtype.
-                 The κ of the matrix meant lies between `Spectra.low` and `Spectra.high`. Singular values below that
-                 noise do not count towards `Spectra.rank`; where one is, `high` is infinite. For float32 entries
-                 `high` is finite for every κ below 1e6; how far above depends on how flat the spectrum is
+    entries      of the given matrix itself, whose entries were rounded to their own dtype. The κ of the exact matrix
+                 is between `Spectra.low` and `Spectra.high`. Singular values below that noise do not count towards
+                 `Spectra.rank`; if there is one, `high` is infinite. For float32 entries `high` is finite for every κ
+                 below 1e6; how far above depends on how flat the spectrum is
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-TOLERANCE = 1e-6  # largest relative error of κ that is accepted from the Gram matrix
-CHUNK = 2**18  # entries that one thread takes to float64 at a time: 2 MiB, which stay in its cache
-ACCELERATOR_CHUNK = 2**26  # the same for an accelerator, which likes large batches: 512 MiB
+TOLERANCE = 1e-6  # largest relative error of κ accepted from the Gram matrix
+CHUNK = 2**18  # entries that a thread converts to float64 at a time: 2 MiB, which fit into its cache
+ACCELERATOR_CHUNK = 2**26  # the same for an accelerator, which needs large batches: 512 MiB
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -34,9 +35,9 @@ _EPS = torch.finfo(torch.float64).eps
 class Spectra:
     """Singular values of B matrices of one size, on the CPU in float64.
 
-    values  (B, k) descending, k = min(rows, columns); NaN for a matrix that holds a NaN or an infinite value
-    error   (B,) bound on the relative error of κ; infinite where float64 does not resolve σ_k
-    noise   (B,) the largest singular value that rounding the entries can have made
+    values  (B, k) descending, k = min(rows, columns); NaN for a matrix that contains NaN or an infinite value
+    error   (B,) bound on the relative error of κ; infinite if float64 does not resolve σ_k
+    noise   (B,) the largest singular value that rounding of the entries can produce
     """
 
     values: Tensor
@@ -45,32 +46,32 @@ class Spectra:
 
     @property
     def rank(self) -> Tensor:
-        """(B,) singular values above the noise."""
+        """(B,) the number of singular values above the noise."""
         return (self.values > self.noise[:, None]).sum(-1)
 
     @property
     def kappa(self) -> Tensor:
-        """(B,) σ_1/σ_k of the matrix given (Definition 3.1); infinite where float64 cannot tell σ_k from 0."""
+        """(B,) σ_1/σ_k of the given matrix (Definition 3.1); infinite if float64 cannot distinguish σ_k from 0."""
         ratio: Tensor = self.values[:, 0] / self.values[:, -1]
         return torch.where(self.error.isinf(), torch.inf, ratio)
 
     @property
     def low(self) -> Tensor:
-        """(B,) the least κ of any matrix within the noise: by Weyl, no σ moves by more than that."""
+        """(B,) the smallest κ of any matrix within the noise: by Weyl, no σ moves by more than the noise."""
         moved = self._moved
         low: Tensor = (self.values[:, 0] - moved) / (self.values[:, -1] + moved)
         return torch.where(self.values[:, 0] > moved, low.clamp_min(1), 1.0)
 
     @property
     def high(self) -> Tensor:
-        """(B,) the largest κ of any matrix within the noise; infinite where one of them is singular."""
+        """(B,) the largest κ of any matrix within the noise; infinite if one of them is singular."""
         moved = self._moved
         high: Tensor = (self.values[:, 0] + moved) / (self.values[:, -1] - moved)
         return torch.where(self.values[:, -1] > moved, high, torch.inf)
 
     @property
     def _moved(self) -> Tensor:
-        """(B,) by how much σ_1 and σ_k may be off: the entries' noise, and the arithmetic's share of σ_k."""
+        """(B,) the possible error of σ_1 and σ_k: the entries' noise plus the arithmetic error of σ_k."""
         return self.noise + torch.where(self.error.isinf(), 0.0, self.error * self.values[:, -1])
 
     @property
@@ -88,7 +89,7 @@ class Spectra:
 
 
 def spectra(matrices: Tensor) -> Spectra:
-    """The spectra of (B, rows, columns), in pieces: by threads on the CPU, one piece after another elsewhere."""
+    """The spectra of (B, rows, columns), computed in pieces: in parallel threads on the CPU, in sequence elsewhere."""
     on_cpu = matrices.device.type == "cpu"
     size = max(1, (CHUNK if on_cpu else ACCELERATOR_CHUNK) // matrices[0].numel())
     count = -(-len(matrices) // size)
@@ -98,7 +99,7 @@ def spectra(matrices: Tensor) -> Spectra:
 
 
 def _on_threads(matrices: Tensor, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """One thread a piece, as many pieces for each: at these sizes LAPACK's and BLAS' own threads gain nothing."""
+    """One thread per piece, because at these sizes the threads of LAPACK and BLAS gain nothing."""
     threads = torch.get_num_threads()
     pieces = matrices.tensor_split(min(len(matrices), -(-count // threads) * threads))
     torch.set_num_threads(1)
@@ -121,7 +122,7 @@ def _workers(threads: int) -> ThreadPoolExecutor:
 
 @torch.inference_mode()
 def _solve(piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(values, error, noise) of one piece: by the Gram matrix, then by SVD where its bound is too large."""
+    """(values, error, noise) of one piece: by the Gram matrix, then by SVD for matrices with too large a bound."""
     matrices = piece.double()
     values, error = _by_gram(matrices)
     again = error > TOLERANCE
@@ -134,8 +135,8 @@ def _by_gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """(singular values, error of κ). Weyl: no eigenvalue moves by more than ‖δG‖₂ when G is rounded to G + δG.
 
     ‖δG‖₂ ≤ 2·√(rows + columns)·eps·λ_max is the statistical form of the rounding bounds of the product and of the
-    eigensolver (Higham and Mary 2019): it holds but for rare coincidence, where the worst case would have
-    rows + columns in place of the root. The tests hold it against 40-digit arithmetic and against the SVD.
+    eigensolver (Higham and Mary 2019): it holds with high probability, while the worst case would have rows + columns
+    instead of the root. The tests check it against 40-digit arithmetic and against the SVD.
     κ = √(λ_1/λ_k) then moves by ‖δG‖₂/(2·λ_k).
     """
     rows, columns = matrices.shape[-2:]
@@ -147,7 +148,7 @@ def _by_gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _squares(gram: Tensor) -> Tensor:
-    """(B, n) eigenvalues, descending; NaN for a matrix that holds one, at which LAPACK would raise."""
+    """(B, n) eigenvalues, descending; NaN for a matrix that contains NaN, for which LAPACK would raise."""
     broken = ~gram.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     gram[broken] = 0
     squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
@@ -156,7 +157,7 @@ def _squares(gram: Tensor) -> Tensor:
 
 
 def _squares_by_numpy(matrices: Tensor) -> Tensor:
-    """The same on the CPU: NumPy computes only half of M Mᵀ (BLAS' syrk), and its OpenBLAS reduces it faster."""
+    """`_squares` on the CPU: NumPy computes only half of M Mᵀ (BLAS' syrk), and its OpenBLAS reduces it faster."""
     m = matrices.numpy()
     gram = m @ m.swapaxes(-1, -2)
     broken = ~np.isfinite(gram.diagonal(axis1=-2, axis2=-1)).all(-1)

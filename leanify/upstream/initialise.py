@@ -44,9 +44,9 @@ def initialise_model(model: Any) -> None:
 
 
 class NothingToDraw(TorchFunctionMode):
-    """Skips the drawing of random numbers on meta, where there are no values although each call costs milliseconds.
+    """Skips random initialisation on meta, where tensors have no values although each call costs milliseconds.
 
-    ``device`` is the default device meanwhile.
+    ``device`` is the default device inside the context.
     """
 
     draws = frozenset({"add_", "clamp_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})

@@ -20,7 +20,7 @@ def _ids(*shape: int) -> torch.Tensor:
     return torch.randint(5, VOCABULARY - 2, shape)
 
 
-INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # beside, or in the place of, what leanify.inputs makes
+INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {  # in addition to, or instead of, the inputs of upstream.inputs
     "csm": lambda c: {"input_ids": (ids := torch.randint(1, 60, (2, 12, c.num_codebooks))), "labels": ids, "attention_mask": None},
     "fun_asr_nano_encoder": lambda c: {"input_features": _noise(2, 12, c.num_mel_bins * c.num_stacked_frames), "input_features_mask": torch.ones(2, 12, dtype=torch.long)},
     "tvp": lambda c: {"input_ids": _ids(1, 12), "attention_mask": torch.ones(1, 12, dtype=torch.long), "pixel_values": _noise(1, c.num_frames, 3, 64, 64)},

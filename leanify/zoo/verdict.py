@@ -126,7 +126,7 @@ def _blame(model: nn.Module, call: Callable[[nn.Module], Any]) -> str:
     return f". The row to correct is that of {', '.join(rows)}" if rows else ""
 
 
-_HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # what came of the laws, by signature
+_HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # results of the laws, by signature
 
 
 def signature(model: nn.Module) -> str:
