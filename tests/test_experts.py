@@ -15,9 +15,10 @@ import leanify
 from leanify.architecture import Architecture
 from leanify.design import price_cache
 from leanify.design.appraisal import appraise
-from leanify.design.counting import count
+from leanify.design.counting import count, idle_parameters, macs, observed_on_cpu, observed_on_meta
 from leanify.design.grid import baseline_designs
 from leanify.design.prices import PriceList, StageDesign
+from leanify.lens.sites import locate
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.zoo import laws, running, tiny
@@ -213,3 +214,21 @@ def test_a_redesign_of_a_mixture_has_a_control() -> None:
     assert plan.control is not None
     assert plan.baseline.mlp == 14336
     assert all(layer.experts == 8 and layer.active == 2 for layer in plan.chosen.architecture.layers())
+
+
+@pytest.mark.parametrize("name", ["dbrx", "switch_transformers"])
+def test_experts_in_a_loop_are_counted_without_memory(name: str) -> None:
+    """They ask which of them have rows; on meta it is the first, which has them all."""
+    model = build_model(origin_of(tiny.build("hf", name)[0]), "meta")  # type: ignore[arg-type]
+    on_meta = observed_on_meta(model, 12, macs)
+    assert on_meta == observed_on_cpu(model, 12, macs)
+
+
+def test_dbrx_has_the_parameters_that_were_published() -> None:
+    """132 B in all, 36 B of them active (Databricks, 2024); four of sixteen experts."""
+    model = leanify.load("dbrx", device="meta", cls="AutoModelForCausalLM")
+    total = sum(parameter.numel() for parameter in model.parameters())
+    idle = idle_parameters(locate(model))
+    assert (round(total / 1e9), round((total - idle) / 1e9)) == (132, 36)
+    layer = next(iter(leanify.read(model).layers()))
+    assert (layer.experts, layer.active, layer.mlp) == (16, 4, 10752)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import leanify
-from leanify.design.counting import count
+from leanify.design.counting import count, macs, observed_on_cpu, observed_on_meta
 from leanify.lens import surgery
 from leanify.upstream.inputs import example_inputs
 
@@ -85,3 +85,12 @@ def test_the_default_llava_is_the_published_one() -> None:
     with pytest.warns(UserWarning, match="taken: llava-hf/llava-1.5-7b-hf"):
         model = leanify.load("llava", device="meta", cls="LlavaForConditionalGeneration")
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(7.06e9, rel=0.002)
+
+
+def test_qwen2_vl_is_counted_without_memory() -> None:
+    """On meta, where upstream's checks of values cannot pass, as many MACs as with values; its 7B size runs there."""
+    small = leanify.load("hf/qwen2_vl", overrides=QWEN2_VL, device="meta")
+    on_meta = observed_on_meta(small, 40, macs)
+    assert on_meta == observed_on_cpu(small, 40, macs) > 0
+    large = leanify.load("hf/qwen2_vl", device="meta")
+    assert observed_on_meta(large, None, macs) is not None

@@ -6,6 +6,8 @@ Nothing is estimated: upstream's own forward runs, on ``meta`` where possible, a
 from __future__ import annotations
 
 import copy
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -21,12 +23,15 @@ from leanify.design.sizes import Sizes
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
+from leanify.upstream import diffusion
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import kept_by
+from leanify.upstream.diffusion import is_diffusers
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf, origin_of
 
 Result = TypeVar("Result")
+UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 CACHED_BYTES = 2  # a number: bfloat16 or float16
 
 
@@ -42,6 +47,8 @@ def body(located: LocatedModel) -> int:
 
 def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
     """One forward pass; timm takes its image by position."""
+    if is_diffusers(model):
+        return model(**diffusion.arguments(inputs))
     return model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
 
 
@@ -80,8 +87,9 @@ class Countable(TorchFunctionMode):
     """Upstream's forward in words that counters and ``meta`` know.
 
     A product of rows with their experts' matrices is one with the first's: every row meets one matrix, and all have
-    one size. A question about values is answered as for a sample without padding: all of a mask holds, and nothing
-    that is looked for occurs.
+    one size; experts that look which of them were chosen find that it was always the first. A question about values is
+    answered as for a sample without padding: all of a mask holds, and nothing that is looked for occurs. Where a tensor
+    with values (a grid of patches) meets one without, it loses them.
     """
 
     answers: Mapping[Any, Callable[[Tensor], Any]] = {
@@ -94,11 +102,27 @@ class Countable(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "_grouped_mm":
             return torch.mm(args[0], args[1][0])
+        if func in (Tensor.nonzero, torch.where) and len(args) == 1 and _has_no_values(args[0]) and _experts_ask():
+            mask = args[0]
+            if func is torch.where:  # the rows of an expert: all
+                return (mask.new_zeros(mask.numel(), dtype=torch.long),) * mask.dim()
+            return torch.zeros(1, mask.dim(), dtype=torch.long, device="cpu")  # the experts that have rows: the first
         if func in self.answers and len(args) == 1 and not kwargs and _has_no_values(args[0]):
             return self.answers[func](args[0])
         if func is torch.Tensor.__contains__ and _has_no_values(args[0]):
             return False
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError:
+            if not any(isinstance(one, Tensor) and one.is_meta for one in args):
+                raise
+            return func(*(one.to("meta") if isinstance(one, Tensor) else one for one in args), **(kwargs or {}))
+
+
+def _experts_ask() -> bool:
+    """Whether the torch function that is answered was called by a mixture's experts."""
+    asking = sys._getframe(2).f_locals.get("self")
+    return type(asking).__name__.endswith("Experts")
 
 
 def _has_no_values(tensor: Tensor) -> bool:
@@ -154,11 +178,25 @@ def observed_on_meta(
 ) -> Result | None:
     """What ``observe`` finds in a forward pass without memory; None where it does not run."""
     try:
-        return observe(model, unmasked_inputs(model, tokens, batch=batch))
+        with _unchecked():
+            return observe(model, unmasked_inputs(model, tokens, batch=batch))
     except LeanifyError:
         raise
     except Exception:  # whatever upstream's code raises where it was never tried
         return None
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Without transformers' own checks of values (as many image tokens as features), which meta tensors cannot pass."""
+    before = os.environ.get(UNCHECKED)
+    os.environ[UNCHECKED] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(UNCHECKED)
+        if before is not None:
+            os.environ[UNCHECKED] = before
 
 
 def observed_on_cpu(

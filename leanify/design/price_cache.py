@@ -196,7 +196,7 @@ def _contents(source: str) -> list[Any] | None:
         if path.suffix == ".toml" or not path.exists():
             file = path if path.exists() else recipe.find(source)
             if file is None:
-                far = "/" in source and source.split("/")[0] not in ("timm", "hf", "leanify")
+                far = "/" in source and source.split("/")[0] not in ("timm", "hf", "diffusers", "leanify")
                 return None if far or source.startswith((".", "/", "~")) else []
             inner = _contents(recipe.load(file).model.source)
             return None if inner is None else [str(file), file.read_text("utf-8"), *inner]

@@ -198,12 +198,15 @@ def _resize_maps(
 ) -> None:
     """Resize linear maps stored as bare parameters: existing entries are kept, new inputs are zero."""
     before = {  # upstream's initialiser works in place and would overwrite tensors that keep their shape
-        name: tensor.detach() if name in tensors else tensor.detach().clone()
+        name: tensor.detach().clone()
         for name, tensor in (*site.named_parameters(recurse=False), *site.named_buffers(recurse=False))
+        if name not in tensors
     }
+    before |= {part: attribute_of(site, part).detach() for part in tensors}
     for part, layouts in tensors.items():
         shape = [_length(how, length, new) for how, length in zip(layouts, before[part].shape, strict=True)]
-        _replace(site, part, _like(before[part], shape))
+        owner, _, name = part.rpartition(".")
+        _replace(attribute_of(site, owner) if owner else site, name, _like(before[part], shape))
     if next(iter(before.values())).is_meta:
         return
     initialise_module(model, path, site)
@@ -213,7 +216,7 @@ def _resize_maps(
             axis: how for axis, how in enumerate(layouts) if any(old[one] != new[one] for one in notation.symbols(how))
         }
         inputs = reading.columns.get(name)
-        _carry(tensor, getattr(site, name).data, axes, layouts.index(inputs) if inputs else -1, old, new)
+        _carry(tensor, attribute_of(site, name).data, axes, layouts.index(inputs) if inputs else -1, old, new)
 
 
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:

@@ -1,6 +1,7 @@
 """Resolve a SOURCE, which is anything that names a model:
 
 vit_base, timm/vit_base_patch16_224     a timm name, or a short one that completes to its standard member
+diffusers/dit, diffusers/pixart         a model of diffusers by its class, with its default configuration
 bert, hf/gpt2                           a transformers model type with its default configuration
 leanify/crammed-bert                    one of leanify's own models: systems of the paper that no library has
 org/name, bert-base-uncased             a model on the Hugging Face hub
@@ -32,6 +33,7 @@ from leanify.sources.overrides import hf_origin, overridden, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, few, read_tensors
+from leanify.upstream import diffusion
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
@@ -183,6 +185,8 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
         raise SourceError(f"{path} names no model: expected a JSON object")
     if "architecture" in config:
         return _in_timm_config(path, config)
+    if isinstance(name := config.get("_class_name"), str):
+        return ModelSource(Origin("diffusers", diffusion.model_class(name).__name__, diffusion.options_of(config)))
     config = from_file(config)
     named = [config.get("model_type"), overrides.get("model_type"), *map(type_of_class, [cls] if cls else [])]
     named += [type_of_class(name) for name in _names(config.get("architectures"))]
@@ -260,6 +264,8 @@ def _by_name(name: str, pretrained: bool) -> ModelSource:
         return _on_hub_or(rest, SourceError(_unknown(name, rest, _every_model_type(), "transformers model type")))
     if library == "timm" and rest:
         return _in_timm(name, rest, pretrained)
+    if library == "diffusers" and rest:
+        return ModelSource(Origin("diffusers", diffusion.model_class(rest).__name__))
     if library == "leanify" and rest:
         if rest in MODELS:
             return ModelSource(Origin("leanify", rest))
@@ -291,6 +297,11 @@ def _on_hub_or(name: str, unknown: SourceError) -> ModelSource:
     try:
         return _on_hub(name)
     except LeanifyError:
+        if name in HUB and not hub.answers():
+            raise SourceError(
+                f"{name!r} is a model on the Hugging Face hub, which cannot be reached from here; name a directory "
+                "with its config.json instead"
+            ) from None
         where = "the hub has no such model" if hub.answers() else "the Hugging Face hub cannot be reached"
         raise SourceError(f"{unknown}; {where}") from None
 

@@ -42,6 +42,7 @@ from leanify.sources.files import read_json
 from leanify.sources.same_shape import as_type
 from leanify.sources.source import ModelSource
 from leanify.sources.tensors import digest
+from leanify.upstream import diffusion
 from leanify.upstream.origin import Origin, origin_of
 from leanify.upstream.wall import wall
 
@@ -80,6 +81,11 @@ def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
             model.save_pretrained(folder)
         return {}
     tensors, tied = untied(model)
+    if found.origin.library == "diffusers" and found.architecture is None:
+        words = {**diffusion.file_words(found.origin.name), **found.origin.options}
+        (folder / "config.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+        save_file(tensors, folder / diffusion.WEIGHTS, metadata={"format": "pt"})
+        return tied
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if found.origin.library == "timm":
         config = timm_hooks.config_of(model, found)
@@ -103,9 +109,11 @@ def _card(model: nn.Module, found: ModelSource, tied: dict[str, str], folder: Pa
 
 def requirements(origin: Origin) -> dict[str, str]:
     """The minimum library versions to load the directory, from leanify's package metadata: name → ``>=…``."""
-    names = ("torch", *{"timm": ("timm",), "hf": ("transformers",)}.get(origin.library, ()))
+    library = {"timm": "timm", "hf": "transformers", "diffusers": "diffusers"}.get(origin.library)
+    names = ("torch", *([library] if library else ()))
     lines = metadata.requires("leanify") or []
-    return {name: line[len(name) :] for line in lines for name in names if line.startswith(f"{name}>")}
+    bounds = (line.partition(";")[0].strip() for line in lines)
+    return {name: bound[len(name) :] for bound in bounds for name in names if bound.startswith(f"{name}>")}
 
 
 def _readme(model: nn.Module, found: ModelSource, name: str) -> str:
@@ -119,7 +127,10 @@ def _readme(model: nn.Module, found: ModelSource, name: str) -> str:
         lines += [f'model = transformers.{type(model).__name__}.from_pretrained("{name}")']
     if origin.library == "timm":
         lines += ["", when, "import timm", "", f'model = timm.create_model("local-dir:{name}", pretrained=True)']
-    upstream = {"hf": "transformers", "timm": "timm"}.get(origin.library)
+    if origin.library == "diffusers" and alone:
+        lines += ["", when, "import diffusers", ""]
+        lines += [f'model = diffusers.{origin.name}.from_pretrained("{name}")']
+    upstream = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}.get(origin.library)
     note = "The model is leanify's own."
     if upstream:
         note = f"{upstream} itself builds this shape."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from leanify import models
 from leanify.errors import ShapeError, SourceError
+from leanify.upstream import diffusion
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
@@ -35,7 +36,7 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     ``device="meta"`` needs no memory. Raises SourceError, and ShapeError for a model with too many parts.
     """
     with torch.device(device), NothingToDraw(device), _bounded(origin):
-        model = {"timm": _build_timm, "hf": _build_hf, "leanify": _build_own}[origin.library](origin)
+        model = _BUILDERS[origin.library](origin)
     model.eval()
     set_origin(model, origin)
     return model
@@ -148,6 +149,19 @@ def _build_own(origin: Origin) -> nn.Module:
     with wall(f"leanify does not build {origin.name!r}"):
         model: nn.Module = models.model_class(origin.name)(**origin.options)
     return model
+
+
+def _build_diffusers(origin: Origin) -> nn.Module:
+    check_depth(origin.options)
+    return diffusion.build(origin.name, origin.options)
+
+
+_BUILDERS: dict[str, Callable[[Origin], nn.Module]] = {
+    "timm": _build_timm,
+    "hf": _build_hf,
+    "diffusers": _build_diffusers,
+    "leanify": _build_own,
+}
 
 
 def build_shell(origin: Origin) -> nn.Module:

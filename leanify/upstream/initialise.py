@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from leanify.upstream.diffusion import is_diffusers
 from leanify.upstream.origin import is_hf
 
 
@@ -35,6 +36,10 @@ def initialise_model(model: Any) -> None:
                 del thing._is_hf_initialized
         model.initialize_weights()
         model.tie_weights()
+    elif is_diffusers(model):  # diffusers leaves its layers as torch draws them
+        for module in model.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
     elif hasattr(model, "init_weights"):
         model.init_weights()
     elif hasattr(model, "_init_weights"):

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from leanify.errors import ShapeError
+from leanify.upstream import diffusion
 from leanify.upstream.caches import longest_context
+from leanify.upstream.diffusion import is_diffusers
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side
 from leanify.upstream.origin import is_hf, is_own, origin_of
@@ -42,6 +44,8 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
     if is_own(model):
         own: Any = model
         return {name: value.to(device) for name, value in own.example_inputs(batch, tokens).items()}
+    if is_diffusers(model):
+        return {name: value.to(device) for name, value in diffusion.example_inputs(model, batch).items()}
     if not is_hf(model):
         channels, *size = _timm_input_size(model)
         return {"x": torch.randn(batch, channels, *size).to(device)}
@@ -59,7 +63,8 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
     config: Any = model.config
     if config.model_type in OF_TYPE:
         made |= OF_TYPE[config.model_type](config, batch, length)
-    return {name: value.to(device) for name, value in made.items()}
+    on_meta = str(device) == "meta"
+    return {name: value if on_meta and name.endswith(GRIDS) else value.to(device) for name, value in made.items()}
 
 
 def _begins_with_convolution(model: nn.Module, channels: int) -> bool:
@@ -179,8 +184,8 @@ def _sound(config: PretrainedConfig, batch: int, length: int) -> Tensor:
 
 
 def _grid(config: PretrainedConfig, batch: int, length: int) -> Tensor:
-    """Images in patches: time, height, width."""
-    return torch.tensor([[1, side(length), side(length)]] * batch)
+    """Images in patches: time, height, width. Upstream looks into it, so it has values even beside tensors on meta."""
+    return torch.tensor([[1, side(length), side(length)]] * batch, device="cpu")
 
 
 def _patches(config: PretrainedConfig, batch: int, length: int) -> Tensor:
@@ -222,7 +227,8 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
 def words_of(inputs: dict[str, Tensor]) -> str:
     """Describe one sample, such as "224 × 224 image" or "512 token ids"; masks and grids are not mentioned."""
     in_patches = any(name.endswith(GRIDS) for name in inputs)
-    shown = {name: x for name, x in inputs.items() if not name.endswith(("mask", "masks", "type_ids", *GRIDS))}
+    silent = ("mask", "masks", "type_ids", "position_ids", *GRIDS)
+    shown = {name: x for name, x in inputs.items() if not name.endswith(silent) and x.dim() > 1}
     return ", ".join(_words(name, tuple(x.shape), in_patches) for name, x in shown.items())
 
 
@@ -230,6 +236,8 @@ def _words(name: str, sizes: tuple[int, ...], in_patches: bool) -> str:
     shape = sizes[1:]
     if in_patches and name in ("pixel_values", "hidden_states") and len(sizes) < 4:
         return f"{sizes[-2]:,} patches"
+    if name == "hidden_states" and len(shape) == 3:
+        return f"{' × '.join(map(str, shape))} latents"
     if name in ("x", "pixel_values") and len(shape) == 3:
         return f"{shape[1]} × {shape[2]} image"
     if name in ("input_ids", "decoder_input_ids") and len(shape) == 1:
@@ -250,7 +258,7 @@ _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {
     "input_values": _sound,
     "input_features_mask": lambda config, batch, length: torch.ones(batch, 8 * length, dtype=torch.long),
     "pixel_attention_mask": lambda config, batch, length: torch.ones(batch, side(length) ** 2, dtype=torch.long),
-    "spatial_shapes": lambda config, batch, length: torch.tensor([[side(length)] * 2] * batch),
+    "spatial_shapes": lambda config, batch, length: torch.tensor([[side(length)] * 2] * batch, device="cpu"),
     "prompt_pixel_values": _pixels,
     "prompt_masks": _pixels,
     "encoder_hidden_states": lambda config, batch, length: torch.randn(

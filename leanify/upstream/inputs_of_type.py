@@ -116,13 +116,17 @@ def _image_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
 
 
 def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
-    """Qwen2-VL: patches of two frames; each square of patches is a token."""
+    """Qwen2-VL: patches of two frames; each square of patches is a token. Positions are given, because upstream would
+    derive them from token values, which ``meta`` does not have.
+    """
     vision, across = config.vision_config, side(length)
     patches = _noise(across**2 * batch, 3 * vision.temporal_patch_size * vision.patch_size**2)
-    grid = torch.tensor([[1, across, across]] * batch)
+    grid = torch.tensor([[1, across, across]] * batch, device="cpu")
     text = _text_behind(config, batch, (across // vision.spatial_merge_size) ** 2, length)
     kinds = (text["input_ids"] == config.image_token_id).long()
-    return {"pixel_values": patches, "image_grid_thw": grid, **text, "mm_token_type_ids": kinds}
+    places = torch.arange(kinds.shape[1]).expand(3, *kinds.shape)
+    made = {"pixel_values": patches, "image_grid_thw": grid, **text, "mm_token_type_ids": kinds}
+    return {**made, "position_ids": places}
 
 
 def _placed_patches(config: PretrainedConfig, batch: int, length: int) -> Made:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from leanify import models
+from leanify.upstream.diffusion import is_diffusers, options_of
 from leanify.upstream.lean_config import KEY, buildable
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 class Origin:
     """How upstream builds a model.
 
-    library   "timm", "hf" (transformers), or "leanify" for its own models
-    name      timm's model name, transformers' model type, or leanify's model name
-    options   timm, leanify: keyword arguments of the constructor; hf: the whole configuration
+    library   "timm", "hf" (transformers), "diffusers", or "leanify" for its own models
+    name      timm's model name, transformers' model type, diffusers' class, or leanify's model name
+    options   timm, diffusers, leanify: keyword arguments of the constructor; hf: the whole configuration
     cls       hf: the class in transformers
     """
 
@@ -50,6 +51,8 @@ def origin_of(model: Any) -> Origin | None:
         return stamped
     if is_hf(model):
         return Origin("hf", model.config.model_type, plain_words(model.config), type(model).__name__)
+    if is_diffusers(model):
+        return Origin("diffusers", type(model).__name__, options_of(model.config))
     if is_own(model):
         return Origin("leanify", str(models.name_of(type(model))), dict(model.options))
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture, Stage, primary_of
+from leanify.upstream import diffusion
 from leanify.upstream.origin import Origin
 from leanify.upstream.timm_head_dims import HEAD_DIM_LAYER
 
@@ -27,7 +28,7 @@ def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin
         for key, value in _hf_words(config, old, new).items():
             config[key] = value
         return [Origin("hf", origin.name, config, origin.cls)]
-    words_of = _timm_words if origin.library == "timm" else _leanify_words
+    words_of = {"timm": _timm_words, "diffusers": diffusion.words_of}.get(origin.library, _leanify_words)
     return [Origin(origin.library, origin.name, {**origin.options, **words}) for words in words_of(old, new)]
 
 

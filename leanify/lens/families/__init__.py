@@ -115,10 +115,10 @@ def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
 
 def _full(name: str, library: str) -> str:
     """The full dotted path of a class: ``bert.BertAttention`` → ``transformers.models.bert.modeling_bert.…``."""
-    if name.startswith(("torch.", "timm.", "transformers.", "leanify.")):
+    if name.startswith(("torch.", "timm.", "transformers.", "diffusers.", "leanify.")):
         return name
-    if library == "timm":
-        return f"timm.{name}"
+    if library in ("timm", "diffusers"):
+        return f"{library}.{name}"
     package, _, rest = name.partition(".")
     return f"transformers.models.{package}.modeling_{package}.{rest}"
 
@@ -133,7 +133,7 @@ def short(name: str) -> str:
 def known() -> dict[str, list[Reading]]:
     """All rows by the full path of their class."""
     rows: dict[str, list[Reading]] = {}
-    for library in ("timm", "transformers", "leanify"):
+    for library in ("timm", "transformers", "diffusers", "leanify"):
         for reading in readings(library):
             rows.setdefault(reading.name, []).append(reading)
     return rows
