@@ -82,7 +82,7 @@ def test_more_heads_leave_the_outputs_as_they_were(source: str, options: dict[st
 
 def test_the_default_llava_is_the_published_one() -> None:
     """By its default configuration the image's token has no row in the embedding. LLaVA 1.5: 7.06 B parameters."""
-    with pytest.warns(UserWarning, match="taken: llava-hf/llava-1.5-7b-hf"):
+    with pytest.warns(UserWarning, match="using llava-hf/llava-1.5-7b-hf"):
         model = leanify.load("llava", device="meta", cls="LlavaForConditionalGeneration")
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(7.06e9, rel=0.002)
 

@@ -29,6 +29,7 @@ MEASURED_MLP = (0.8, 10)  # times the width
 MEASURED_INNER = 3  # times the width
 USUAL_MLP = 2.0  # times the width
 ALIKE = 0.02  # shares of attention that no experiment tells apart
+NEXT_HEADS = 2  # head counts beside that of the best design
 AS_GOOD = 24  # designs at the head of a ranking that it hardly tells apart
 Ranking = Callable[[Grid], NDArray[np.float64]]  # a score for every design, the least is the best
 
@@ -128,12 +129,23 @@ def _best(
 
 
 def _comparable(prices: PriceList, designs: Grid, order: NDArray[np.int64], request: Request) -> int:
-    """The first of the best designs that has a control within 0.1 %: beside no other can training show anything."""
+    """The first of the best designs that has a control within 0.1 %: beside no other can training show anything.
+
+    How far a control is off depends on the heads that it must make up for in whole steps of the MLP, and hardly on the
+    depth; in a mixture a step is one of all experts. So the best designs with a few heads more or less are tried too.
+    """
     if request.wants_heads:
-        for i in order[:AS_GOOD]:
+        for i in [*order[:AS_GOOD], *_with_other_heads(designs, order)]:
             if has_close_control(prices, designs.tower, designs.candidate(i), request.constraints):
                 return int(i)
     return int(order[0])
+
+
+def _with_other_heads(designs: Grid, order: NDArray[np.int64]) -> list[int]:
+    """Of ``order`` the first design of each of the head counts that are next to that of the best."""
+    counts, first = np.unique(designs.heads[order], return_index=True)
+    away = np.argsort(np.abs(counts - designs.heads[order[0]]), kind="stable")
+    return [int(order[first[k]]) for k in away[1 : 1 + NEXT_HEADS]]
 
 
 def rank(
