@@ -14,7 +14,7 @@ from leanify.design.counting import count, macs, observed_on_cpu, observed_on_me
 from leanify.lens import surgery
 from leanify.upstream.inputs import example_inputs
 
-pytestmark = pytest.mark.filterwarnings("ignore:transformers cannot run llava's default:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:transformers cannot run:UserWarning")
 
 TEXT = {
     "vocab_size": 99,
