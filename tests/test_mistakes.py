@@ -14,7 +14,8 @@ from leanify import training
 from leanify.cli import main
 from leanify.sources import recipe as recipes
 
-TINY = "--set data.samples=64 --set schedule.epochs=1 --dry-run"
+TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
+WORKED: set[str] = set()  # what was typed instead, and worked: several mistakes lead to the same line
 RUN = ["data.samples=64", "schedule.epochs=1", "model.depth=1"]
 IMAGES = (
     "--set model.override.img_size=16 --set model.override.embed_dim=12 --set model.override.depth=1 "
@@ -162,8 +163,9 @@ def test_a_mistake_is_one_message_and_what_it_says_works(
     assert mistake.words in err
     assert "Traceback" not in err
     assert mistake.says is None or mistake.says in err
-    if mistake.instead is not None:
+    if mistake.instead is not None and mistake.instead not in WORKED:
         code, out, err = typed(mistake.instead, capsys)
         assert code == 0, err
         assert out
+        WORKED.add(mistake.instead)
     assert sorted(path.name for path in here.iterdir()) == before
