@@ -41,10 +41,14 @@ def _figure(file: Path, key: str) -> int | None:
 
 
 def cores() -> int:
-    """The number of cores that this process may use, given the machine, its affinity and its containers."""
+    """The number of cores that this process may use, given the machine, its affinity and its containers.
+
+    The processes that a launcher starts on one machine share them.
+    """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(group) for group in _groups("cpu")]
-    return max(1, min([usable, *(int(quota) for quota in quotas if quota is not None)]))
+    most = min([usable, *(int(quota) for quota in quotas if quota is not None)])
+    return max(1, most // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _quota(group: Path) -> float | None:

@@ -127,6 +127,14 @@ def test_too_little_memory_is_said_before_anything_is_written(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    whole = machine.cores()
+    for processes in (1, whole, 1000):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        assert machine.cores() == max(1, whole // processes)
+
+
 def test_a_container_is_asked_in_both_versions_of_its_interface(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,8 @@ class Evaluator:
         if again and self.validation is not None:
             return self.validation
         seed, workers = self.recipe.run.seed, self.recipe.data.workers
-        reader = Reader(samples, keys, seed, workers, again=again, skipped=self.skipped)
+        pin = self.accelerator.device.type == "cuda"
+        reader = Reader(samples, keys, seed, workers, pin, again=again, skipped=self.skipped)
         if again:
             self.validation = reader
         return reader
