@@ -224,9 +224,10 @@ def test_theory_is_a_column_only_where_it_was_asked_for(leanify):
     assert "theory" in leanify(*TINY_VIT, "--samples", 1, "--theory")[1]
 
 
-def test_heads_are_swept_in_a_model_without_a_list_of_blocks(leanify):
+@pytest.mark.parametrize("name", ["flaubert", "xlm"])
+def test_heads_are_swept_in_a_model_without_a_list_of_blocks(leanify, name):
     tiny = [f"--override={o}" for o in ("n_layers=2", "emb_dim=64", "n_heads=4")]
-    code, out, _ = leanify("flaubert", *tiny, "--heads", "2,4", "--samples", 2, "--tokens", 16, "--json")
+    code, out, _ = leanify(name, *tiny, "--heads", "2,4", "--samples", 2, "--tokens", 16, "--json")
     assert code == 0
     assert {point["heads"] for point in json.loads(out)["models"][0]["heads"]} == {2, 4}
 

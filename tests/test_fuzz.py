@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz
+import fuzz_commands
 import fuzz_files
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,6 +67,14 @@ def test_the_fuzzer_sees_what_it_looks_for(intact: Path, monkeypatch: pytest.Mon
     assert "of the processor" in str(case(endless))
     assert "MemoryError" in str(case(lambda home: bytearray(3 << 30)))
     assert case(lambda home: (home / "out").mkdir()) == "left out"
+
+
+@pytest.mark.parametrize("key", ["intermediate_size=1000000", "num_hidden_layers=100000", "num_attention_heads=10**6"])
+def test_sizes_that_no_model_has_end_soon(key: str, intact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan or one message within ten seconds of the processor and two gigabytes."""
+    line = ("redesign", "bert", "--override", key.replace("10**6", "1000000"), "--target-params", "0.5", "--json")
+    monkeypatch.setitem(fuzz.KINDS, "case", lambda draw, home: fuzz_commands.command(*line))
+    assert fuzz.run("case", 0, intact) is None
 
 
 # -- values -----------------------------------------------------------------------------------------------------------

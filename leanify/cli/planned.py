@@ -77,6 +77,10 @@ def planned(
 def _written(plan: Plan, tokens: int | None, carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
     """Write the plan's design. Returns the plan with its directory, and how weights were carried if data chose them."""
     carrying = None
+    if carried.weights is not None and carried.data is None and to.output is None:
+        from leanify.sources.find import located
+
+        located(carried.weights)  # nothing will read them, yet they were asked for
     if carried.data is not None:
         from leanify.warm.plan import Carrying
 

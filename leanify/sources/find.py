@@ -108,6 +108,16 @@ def find(
     return overridden(found, wanted, cls)
 
 
+def located(source: str | Path) -> str:
+    """A SOURCE with weights, as it is found from any folder. Raises SourceError where it has none."""
+    path = Path(source).expanduser()
+    if not (path.suffix in CHECKPOINTS and path.is_file()) and find(source).weights is None:
+        raise SourceError(
+            f"{source} names a model without weights: give a run, a directory or a checkpoint that has some"
+        )
+    return str(path.absolute()) if path.exists() else str(source)
+
+
 def is_model(path: Path) -> bool:
     """Whether a path is a model, judged by its file names alone."""
     names = (run_directory.RECIPE, lean_directory.CARD, "config.json", "adapter_config.json")

@@ -49,6 +49,8 @@ def check_plot(path: Path | None) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Whether leanify wrote this file, judged by the metadata at its beginning."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
     try:
         with path.open("rb") as file:
             return MADE_BY.encode() in file.read(4096)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leanify import training
-from leanify.errors import DirectoryError, RecipeError, SourceError
+from leanify.errors import DirectoryError, RecipeError
+from leanify.sources import find
 from leanify.sources.recipe import Recipe
 from leanify.study import engines, runner, warm_start
 from leanify.study import tournament as tournaments
@@ -124,7 +125,7 @@ def planned(request: Request) -> StudyPlan:
     chosen = ALONE if request.recipe is None else request.recipe
     settings = list(request.settings)
     if request.teacher is not None:
-        settings.append(f"distill.teacher={located(request.teacher)}")
+        settings.append(f"distill.teacher={find.located(request.teacher)}")
     value = training.resolve(chosen if old is None else old.recipe, settings)
     trainable(value)
     if request.margin is not None and not request.margin > 0:
@@ -141,7 +142,7 @@ def planned(request: Request) -> StudyPlan:
         threads=runner.threads_for(request.jobs),
         margin=request.margin,
         tournament=request.tournament is not None,
-        weights=None if request.weights is None else located(request.weights),
+        weights=None if request.weights is None else find.located(request.weights),
     )
     if plan.weights is None and old is not None:
         plan = replace(plan, weights=old.weights)
@@ -199,17 +200,6 @@ def folder_of(request: Request, output: str | Path | None = None, here: bool = F
     if plan != folder.plan:  # a continued study has been joined above
         folder.replan(plan)
     return folder
-
-
-def located(source: str | Path) -> str:
-    """Make the path of a SOURCE absolute, for runs in any directory. Raises SourceError if it has no weights."""
-    from leanify.sources import find
-    from leanify.sources.tensors import CHECKPOINTS
-
-    path = Path(source).expanduser()
-    if not (path.suffix in CHECKPOINTS and path.is_file()) and find.find(source).weights is None:
-        raise SourceError(f"{source} has no weights; name a run, a checkpoint, or a directory with weights")
-    return str(path.absolute()) if path.exists() else str(source)
 
 
 def title_of(recipe: str | Path | Recipe) -> str:

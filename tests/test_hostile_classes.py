@@ -1,0 +1,169 @@
+"""What broke when leanify was attacked, class by class, and the tests that hold each.
+
+Below the table stand the tests that belong nowhere else; `tests/fuzz.py` looks for what no class names yet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz_intact import RECIPE, TIMM
+from test_mistakes import typed
+
+import leanify
+from leanify import cli
+from leanify.sources import recipe as recipes
+
+CLASSES: dict[str, tuple[str, ...]] = {
+    "1 code runs": (
+        "test_hostile_code.py::test_no_pickle_that_names_code_is_opened",
+        "test_hostile_code.py::test_a_recipe_and_a_lean_directory_open_nothing_that_their_options_name",
+        "test_hostile_code.py::test_code_beside_a_model_is_not_run_whatever_is_answered",
+        "test_hostile_code.py::test_the_code_of_a_tokenizer_is_not_run_whatever_is_answered",
+        "test_hostile_code.py::test_an_adapter_imports_nothing_and_opens_nothing_that_it_names",
+        "test_hostile_code.py::test_the_floors_of_the_dependencies_are_the_versions_that_are_run",
+        "test_folders.py::test_keys_from_files_open_no_file_and_ask_no_network",
+    ),
+    "2 data change under a run": (
+        "test_hostile_runs.py::test_changed_data_is_refused_unless_accepted",
+        "test_hostile_runs.py::test_a_fingerprint_sees_files_that_come_and_go",
+        "test_hostile_runs.py::test_an_edited_recipe_is_refused_with_what_was_edited",
+    ),
+    "3 right use fails": (
+        "test_hostile_data.py::test_truths_are_taken_as_people_type_them",
+        "test_hostile_data.py::test_timms_own_augmentation_runs_with_any_pillow",
+        "test_hostile_data.py::test_a_device_that_is_not_there_is_named",
+        "test_hostile_data.py::test_a_broken_tokenizer_beside_a_model_is_one_line",
+        "test_conditioning_cli.py::test_heads_are_swept_in_a_model_without_a_list_of_blocks",
+    ),
+    "4 dirty data": (
+        "test_hostile_data.py::test_a_dirty_row_is_named_or_skipped_and_counted",
+        "test_hostile_data.py::test_short_rows_and_nulls_of_other_tables_are_named",
+        "test_hostile_data.py::test_a_dirty_image_is_named_or_skipped_and_counted",
+    ),
+    "5 a run's folder": (
+        "test_hostile_runs.py::test_a_damaged_environment_stops_nobody",
+        "test_hostile_runs.py::test_a_log_shorter_than_its_checkpoint_is_never_extended",
+        "test_hostile_runs.py::test_a_lost_log_is_one_message_and_nothing_is_written",
+        "test_hostile_runs.py::test_a_lost_card_is_written_again_and_the_run_is_a_source",
+        "test_hostile_runs.py::test_a_checkpoint_card_with_odd_sums_is_no_checkpoint",
+        "test_hostile_runs.py::test_a_disk_full_at_a_row_is_one_message_and_the_rest_is_the_same",
+        "test_hostile_runs.py::test_a_disk_full_inside_a_checkpoint_is_named_in_plain_words",
+        "test_hostile_classes.py::test_a_disk_that_can_only_be_read_is_one_message",
+    ),
+    "6 litter": (
+        "test_hostile_runs.py::test_killed_while_checkpoints_are_written_and_pruned_nothing_is_left",
+        "test_hostile_runs.py::test_files_of_a_checkpoint_follow_the_umask",
+        "test_folders.py::test_what_a_killed_process_leaves_is_removed_by_the_next",
+        "test_folders.py::test_files_follow_the_umask",
+        "test_compare.py::test_jobs_that_are_refused_leave_no_folder",
+    ),
+    "7 signals": (
+        "test_hostile_runs.py::test_a_time_limit_and_a_closed_shell_save_first",
+        "test_hostile_runs.py::test_an_interrupt_names_the_step_and_the_line_that_resumes",
+    ),
+    "8 what upstream raises": (
+        "test_folders.py::test_upstreams_own_errors_are_one_message",
+        "test_folders.py::test_a_quantised_checkpoint_is_named_and_refused",
+        "test_hostile_classes.py::test_a_traceback_is_shown_to_those_who_ask",
+    ),
+    "9 silent acceptance": (
+        "test_folders.py::test_a_flipped_bit_is_noticed_where_a_checksum_lies_beside_it",
+        "test_hostile_classes.py::test_what_would_be_ignored_is_refused",
+        "test_conditioning_cli.py::test_a_plot_replaces_its_own_file_and_nobody_elses",
+    ),
+    "10 without bound": (
+        "test_fuzz.py::test_sizes_that_no_model_has_end_soon",
+        "test_plans_refused.py::test_what_cannot_be_met_is_one_message",
+        "test_hostile_data.py::test_a_pipe_is_no_data_and_no_recipe",
+        "test_folders.py::test_what_is_no_small_text_file_is_one_message",
+        "test_folders.py::test_an_archive_that_unpacks_to_far_more_than_it_weighs_is_not_opened",
+        "test_hostile_data.py::test_a_damaged_cache_is_made_anew",
+    ),
+    "11 streams": (
+        "test_hostile_data.py::test_a_full_standard_output_is_one_message",
+        "test_hostile_data.py::test_a_locale_without_greek_gets_question_marks",
+        "test_streams.py::test_output_that_cannot_be_written_is_one_message",
+        "test_streams.py::test_a_reader_that_ends_early_ends_the_command",
+        "test_streams.py::test_a_poor_environment_changes_no_result",
+        "test_streams.py::test_a_dumb_terminal_gets_no_escapes",
+    ),
+    "12 words": ("test_folders.py::test_a_pickle_says_what_it_wants",),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_attack_has_tests_of_these_names(name: str) -> None:
+    folder = Path(__file__).parent
+    for test in CLASSES[name]:
+        file, _, function = test.partition("::")
+        assert re.search(rf"^def {function}\(", (folder / file).read_text(), re.MULTILINE), test
+
+
+def test_a_traceback_is_shown_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def divided() -> None:
+        raise ZeroDivisionError("integer modulo by zero")
+
+    for asked in (False, True):
+        monkeypatch.setenv("LEANIFY_DEBUG", "1" if asked else "")
+        code, out, err = typed("recipes digist", capsys)
+        assert (code, out, "Traceback" in err) == (2, "", asked)
+        with monkeypatch.context() as patch:
+            patch.setattr(cli, "called", divided)
+            code, out, err = typed("recipes", capsys)
+        assert (code, out, "Traceback" in err) == (1, "", asked)
+        assert "unexpected error: ZeroDivisionError: integer modulo by zero" in " ".join(err.split())
+        assert "LEANIFY_DEBUG=1" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("redesign vit_tiny --depth 7 --weights nowhere", "nowhere"),
+        ("redesign vit_tiny --depth 7 --weights bert", "without weights"),
+        ("redesign bert --depth 7 --tokens 0", "--tokens"),
+        ("condition bert --tokens 0", "--tokens"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(line: str, words: str, capsys: Any) -> None:
+    code, out, err = typed(line, capsys)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root mounts a disk")
+def test_a_disk_that_can_only_be_read_is_one_message(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    monkeypatch.setattr(sys, "argv", [])
+    try:
+        leanify.train(recipes.parse(RECIPE), tmp_path / "run")
+        leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), tmp_path / "lean")
+        shutil.copytree(tmp_path / "run", disk / "run")
+        for name in ("environment.json", "leanify.json"):
+            (disk / "run" / name).unlink()  # which would be written again
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for line in (
+            f"train --resume {disk}/run",
+            f"train {tmp_path}/run -o {disk}/new",
+            f"redesign {tmp_path}/lean --depth 1 -o {disk}/lean",
+            f"condition {tmp_path}/lean --samples 2 --plot {disk}/plot.svg",
+            f"export {tmp_path}/lean --format timm -o {disk}/out",
+            f"compare {tmp_path}/run --designs baseline -o {disk}/study",
+        ):
+            code, _, err = typed(line, capsys)
+            assert code in (1, 2), err
+            assert "Traceback" not in err
+            assert "unexpected error" not in err
+            assert str(disk) in "".join(err.split())
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
