@@ -289,7 +289,7 @@ class Architecture:
         return [value if i in self.varied else None for i in range(len(self.stages))]
 
     def __str__(self) -> str:
-        return "; ".join(f"{stage.name}: {_words(stage.blocks)}" for stage in self.stages)
+        return "; ".join(f"{stage.name}: {_describe(stage.blocks)}" for stage in self.stages)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; equal consecutive blocks are written once with their count."""
@@ -342,7 +342,7 @@ def run_lengths(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     return [(block, sum(1 for _ in run)) for block, run in groupby(blocks)]
 
 
-def _words(blocks: tuple[Block, ...]) -> str:
+def _describe(blocks: tuple[Block, ...]) -> str:
     return " + ".join(
         f"{count} × [" + ", ".join(_layer_words(layer) for layer in block) + "]" for block, count in run_lengths(blocks)
     )

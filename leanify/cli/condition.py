@@ -196,7 +196,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         models.append(report.model_json(source, probe, feed.description))
         warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
         del model
-    words = models[0]["data"]
+    description = models[0]["data"]
     tables = [
         table
         for entry in models
@@ -216,7 +216,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         "κ of the concatenated heads, layer by layer",
         {"models": models},
         tables,
-        lambda: layers_figure(probes, words, options.theory),
+        lambda: layers_figure(probes, description, options.theory),
         rows,
         [f"{entry['source']}: {entry['samples']} samples, {entry['data']}." for entry in models],
         warnings,

@@ -41,12 +41,12 @@ class Written:
 def planned(
     sources: Sequence[str],
     budgets: Sequence[Text],
-    words: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     carried: Carried,
     written: Written,
     study: Path | None,
 ) -> Iterator[Shown]:
-    """Plan every source at every budget; ``words`` are the other keyword arguments of `leanify.redesign`.
+    """Plan every source at every budget; ``arguments`` are the other keyword arguments of `leanify.redesign`.
 
     An output that cannot be written, or a study that cannot be read, raises before anything is planned.
     """
@@ -64,8 +64,8 @@ def planned(
     for source, budget in [(source, budget) for source in sources for budget in budgets]:
         ranking = None if measured is None else measured[1].ranking
         with progress(f"planning {source}", None):
-            plan = redesign(source, target_params=budget, ranking=ranking, **words)
-        plan, carrying = _written(plan, words["tokens"], carried, written)
+            plan = redesign(source, target_params=budget, ranking=ranking, **arguments)
+        plan, carrying = _written(plan, arguments["tokens"], carried, written)
         predicted = None
         if measured is not None:
             from leanify.study.surface import predictions

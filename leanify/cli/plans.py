@@ -38,7 +38,7 @@ def render_plan(plan: Plan) -> None:
     shown = _fitting(plan, out)
     out.print(shown)
     out.print()
-    for line in _words(plan, KAPPA in [column.header for column in shown.columns]):
+    for line in _notes(plan, KAPPA in [column.header for column in shown.columns]):
         out.print(line)
     if plan.directory:
         out.print(f'written to {plan.directory}; leanify.load("{_loadable(plan)}") loads it')
@@ -167,7 +167,7 @@ SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
 )
 
 
-def _words(plan: Plan, with_kappa: bool) -> Iterator[str]:
+def _notes(plan: Plan, with_kappa: bool) -> Iterator[str]:
     if plan.control is not None:
         yield "control: same depth and parameters as lean, the old heads, a wider mlp"
     if plan.plain is not None:
@@ -212,10 +212,10 @@ def _words(plan: Plan, with_kappa: bool) -> Iterator[str]:
 def _served(name: str, design: Design) -> str:
     served = design.serving
     assert served is not None
-    words = f"{name} {kilobytes(served.kv_bytes_per_token * served.context)} of cache"
+    text = f"{name} {kilobytes(served.kv_bytes_per_token * served.context)} of cache"
     if served.prefill_macs is None or served.decode_macs is None:
-        return words
-    return f"{words}, prefill {gigas(served.prefill_macs)}, decode {gigas(served.decode_macs)} GMACs"
+        return text
+    return f"{text}, prefill {gigas(served.prefill_macs)}, decode {gigas(served.decode_macs)} GMACs"
 
 
 def _less(share: float) -> str:

@@ -83,8 +83,8 @@ def profile(
     rows = [facts.to_json() for facts in profiles]
     show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles))
     if over := list(_exceeded(profiles, limits)):
-        for words in over:
-            say(f"leanify: {words}")
+        for line in over:
+            say(f"leanify: {line}")
         raise typer.Exit(1)
 
 
@@ -105,6 +105,6 @@ def _exceeded(profiles: list[Profile], limits: Mapping[str, float]) -> Iterator[
             "--max-latency": (facts.latency_s, seconds),
         }
         for name, limit in limits.items():
-            cost, words = costs[name]
+            cost, shown = costs[name]
             if cost is not None and cost > limit:
-                yield f"{facts.source} has {words(cost)}, above {name} {words(limit)}"
+                yield f"{facts.source} has {shown(cost)}, above {name} {shown(limit)}"

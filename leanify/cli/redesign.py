@@ -108,11 +108,11 @@ def redesign(
         "max_heads": max_heads,
     }
     around = {"count": count, "heads_mode": heads_mode, "context": context, "top": top, "tokens": tokens}
-    words: dict[str, Any] = {**limits, **pins, **pace, **rules, **around, "cls": model_class}
-    words["overrides"] = parse_overrides(override or [])
+    arguments: dict[str, Any] = {**limits, **pins, **pace, **rules, **around, "cls": model_class}
+    arguments["overrides"] = parse_overrides(override or [])
     carried = planned.Carried(weights, pretrained, data, samples, seed)
     written = planned.Written(output, control, force, as_type)
-    found = list(planned.planned(named, budgets, words, carried, written, study))
+    found = list(planned.planned(named, budgets, arguments, carried, written, study))
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
     show(kind, data_of, [row for one in found for row in one.rows()], lambda: planned.render(found))
     for one in found:

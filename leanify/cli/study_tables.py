@@ -45,10 +45,10 @@ def render_study(study: Study, page: Path | None) -> None:
 
 def _about(study: Study) -> str:
     data = study.plan.recipe.data
-    words = [f"{data.name}, {data.task}" if data else "", f"budget {study.plan.budget}"]
+    parts = [f"{data.name}, {data.task}" if data else "", f"budget {study.plan.budget}"]
     if study.missing:
-        words.append(f"{study.missing} runs to go")
-    return " · ".join(words)
+        parts.append(f"{study.missing} runs to go")
+    return " · ".join(parts)
 
 
 def _design_row(result: DesignResult) -> tuple[str, ...]:

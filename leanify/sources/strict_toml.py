@@ -139,14 +139,14 @@ def _word(hint: Any) -> str:
         return "one of " + ", ".join(get_args(hint))
     if get_origin(hint) is tuple:
         return "a list of strings" if get_args(hint)[0] is str else "a list of numbers"
-    words = {
+    names = {
         int: "an integer",
         float: "a number",
         bool: "true or false",
         str: "a string",
         Mapping: "a table",
     }
-    return words[get_origin(hint) or hint]
+    return names[get_origin(hint) or hint]
 
 
 def to_table(value: Any) -> dict[str, Any]:

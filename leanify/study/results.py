@@ -179,13 +179,13 @@ def _verdict(pair: Pair, margin: float, metric: str, failures: Sequence[DesignRe
     if answer == "shown" and any(result.name == name for result in broken):
         answer = "undecided"  # the mean over the surviving runs is biased in favour of a design with failures
     heads = {"shown": claims[0], "refuted": claims[1], "undecided": f"Not decided whether {claims[0]}"}
-    words = f"{heads[answer][0].upper()}{heads[answer][1:]}: {_size(pair)}"
-    words += "".join(
+    text = f"{heads[answer][0].upper()}{heads[answer][1:]}: {_size(pair)}"
+    text += "".join(
         f"; {result.quality.failed} of {len(result.runs)} runs of {result.name} failed" for result in broken
     )
     if answer == "undecided" and not broken:
-        words += f"; {_needed(decision.seeds_needed)}"
-    return Verdict(question, answer, words + ".", decision.seeds_needed, _number(decision.p))
+        text += f"; {_needed(decision.seeds_needed)}"
+    return Verdict(question, answer, text + ".", decision.seeds_needed, _number(decision.p))
 
 
 def _size(pair: Pair) -> str:

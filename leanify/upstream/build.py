@@ -60,14 +60,14 @@ def _bounded(origin: Origin) -> Iterator[None]:
         hook.remove()
 
 
-def check_depth(words: Any) -> None:
+def check_depth(options: Any) -> None:
     """Raise SourceError if a configuration, at any level, has more blocks than were ever trained.
 
     Building each block costs time and memory even on meta.
     """
-    if not isinstance(words, Mapping):
+    if not isinstance(options, Mapping):
         return
-    for key, value in words.items():
+    for key, value in options.items():
         check_depth(value)
         counts = value if isinstance(value, (list, tuple)) else [value]
         if key in DEPTHS and any(isinstance(count, int) and count > DEEPEST for count in counts):
@@ -133,13 +133,13 @@ def _build_hf(origin: Origin) -> nn.Module:
     return model
 
 
-def _check_wrapped(words: Any) -> None:
+def _check_wrapped(options: Any) -> None:
     """Check the options of a timm model inside a transformers configuration as those of any timm model."""
-    if not isinstance(words, dict):
+    if not isinstance(options, dict):
         return
-    if words.get("model_type") == "timm_wrapper":
-        _check_arguments(Origin("timm", str(words.get("architecture")), words.get("model_args") or {}))
-    for inner in words.values():
+    if options.get("model_type") == "timm_wrapper":
+        _check_arguments(Origin("timm", str(options.get("architecture")), options.get("model_args") or {}))
+    for inner in options.values():
         _check_wrapped(inner)
 
 

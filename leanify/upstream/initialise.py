@@ -61,11 +61,11 @@ class NothingToDraw(TorchFunctionMode):
         self.made = {torch.randn, torch.rand} if str(device) == "meta" else set()  # on the default device, so on meta
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        words = kwargs or {}
-        if func in self.made and words.get("device") is None and words.get("generator") is None:
-            return torch.empty(*args, **{key: value for key, value in words.items() if key != "generator"})
+        named = kwargs or {}
+        if func in self.made and named.get("device") is None and named.get("generator") is None:
+            return torch.empty(*args, **{key: value for key, value in named.items() if key != "generator"})
         if getattr(func, "__name__", "") in self.draws:
-            drawn = args[0] if args else words.get("tensor")  # torch.nn.init passes its tensor by name
+            drawn = args[0] if args else named.get("tensor")  # torch.nn.init passes its tensor by name
             if isinstance(drawn, torch.Tensor) and drawn.is_meta:
                 return drawn
-        return func(*args, **words)
+        return func(*args, **named)

@@ -139,8 +139,8 @@ def _ids(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     fields = [field for one in inner for field in vars(one).items()]
     named = {v for k, v in fields if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
     most = min(vocabulary, MOST_WORDS)  # a vocabulary of billions costs no memory here
-    words = [word for word in range(min(5, most - 1), most) if word not in named]
-    return torch.tensor(words)[torch.randint(len(words), (batch, length))]
+    ordinary = [word for word in range(min(5, most - 1), most) if word not in named]
+    return torch.tensor(ordinary)[torch.randint(len(ordinary), (batch, length))]
 
 
 def _pixels(config: PretrainedConfig, batch: int, length: int) -> Tensor:
@@ -229,10 +229,10 @@ def words_of(inputs: dict[str, Tensor]) -> str:
     in_patches = any(name.endswith(GRIDS) for name in inputs)
     silent = ("mask", "masks", "type_ids", "position_ids", *GRIDS)
     shown = {name: x for name, x in inputs.items() if not name.endswith(silent) and x.dim() > 1}
-    return ", ".join(_words(name, tuple(x.shape), in_patches) for name, x in shown.items())
+    return ", ".join(_describe(name, tuple(x.shape), in_patches) for name, x in shown.items())
 
 
-def _words(name: str, sizes: tuple[int, ...], in_patches: bool) -> str:
+def _describe(name: str, sizes: tuple[int, ...], in_patches: bool) -> str:
     shape = sizes[1:]
     if in_patches and name in ("pixel_values", "hidden_states") and len(sizes) < 4:
         return f"{sizes[-2]:,} patches"

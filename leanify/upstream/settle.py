@@ -22,7 +22,7 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
     In transformers: the configuration (which from now on stores the shape), cache indices and rotary tables. In timm:
     feature info and the drop-path rates; ``rates`` are those of each stage's old blocks.
     """
-    words = model.config.to_dict() if is_hf(model) else {}
+    before_surgery = model.config.to_dict() if is_hf(model) else {}
     if is_hf(model):
         for key, value in _hf_words(model.config, old, new).items():
             with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
@@ -41,7 +41,7 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
             _trim_feature_info(model, before, after)
     if is_hf(model) and old != new:
         _update_lists(model.config, new)
-        carry(model.config, words, new)
+        carry(model.config, before_surgery, new)
 
 
 def _update_depth(model: Any, name: str, old: int, new: int) -> None:

@@ -29,29 +29,29 @@ def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin
             config[key] = value
         return [Origin("hf", origin.name, config, origin.cls)]
     words_of = {"timm": _timm_words, "diffusers": diffusion.words_of}.get(origin.library, _leanify_words)
-    return [Origin(origin.library, origin.name, {**origin.options, **words}) for words in words_of(old, new)]
+    return [Origin(origin.library, origin.name, {**origin.options, **keys}) for keys in words_of(old, new)]
 
 
 def _timm_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
-    words: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     before, after = _one_of(old), _one_of(new)
     if before is None or after is None:
         return
     if before.depth != after.depth:
-        words["depth"] = after.depth
+        keys["depth"] = after.depth
     layer_before, layer = before.primary, after.primary
     assert layer_before is not None
     assert layer is not None
     if layer_before.heads != layer.heads:
-        words["num_heads"] = layer.heads
+        keys["num_heads"] = layer.heads
     if layer.inner != layer.width:
-        words["attn_layer"] = HEAD_DIM_LAYER.format(layer.head_dim)
+        keys["attn_layer"] = HEAD_DIM_LAYER.format(layer.head_dim)
     if layer_before.mlp == layer.mlp:
-        yield words
+        yield keys
         return
     for hidden in (layer.mlp, 2 * layer.mlp):  # a packed gate counts both halves
         exact = hidden / layer.width
-        yield {**words, "mlp_ratio": exact if int(layer.width * exact) == hidden else (hidden + 0.5) / layer.width}
+        yield {**keys, "mlp_ratio": exact if int(layer.width * exact) == hidden else (hidden + 0.5) / layer.width}
 
 
 def _leanify_words(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
@@ -82,37 +82,37 @@ def _hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) ->
         return {}
     get: Callable[[str], Any] = config.get if isinstance(config, dict) else partial(_attribute, config)
     keys = config.keys() if isinstance(config, dict) else set(dir(config))
-    words: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
 
-    def say(
+    def express(
         names: tuple[str, ...], measure: Callable[[Stage], int | None], pairs: list[tuple[Stage, Stage]] = pairs
     ) -> None:
         key = next((name for name in names if name in keys), None)
         current = get(key) if key else 0
         news = {measure(after) for before, after in pairs if current is None or measure(before) == current} - {None}
         if key and len(news) == 1 and news != {current} and any(measure(a) != measure(b) for a, b in pairs):
-            words[key] = news.pop()
+            changed[key] = news.pop()
 
-    say(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
-    say(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_of(stage).heads)
-    say(("num_key_value_heads",), lambda stage: primary_of(stage).kv_heads)
-    say(_MLP_KEYS, _units)
-    say(("moe_intermediate_size",), lambda stage: _units(stage, experts=True))
-    say(_EXPERT_KEYS, lambda stage: _of_mixtures(stage)[0])
-    say(_ACTIVE_KEYS, lambda stage: _of_mixtures(stage)[1])
+    express(("num_hidden_layers", "n_layer", "num_layers"), lambda stage: stage.depth)
+    express(("num_attention_heads", "n_head", "num_heads"), lambda stage: primary_of(stage).heads)
+    express(("num_key_value_heads",), lambda stage: primary_of(stage).kv_heads)
+    express(_MLP_KEYS, _units)
+    express(("moe_intermediate_size",), lambda stage: _units(stage, experts=True))
+    express(_EXPERT_KEYS, lambda stage: _of_mixtures(stage)[0])
+    express(_ACTIVE_KEYS, lambda stage: _of_mixtures(stage)[1])
     for side in ("encoder", "decoder"):
         own = [pair for pair in pairs if side in pair[0].name.split(".")]
-        say((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
-        say((f"{side}_ffn_dim",), _units, own)
+        express((f"{side}_layers", f"num_{side}_layers"), lambda stage: stage.depth, own)
+        express((f"{side}_ffn_dim",), _units, own)
     before, after = pairs[0]
     layer_before, layer = primary_of(before), primary_of(after)
     differs = layer.inner != layer.width or layer.head_dim != layer_before.head_dim
     if differs and get("head_dim") in (None, layer_before.head_dim):  # DeepSeek's is that of its rotary part
-        words["head_dim"] = layer.head_dim
+        changed["head_dim"] = layer.head_dim
     kinds = get("layer_types")
     if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
-        words["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
-    return words
+        changed["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
+    return changed
 
 
 def _is_one_attention(stage: Stage) -> bool:

@@ -240,21 +240,25 @@ def _priced(meta: nn.Module, tokens: int) -> bool:
     require(
         base.cost == counting.count(meta, tokens, prices.facts.context),
         "priced",
-        f"the source is said to cost {base.cost}, not {counting.count(meta, tokens, prices.facts.context)}",
+        f"the source is priced at {base.cost}, but counting gives {counting.count(meta, tokens, prices.facts.context)}",
     )
     designs = tuple(
         _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
     )
-    said = prices.total(designs)
-    shape = search.Candidate(designs, said, 1.0).applied_to(prices.architecture)
+    predicted = prices.total(designs)
+    shape = search.Candidate(designs, predicted, 1.0).applied_to(prices.architecture)
     lean = surgery.write(meta, shape)
     require(
-        (found := counting.count(lean, tokens, prices.facts.context)) == said,
+        (found := counting.count(lean, tokens, prices.facts.context)) == predicted,
         "priced",
-        f"{shape} is said to cost {said}, not {found}",
+        f"{shape} is priced at {predicted}, but counting gives {found}",
     )
     real = counting.observed_on_cpu(lean, tokens, counting.macs)
-    require(real == said.macs, "priced", f"{shape} is said to take {said.macs} MACs, with values it takes {real}")
+    require(
+        real == predicted.macs,
+        "priced",
+        f"{shape} is priced at {predicted.macs} MACs, but counting with values gives {real}",
+    )
     return True
 
 

@@ -60,12 +60,12 @@ def verdict(library: str, name: str) -> Verdict:
         answers = answers_of(f"{library}/{name}", given)
     except Exception as error:
         return Verdict(library, name, "failing", reason=_line(error))
-    said = {**{key: value for key, value in asdict(answers).items() if key != "reason"}, "given": given}
+    known = {**{key: value for key, value in asdict(answers).items() if key != "reason"}, "given": given}
     if not answers.read:
-        return Verdict(library, name, "refused", **said, reason=answers.reason[:LONGEST])
+        return Verdict(library, name, "refused", **known, reason=answers.reason[:LONGEST])
     untested, broken = _laws(library, name)
     status: Status = "failing" if broken else "supported" if answers.all_yes else "refused"
-    return Verdict(library, name, status, **said, untested=untested, reason=broken or answers.reason[:LONGEST])
+    return Verdict(library, name, status, **known, untested=untested, reason=broken or answers.reason[:LONGEST])
 
 
 def verdicts(models: Sequence[tuple[str, str]]) -> Iterator[Verdict]:
