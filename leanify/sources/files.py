@@ -37,10 +37,19 @@ def check_regular(folder: Path, error: type[LeanifyError] = SourceError, below: 
 
 
 def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
-    """Parse a small JSON file. Raises ``error`` as `read_text` does, and for invalid or too deeply nested JSON."""
+    """Parse a small JSON file. Raises ``error`` as `read_text` does, and for invalid or too deeply nested JSON.
+
+    transformers writes an infinite number as {"__float__": "Infinity"}, since JSON has no word for it.
+    """
     try:
-        return json.loads(read_text(path, error))
+        return json.loads(read_text(path, error), object_hook=_special_float)
     except json.JSONDecodeError as caught:
         raise error(f"{path} is not JSON: {caught}") from caught
     except RecursionError as caught:
         raise error(f"{path} cannot be read: its JSON is nested too deeply") from caught
+
+
+def _special_float(found: dict[str, Any]) -> Any:
+    """The number that an object of a parsed file stands for; any other object as it is."""
+    tag = found.get("__float__")
+    return float(tag) if len(found) == 1 and tag in ("Infinity", "-Infinity", "NaN") else found
