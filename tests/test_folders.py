@@ -315,6 +315,24 @@ def test_a_head_dim_that_is_asked_for_outlives_another_width() -> None:
 # -- litter -------------------------------------------------------------------------------------------------------
 
 
+def test_more_heads_under_a_configuration_that_derives_head_dim_load_back(tmp_path: Path) -> None:
+    """Falcon's configuration has head_dim = hidden_size / heads, from which loading computes rotary tables again."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    model = leanify.grow(leanify.load("hf/falcon", overrides=shape), factor=2).eval()
+    leanify.save(model, tmp_path / "lean")
+    inputs = torch.arange(12)[None]
+    again = leanify.load(tmp_path / "lean").eval()
+    assert torch.equal(again(inputs).last_hidden_state, model(inputs).last_hidden_state)
+
+
+def test_an_infinite_number_in_a_configuration_is_one(tmp_path: Path) -> None:
+    """transformers writes it as an object (Bamba's and Nemotron-H's time_step_limit)."""
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
+    config = {"model_type": "llama", **small, "intermediate_size": 64, "limit": [0.0, {"__float__": "Infinity"}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert leanify.load(tmp_path).config.limit == [0.0, float("inf")]
+
+
 def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom leanify.sources.lean_directory import new_directory\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +28,13 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
         for key, value in _hf_words(model.config, old, new).items():
             with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
                 setattr(model.config, key, value)
-        if {layer.head_dim for layer in old.layers()} != {layer.head_dim for layer in new.layers()}:
-            _rebuild_rotary_tables(model)
+        sizes = {layer.head_dim for layer in new.layers()}
+        config = _rotary_config(model.config, sizes)
+        if {layer.head_dim for layer in old.layers()} != sizes:
+            _rebuild_rotary_tables(model, config)
+        elif config is not model.config:
+            for _, _, table in _rotary_tables(model):
+                table.config = config  # loading computes the tables again
     for before, after in zip(old.stages, new.stages, strict=True):
         if before.depth != after.depth:
             _update_depth(model, after.name, before.depth, after.depth)
@@ -74,12 +80,34 @@ def _update_lists(config: PretrainedConfig, new: Architecture) -> None:
         config.num_hidden_layers = config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
 
 
-def _rebuild_rotary_tables(model: Any) -> None:
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if "RotaryEmbedding" in type(child).__name__ and hasattr(child, "config"):
-                device = next(child.buffers()).device
-                setattr(parent, name, type(child)(config=model.config).to(device))
+def _rotary_config(config: PretrainedConfig, sizes: set[int]) -> Any:
+    """The configuration to compute rotary tables from.
+
+    Where upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: then it is a copy with
+    as many heads as give the size that the heads have.
+    """
+    derived = isinstance(getattr(type(config), "head_dim", None), property)
+    if not derived or sizes in ({config.head_dim}, set()) or len(sizes) > 1:
+        return config
+    own: Any = copy.deepcopy(config)
+    own.num_attention_heads = own.hidden_size // min(sizes)
+    return own
+
+
+def _rotary_tables(model: Any) -> list[tuple[Any, str, Any]]:
+    """Every module of rotary tables that keeps a configuration, with its parent and its name there."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if "RotaryEmbedding" in type(child).__name__ and hasattr(child, "config")
+    ]
+
+
+def _rebuild_rotary_tables(model: Any, config: PretrainedConfig) -> None:
+    for parent, name, child in _rotary_tables(model):
+        device = next(child.buffers()).device
+        setattr(parent, name, type(child)(config=config).to(device))
 
 
 def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
