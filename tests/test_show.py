@@ -84,7 +84,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [f"{('good', 'bad')[i % 2]} film {i},{('pos', 'neg')[i % 2]}" for i in range(32)]
     (folder / "train.csv").write_text("\n".join(["review,sentiment", *rows]))
     recipe = recipes.with_settings(recipes.parse(TEXTS), [f"data.path={folder}"])
-    with pytest.warns(UserWarning, match="without weights"):
+    with pytest.warns(UserWarning, match="has no weights"):
         return training.train(recipe, folder / "run")
 
 
