@@ -146,7 +146,7 @@ def broken(plan: Plan) -> Iterator[str]:
 def narrow(plan: Plan) -> Iterator[str]:
     """Whether an MLP was cut below two widths."""
     changed = plan.baseline.architecture.varied
-    pairs = [[design.architecture.stages[i].main for design in (plan.baseline, plan.chosen)] for i in changed]
+    pairs = [[design.architecture.stages[i].primary for design in (plan.baseline, plan.chosen)] for i in changed]
     if any(
         new.mlp * max(1, new.active) < min(2 * old.width, old.mlp)
         for old, new in pairs
