@@ -127,7 +127,7 @@ def test_a_traceback_is_shown_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, 
     ("line", "words"),
     [
         ("redesign vit_tiny --depth 7 --weights nowhere", "nowhere"),
-        ("redesign vit_tiny --depth 7 --weights bert", "without weights"),
+        ("redesign vit_tiny --depth 7 --weights bert", "has no weights"),
         ("redesign bert --depth 7 --tokens 0", "--tokens"),
         ("condition bert --tokens 0", "--tokens"),
     ],

@@ -282,5 +282,5 @@ def test_weights_are_carried_over_or_drawn_anew(tmp_path: Any) -> None:
     fresh, again = plan.build(seed=3), plan.build(seed=3)
     assert torch.equal(fresh.blocks[0].mlp.fc1.weight, again.blocks[0].mlp.fc1.weight)
     assert not torch.equal(fresh.blocks[0].mlp.fc1.weight, model.blocks[0].mlp.fc1.weight)
-    with pytest.raises(leanify.SourceError, match="without weights"):
+    with pytest.raises(leanify.SourceError, match="has no weights"):
         plan.build(weights="vit_base")

@@ -209,7 +209,7 @@ def test_a_checkpoint_without_a_layer_that_it_claims_is_refused(
         (("--data", "text.txt"), "needs --weights"),
         (("--weights", "source", "--data", "nowhere.txt"), "does not exist"),
         (("--weights", "source", "--data", "source"), "takes text"),
-        (("--weights", "bert", "--data", "text.txt"), "without weights"),
+        (("--weights", "bert", "--data", "text.txt"), "no weights"),
     ],
 )
 def test_bad_input_writes_nothing(

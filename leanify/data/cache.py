@@ -29,7 +29,7 @@ def home() -> Path:
 
 
 def regular(path: Path) -> Path:
-    """The path of a file. Raises OSError for a pipe, which nobody may write to, and a device, which may have no end."""
+    """Check that a path is a regular file. Raises OSError for a pipe, which would block, and an endless device."""
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no file")
     return path

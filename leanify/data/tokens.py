@@ -139,7 +139,7 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
 
 
 def _read(home: Path) -> tuple[Ids, list[str]] | None:
-    """The ids, and the rows that were skipped; None where there are none, or damaged ones."""
+    """The cached ids and the skipped rows; None if there is no cache, or a damaged one."""
     try:
         card = json.loads(cache.regular(home / "card.json").read_text("utf-8"))
         ids = np.memmap(cache.regular(home / "ids.bin"), dtype=card["dtype"], mode="r")

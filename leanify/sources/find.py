@@ -109,12 +109,10 @@ def find(
 
 
 def located(source: str | Path) -> str:
-    """A SOURCE with weights, as it is found from any folder. Raises SourceError where it has none."""
+    """Make the path of a SOURCE absolute, for use from any directory. Raises SourceError if it has no weights."""
     path = Path(source).expanduser()
     if not (path.suffix in CHECKPOINTS and path.is_file()) and find(source).weights is None:
-        raise SourceError(
-            f"{source} names a model without weights: give a run, a directory or a checkpoint that has some"
-        )
+        raise SourceError(f"{source} has no weights; name a run, a checkpoint, or a directory with weights")
     return str(path.absolute()) if path.exists() else str(source)
 
 
