@@ -78,7 +78,7 @@ def test_experts_are_written_where_there_are_some() -> None:
     assert first == {"width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "mlp": 96}
     assert second == {**first, "experts": 8, "active": 2}
     assert Architecture.from_json(json.loads(json.dumps(shape.to_json()))) == shape
-    assert "2 × [4×16, mlp 8 experts of 96, width 64]" in str(shape)
+    assert "2 × [4×16, mlp 8 experts (2 active) of 96, width 64]" in str(shape)
     narrow = Stage("layers", ((replace(dense, mlp=48),), (replace(mixture, mlp=48),), (replace(mixture, mlp=48),)))
     assert stage.reshape(mlp=48) == narrow
     with pytest.raises(ShapeError, match="asked for MLPs of 0 units"):
