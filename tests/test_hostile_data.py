@@ -95,7 +95,7 @@ def test_short_rows_and_nulls_of_other_tables_are_named(tmp_path: Path) -> None:
 def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(DataError, match="is a pipe, a socket or a device"):
+    with pytest.raises(DataError, match="is a pipe"):
         training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={tmp_path / 'pipe'}"])
     for place in (tmp_path / "pipe.toml", tmp_path):
         with pytest.raises(RecipeError, match="a folder, a pipe or a device"):
