@@ -293,7 +293,7 @@ def test_a_model_without_attention(leanify):
 
 
 def test_no_samples(leanify, tmp_path):
-    refused(leanify(*TINY_VIT, "--samples", 0), "0 samples")
+    refused(leanify(*TINY_VIT, "--samples", 0), "the number of samples is 0; it must be at least 1")
     refused(leanify(*TINY_VIT, "--data", tmp_path), "no image")
     (tmp_path / "empty.txt").write_text("")
     refused(leanify(*TINY_BERT, "--data", tmp_path / "empty.txt"), "no text")
@@ -333,7 +333,7 @@ def test_checkpoints_that_are_none(leanify, tmp_path):
 
 def test_wrong_use(leanify):
     refused(leanify(*TINY_VIT, "--heads", "two"), "2,4,8")
-    refused(leanify(*TINY_VIT, "--heads", "0"), "at least one")
+    refused(leanify(*TINY_VIT, "--heads", "0"), "the number of heads is 0; it must be at least 1")
     refused(leanify(*TINY_VIT, "bert", "--heads", "2"), "one SOURCE")
     code, out, err = leanify(*TINY_VIT, "--batch-size", "0")
     assert (code, out) == (2, "")

@@ -380,7 +380,7 @@ def test_other_encoders_of_transformers_are_fine_tuned(kind: str, bert: Path, fi
     ids = torch.randint(5, len(tokenizer), (2, longest))
     with torch.no_grad():
         assert model(ids).logits.shape == (2, 2)
-    with pytest.raises(DataError, match=f"the model has {longest} positions"):
+    with pytest.raises(DataError, match=f"the model has only {longest} positions"):
         training.train(at(tmp_path / "model", files, *quick[:1], f"data.length={longest + 1}"), tmp_path / "other")
 
 

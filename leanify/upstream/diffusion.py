@@ -12,14 +12,14 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
 from leanify.errors import SourceError
 from leanify.upstream.wall import wall
+
+if TYPE_CHECKING:  # the prices of a name are read again without torch
+    from torch import Tensor, nn
 
 CLASSES = ("DiTTransformer2DModel", "PixArtTransformer2DModel")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -87,6 +87,8 @@ def words_of(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
 
 def example_inputs(model: Any, batch: int) -> dict[str, Tensor]:
     """Noisy latents, time steps, and classes or captions; flat, as `arguments` takes them apart."""
+    import torch
+
     config = model.config
     size = config["sample_size"]
     found = {
