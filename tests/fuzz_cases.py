@@ -181,8 +181,10 @@ def of_own_data(draw: random.Random, home: Path) -> None:
     folder, recipe = draw.choice(
         [("images", "images"), ("pictures", "images"), ("glue/sst2", "sentences"), ("texts/0.txt", "text")]
     )
+    place = home / folder.partition("/")[0]
     for _ in range(draw.choice([1, 1, 4])):
-        mutate(draw, some_file(draw, home / folder.partition("/")[0]))
+        if any(path.is_file() for path in place.rglob("*")):  # the one before may have taken the last file away
+            mutate(draw, some_file(draw, place))
     settings = [f"data.path={home / folder}", f"data.on_error={draw.choice(['stop', 'skip'])}"]
     if recipe == "images":
         settings += [f"model.override.{key}={TIMM[key]}" for key in ("patch_size", "embed_dim", "depth", "num_heads")]
