@@ -93,9 +93,9 @@ def test_the_shipped_table_holds_what_it_says() -> None:
     for model in models:
         assert bool(model["reason"]) == (model["status"] != "supported"), model
         if "read" in model:
-            assert (model["status"] == "supported") == all(
-                model[answer] for answer in ("read", "grow", "redesign", "control")
-            ), model
+            every = all(model[answer] for answer in ("read", "grow", "redesign", "control"))
+            law_broken = model["status"] == "failing"
+            assert (model["status"] == "supported") == (every and not law_broken), model
 
 
 def test_names_are_patterns_and_an_unknown_one_is_refused() -> None:
