@@ -333,6 +333,14 @@ def test_an_infinite_number_in_a_configuration_is_one(tmp_path: Path) -> None:
     assert leanify.load(tmp_path).config.limit == [0.0, float("inf")]
 
 
+def test_a_number_of_too_many_digits_is_one_message(tmp_path: Path) -> None:
+    """Python refuses to parse an integer of more than 4,300 digits."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": ' + "1" * 5000 + "}")
+    with pytest.raises(leanify.SourceError, match=r"config\.json is not JSON") as found:
+        find.find(str(tmp_path))
+    assert "\n" not in str(found.value)
+
+
 def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom leanify.sources.lean_directory import new_directory\n"

@@ -88,7 +88,7 @@ def _in_place(given: Tensor, other: Any = 0, *_: Any) -> Tensor | None:
 
 
 def _softmax(given: Tensor, _: int, other: Any = None) -> Tensor | None:
-    """``other``: whether a softmax of 16 bits is in 32, or of a safe one the type."""
+    """``other`` asks for another output type (a flag in ``_softmax``, the type itself in ``_safe_softmax``)."""
     known = given.dtype.is_floating_point and given.is_contiguous() and not other
     return _new(given.shape, given.dtype) if known else None
 

@@ -43,7 +43,7 @@ def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
     """
     try:
         return json.loads(read_text(path, error), object_hook=_special_float)
-    except json.JSONDecodeError as caught:
+    except ValueError as caught:  # JSONDecodeError, or an integer of too many digits
         raise error(f"{path} is not JSON: {caught}") from caught
     except RecursionError as caught:
         raise error(f"{path} cannot be read: its JSON is nested too deeply") from caught
