@@ -132,5 +132,6 @@ def _upstreams(home: Path) -> None:
     adapter = {"peft_type": "LORA", "task_type": None, "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
     (home / "adapter" / "adapter_config.json").write_text(json.dumps(adapter | {"base_model_name_or_path": "hf"}))
     rank = {"lora_A": torch.ones(2, 8), "lora_B": torch.ones(8, 2)}
-    name = "base_model.model.encoder.layer.0.attention.self.query"
-    save_file({f"{name}.{k}.weight": v for k, v in rank.items()}, home / "adapter" / "adapter_model.safetensors")
+    layers = [f"base_model.model.encoder.layer.{number}.attention.self.query" for number in range(2)]
+    tensors = {f"{layer}.{k}.weight": v.clone() for layer in layers for k, v in rank.items()}
+    save_file(tensors, home / "adapter" / "adapter_model.safetensors")

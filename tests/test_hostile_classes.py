@@ -95,7 +95,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "test_streams.py::test_a_poor_environment_changes_no_result",
         "test_streams.py::test_a_dumb_terminal_gets_no_escapes",
     ),
-    "12 words": ("test_folders.py::test_a_pickle_says_what_it_wants",),
+    "12 words": (
+        "test_folders.py::test_a_pickle_says_what_it_wants",
+        "test_hostile_code.py::test_an_adapter_that_does_not_fit_says_what_does_not",
+    ),
 }
 
 

@@ -14,7 +14,7 @@ import pickle
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +139,17 @@ def test_the_state_of_a_run_is_no_pickle_that_names_code(folder: Path) -> None:
 # -- modules that a configuration names -----------------------------------------------------------------------------
 
 
-def adapter(folder: Path, **words: Any) -> Path:
-    """An adapter of the BERT in a folder."""
+def adapter(folder: Path, layers: Sequence[int] = (0, 1), rank: int = 2, **words: Any) -> Path:
+    """An adapter of these layers of the BERT in a folder, which has two."""
     made = folder / "adapter"
     made.mkdir()
     plain = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
-    change(made / adapters.CONFIG, **plain, base_model_name_or_path=str(folder), **words)
-    name = "base_model.model.encoder.layer.0.attention.self.query"
-    rank = {"lora_A": torch.ones(2, 8), "lora_B": torch.ones(8, 2)}
-    save_file({f"{name}.{key}.weight": value for key, value in rank.items()}, made / "adapter_model.safetensors")
+    change(made / adapters.CONFIG, **{**plain, "base_model_name_or_path": str(folder), **words})
+    tensors = {}
+    for layer in layers:
+        name = f"base_model.model.encoder.layer.{layer}.attention.self.query"
+        tensors |= {f"{name}.lora_A.weight": torch.ones(rank, 8), f"{name}.lora_B.weight": torch.ones(8, rank)}
+    save_file(tensors, made / "adapter_model.safetensors")
     return made
 
 
@@ -181,6 +183,31 @@ def test_an_adapter_imports_nothing_and_opens_nothing_that_it_names(
     with pytest.raises(LeanifyError, match=message):
         leanify.load(made)
     assert not (folder / RAN).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "base", "message"),
+    [
+        (
+            {},
+            {"intermediate_size": 24},
+            r"6 of another shape \(encoder.layer.0.intermediate.dense.bias \(16,\) instead",
+        ),
+        ({"layers": (0,)}, {}, r"2 adapted tensors of the base model are not in it \(.*layer.1"),
+        ({"layers": (0, 1, 2)}, {}, r"2 of its tensors belong to no layer of the base model \(.*layer.2"),
+        ({"rank": 3}, {}, r"size mismatch for .*\[3, 8\]"),
+        ({"target_modules": ["q_proj"]}, {}, "q_proj"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_says_what_does_not(
+    folder: Path, words: dict[str, Any], base: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("peft")
+    made = adapter(folder, **words)
+    change(folder / "config.json", **base)
+    with pytest.raises(LeanifyError, match=message) as found:
+        leanify.load(made)
+    assert "above report" not in str(found.value)
 
 
 CODE = {"AutoConfig": "evil.Model", "AutoModel": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}

@@ -20,6 +20,7 @@ from leanify.data.multi_label import MultiLabelled
 from leanify.data.samples import IGNORED
 from leanify.data.tagged_text import Tagged, TaggedSentences, first_pieces
 from leanify.data.vocabulary import tokenizer_of
+from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
 from leanify.tasks.multi_label import MultiLabel
@@ -164,6 +165,9 @@ def test_a_tagger_keeps_its_tags_from_the_file_to_its_predictions(tmp_path: Path
     assert (first.tokens, first.answer) == (("Bob", "met", "Ada"), ["B-PER", "O", "B-PER"])
     assert (first.words, second.words) == ("Bob PER, Ada PER", "–")
     assert next(predict(run.path, [tmp_path / "train.conll"])).answer == ["B-PER", "O", "B-PER"]
+    (tmp_path / "new.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"new\.txt: there is no text to predict from"):
+        list(predict(run.path, [tmp_path / "new.txt"]))
 
 
 # -- any number of labels a text ----------------------------------------------------------------------------------
@@ -238,6 +242,9 @@ def test_a_model_of_many_labels_keeps_their_names(tmp_path: Path) -> None:
     assert model.config.problem_type == "multi_label_classification"
     assert model.config.id2label == {0: "red", 1: "round"}
     both, none = predict(run.path, ["a red ball 3", "a blue box 4"])
+    (tmp_path / "new.txt").write_text("")
+    with pytest.raises(DataError, match=r"new\.txt: there is no text to predict from"):
+        list(predict(run.path, [tmp_path / "new.txt"]))
     assert (both.answer, none.answer) == (["red", "round"], [])
     assert set(both.probabilities) == {"red", "round"}
     assert json.dumps(both.to_json())

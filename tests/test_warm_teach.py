@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +240,20 @@ def test_a_table_without_sentences_is_refused(home: Path, tmp_path: Path, text: 
     refused(home, tmp_path, DataError, words, f"data.path={tmp_path / 'table.csv'}")
 
 
-def test_a_damaged_cache_is_made_again(home: Path, tmp_path: Path) -> None:
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[200] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [lambda file: os.truncate(file, 100), flipped])
+def test_a_damaged_cache_is_made_again(home: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     train(home, tmp_path / "first")
-    for file in (cache.home() / "teachers").iterdir():
-        os.truncate(file, 100)
+    kept = {file: file.read_bytes() for file in (cache.home() / "teachers").iterdir()}
+    for file in kept:
+        damage(file)
     train(home, tmp_path / "second")
+    assert {file: file.read_bytes() for file in kept} == kept
     assert outcome(tmp_path / "first") == outcome(tmp_path / "second")
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from leanify.errors import SourceError
 from leanify.sources.files import read_json
 from leanify.sources.tensors import few, read_tensors
+from leanify.upstream.wall import wall
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order in which PEFT looks for them
@@ -54,3 +57,26 @@ def read(folder: Path) -> dict[str, Any]:
         raise SourceError(f"{folder} has no adapter weights: looked for {' and '.join(WEIGHTS)}")
     read_tensors(weights)  # refuses a pickle that would run code, with leanify's own message
     return {key: value for key, value in given.items() if key in KEYS}
+
+
+def merged(model: nn.Module, folder: Path, keys: dict[str, Any]) -> nn.Module:
+    """Return the base model with an adapter merged into it; ``keys`` is what `read` returned.
+
+    Raises SourceError unless the adapter's tensors and the layers that it adapts correspond one to one. PEFT itself
+    ignores tensors that it finds no layer for, and leaves layers without tensors as they are.
+    """
+    base = keys["base_model_name_or_path"]
+    with wall(f"the adapter {folder} could not be merged into {base}"):
+        from peft import PeftConfig, get_peft_model
+
+        own = {key: value for key, value in keys.items() if key != "base_model_name_or_path"}
+        adapted: Any = get_peft_model(model, PeftConfig.from_peft_type(**own, inference_mode=True))
+        loaded = adapted.load_adapter(folder, "default")
+        for names, words in (
+            (loaded.missing_keys, "adapted tensors of the base model are not in it"),
+            (loaded.unexpected_keys, "of its tensors belong to no layer of the base model"),
+        ):
+            if names:
+                raise SourceError(f"the adapter {folder} does not fit {base}: {len(names)} {words} ({few(names)})")
+        result: nn.Module = adapted.merge_and_unload()
+    return result

@@ -192,10 +192,10 @@ def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Ten
         where = None
     config = full_config(origin.name, origin.options)
     cls: Any = getattr(import_transformers(), origin.cls)
-    options = {"ignore_mismatched_sizes": True} if _other_labels(config, weights) else {}
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # they are in the info
     with wall(f"{weights} does not load as {origin.cls}"):
-        model, info = cls.from_pretrained(where, config=config, state_dict=tensors, output_loading_info=True, **options)
-    _check_body(model, info, weights)
+        model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
+    _check_shapes(model, info, weights, new_head=_other_labels(config, weights))
     _warn_of_new(model, info, weights)
     set_origin(model, origin)
     loaded: nn.Module = model.eval()
@@ -210,12 +210,15 @@ def _other_labels(config: PretrainedConfig, weights: Path | str) -> bool:
     return file.is_file() and len(known or (0, 1)) != config.num_labels  # transformers' default is two labels
 
 
-def _check_body(model: Any, info: dict[str, Any], weights: Path | str) -> None:
-    """Raise SourceError if a tensor below the head has another shape; the head may, for another number of classes."""
+def _check_shapes(model: Any, info: dict[str, Any], weights: Path | str, new_head: bool) -> None:
+    """Raise SourceError if a tensor has another shape; with ``new_head``, one of the head may."""
     prefix = f"{model.base_model_prefix}."
-    odd = sorted(str(entry[0]) for entry in info["mismatched_keys"])
-    if body := [name for name in odd if name.startswith(prefix) or model.base_model is model]:
-        raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(body)} of another shape ({few(body)})")
+    odd = sorted((str(name), tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
+    if new_head and model.base_model is not model:
+        odd = [entry for entry in odd if entry[0].startswith(prefix)]
+    if odd:
+        told = few([f"{name} {found} instead of {wanted}" for name, found, wanted in odd])
+        raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({told})")
 
 
 def _refuse_quantised(directory: Path) -> None:
@@ -254,11 +257,7 @@ def _adapted(found: ModelSource) -> nn.Module:
     base = keys["base_model_name_or_path"]
     where = Path(base).expanduser()
     model = _by_transformers(found.origin, where if where.is_dir() else base)
-    with wall(f"the adapter {found.weights} could not be merged into {base}"):
-        from peft import PeftConfig, PeftModel
-
-        config = PeftConfig.from_peft_type(**keys)
-        merged: nn.Module = PeftModel.from_pretrained(model, found.weights, config=config).merge_and_unload()
+    merged = adapters.merged(model, found.weights, keys)
     set_origin(merged, found.origin)
     return merged.requires_grad_(True).eval()  # PEFT freezes the base model
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from leanify.training import with_tokenizer_of
 IMAGES, SENTENCES = ("classification",), own_texts.TASKS
 WORDS = re.compile(r"\w+|[^\w\s]")  # tokens of a text that comes without any
 BATCH = 32
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _texts(
     data: DataSection, model: nn.Module, inputs: Sequence[str | Path]
 ) -> Iterator[tuple[list[str], list[str], dict[str, Tensor]]]:
     tokenizer, length = _tokenizer(data, model)
-    rows = [row for each in inputs for row in _rows(str(each), data)]
+    rows = _some([row for each in inputs for row in _rows(str(each), data)], inputs)
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
         sentences = Sentences([(texts, 0) for _, texts in some], tokenizer, length, takes_types(model))
@@ -156,7 +157,7 @@ def _tagged(
 ) -> Iterator[Prediction]:
     """A tag for every token; O for one beyond the length that the model reads."""
     tokenizer, length = _tokenizer(data, model)
-    rows = [row for each in inputs for row in _tokens(str(each), data)]
+    rows = _some([row for each in inputs for row in _tokens(str(each), data)], inputs)
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
         untold = [(tokens, [0] * len(tokens)) for _, tokens in some]
@@ -200,6 +201,13 @@ def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]
         yield "text", (given,)
     else:
         raise DataError(f"{given} is no file here, and no sentence: name a table, a text file, or quote a text")
+
+
+def _some(rows: list[T], inputs: Sequence[str | Path]) -> list[T]:
+    """The rows, unless there are none. Raises DataError."""
+    if not rows:
+        raise DataError(f"{', '.join(map(str, inputs))}: there is no text to predict from")
+    return rows
 
 
 def _is_file(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """Samples whose targets are a teacher's embeddings, computed once and kept in the cache.
 
 The file's name is a digest of the teacher's weights, the pooling and every token of the samples, so a file that is
-there is valid. It is written under another name and renamed when complete.
+there is valid. It is written under another name and renamed when complete, and ends with a checksum of its data.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 BATCH = 64
+SUM = 16  # bytes of a checksum
 BYTES = 2  # float16: embeddings have length 1, and three digits of each component are kept
 
 
@@ -62,7 +63,7 @@ def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Ac
     for name in ("train", "validation"):
         samples = getattr(splits, name)
         file = cache.home() / "teachers" / f"{_digest(known, pooling, samples)}.npy"
-        if place.is_local_main_process and _read(file, len(samples)) is None:
+        if place.is_local_main_process and (_read(file, len(samples)) is None or not _intact(file)):
             _keep(file, teacher, samples, pooling, place)
         place.wait_for_everyone()
         parts[name] = Taught(samples, _read(file, len(samples)))
@@ -77,6 +78,17 @@ def _read(file: Path, count: int) -> Any:
     except Exception:  # a damaged header raises what its words happen to be taken for
         return None
     return answers if fits else None
+
+
+def _intact(file: Path) -> bool:
+    """Whether the answers of a file have the checksum at its end. numpy ignores what follows an array."""
+    with file.open("rb") as data:
+        data.seek(-SUM, os.SEEK_END)
+        return data.read() == _sum(np.load(file, mmap_mode="r"))
+
+
+def _sum(answers: Any) -> bytes:
+    return hashlib.blake2b(answers, digest_size=SUM).digest()
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -117,6 +129,8 @@ def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], 
                 answers[indices] = rows
                 advance(done * BATCH)
         answers.flush()
+        with beside.open("ab") as end:
+            end.write(_sum(answers))
         beside.replace(file)
     except OSError as error:
         raise DataError(f"the teacher's embeddings could not be kept in {file.parent}: {error.strerror}") from error
