@@ -51,6 +51,20 @@ def columns() -> int | None:
         return None
 
 
+@contextmanager
+def starting(words: str) -> Iterator[None]:
+    """Show a line on a terminal while the libraries are imported that draw a spinner and parse options."""
+    mute = os.environ.get("LEANIFY_QUIET") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+    if mute or sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    print(f"  {words}", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
     """Iterate with a progress bar on standard error; silent if that is not a terminal."""
     length = total if total is not None else len(items) if isinstance(items, Sized) else None

@@ -126,4 +126,5 @@ def test_a_spinner_turns_before_torch_is_imported(words: tuple[str, ...], tmp_pa
     os.close(ours)
     before, _, _ = shown.decode().partition("TORCH")
     assert "TORCH" in shown.decode()
+    assert before.startswith(f"  leanify {words[0]}"), before  # before typer and rich are imported
     assert "⠋" in before, before

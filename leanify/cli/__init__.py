@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import LeanifyError
-from leanify.terminal import broken, columns, say
+from leanify.terminal import broken, columns, say, starting
 
 if TYPE_CHECKING:
     import typer
@@ -156,7 +156,11 @@ def called() -> None:
     if asked in NEVER_COMPILE:
         import_module("leanify.upstream.lazy_dynamo").install()
     if asked in COMMANDS:
-        app(asked)(args=arguments[1:], prog_name=f"leanify {asked}")
+        with starting(f"leanify {asked}"):
+            import typer
+
+            command = typer.main.get_command(app(asked))
+        command(args=arguments[1:], prog_name=f"leanify {asked}")
     else:
         app(*COMMANDS)(args=arguments, prog_name="leanify")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -76,8 +75,8 @@ class _Finder:
         return ModuleSpec(name, _Loaded(lambda: importlib.import_module(name)))
 
 
-class _Loaded(Loader):
-    """A loader for a module that is already loaded."""
+class _Loaded:
+    """A loader for a module that is already loaded; no subclass of Loader, whose import takes 10 ms."""
 
     def __init__(self, module: Callable[[], ModuleType]) -> None:
         self.module = module
