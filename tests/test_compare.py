@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -36,6 +37,34 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obj
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "s", json.loads(done.stdout)
+
+
+def test_costs_are_measured_in_fewer_rounds_where_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leanify.study import measure
+
+    calls: list[str] = []
+
+    def timed(name: str) -> float:
+        calls.append(name)
+        return float(len(calls))
+
+    work = {name: [lambda name=name: timed(name)] * 3 for name in "ab"}  # type: ignore[misc]
+    measure._rounds(work)
+    assert (len(calls), calls[:4]) == (2 * 3 * 7, ["a", "b", "a", "b"])
+    calls.clear()
+    monkeypatch.setattr(measure, "ENOUGH", -1)
+    assert measure._rounds(work) == {"a": (7, 9, 11), "b": (8, 10, 12)}
+    assert len(calls) == 2 * 3 * 3
+
+
+def test_threads_of_compare_sleep_while_they_wait(tmp_path: Path) -> None:
+    """Where other processes use the cores, threads that spin take ten times as long; torch reads it when imported."""
+    (tmp_path / "torch.py").write_text("import os\nprint(os.environ['OMP_WAIT_POLICY'], flush=True)\nos._exit(0)\n")
+    told = subprocess.run(
+        [*command("--dry-run")], cwd=tmp_path, text=True, capture_output=True,
+        env={**environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"},
+    )  # fmt: skip
+    assert told.stdout == "PASSIVE\n", told.stderr
 
 
 # -- what is planned --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,6 +78,7 @@ def compare(
     from leanify.errors import LeanifyError
     from leanify.terminal import progress
 
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
         from leanify import study as studies
         from leanify.cli import study_tables

@@ -19,7 +19,8 @@ from leanify.study.plan import StudyPlan
 from leanify.study.values import Costs
 from leanify.upstream.inputs import example_inputs
 
-ROUNDS = 7
+ROUNDS = (3, 7)  # at least, at most
+ENOUGH = 30  # seconds, after which the least number of rounds suffices
 MOST_SAMPLES = 32  # largest batch measured
 
 
@@ -86,9 +87,12 @@ def _work(shell: nn.Module, batch: int, tokens: int | None, device: torch.device
 
 
 def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[float, ...]]:
-    """The median time of each function over ROUNDS, alternating between designs."""
+    """The median time of each function over ROUNDS, alternating between designs; fewer where each takes long."""
     times: dict[str, list[list[float]]] = {name: [[] for _ in pieces] for name, pieces in work.items()}
-    for _ in range(ROUNDS):
+    begun = time.perf_counter()
+    for done in range(ROUNDS[1]):
+        if done >= ROUNDS[0] and time.perf_counter() - begun > ENOUGH:
+            break
         for place in range(3):
             for name, pieces in work.items():
                 times[name][place].append(pieces[place]())
