@@ -72,7 +72,8 @@ class _Finder:
         if not name.startswith(f"{NAME}."):
             return None
         _real()
-        return ModuleSpec(name, _Loaded(lambda: importlib.import_module(name)))
+        loader: Any = _Loaded(lambda: importlib.import_module(name))
+        return ModuleSpec(name, loader)
 
 
 class _Loaded:
