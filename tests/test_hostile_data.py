@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,14 +18,17 @@ from runs import DIGITS
 from test_hostile_runs import TEXT, Watcher
 
 from leanify import machine, training
-from leanify.data import cache, image_folder, probe_inputs, text, tokens
+from leanify.data import cache, image_folder, image_tables, probe_inputs, text, tokens
 from leanify.data.common import chosen, shares
 from leanify.data.corpus import encoder
 from leanify.data.faults import Faults
+from leanify.data.found import look
 from leanify.data.image_batches import ImageFolder
+from leanify.data.labelled_text import Labelled
 from leanify.design import price_cache
 from leanify.errors import DataError, LeanifyError, RecipeError
 from leanify.sources import recipe as recipes
+from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop, taught
 
@@ -90,6 +94,79 @@ def test_short_rows_and_nulls_of_other_tables_are_named(tmp_path: Path) -> None:
         faults = Faults(skip=True)
         assert list(text.rows_in(tmp_path / name, faults)) == ["one", "three"]
         assert len(faults.names) == 1
+
+
+ROWS = [(f"a text, number {i}", i % 2) for i in range(4)]
+CELLS = "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in ROWS)
+BAD_ROWS = {
+    "surplus.csv": (b"a comma, unquoted,1\n", r"line 6 has 3 cells for 2 columns"),
+    "latin.csv": ('"caf\u00e9",1\n'.encode("latin-1"), "line 6 is not UTF-8 text"),
+    "latin.tsv": ('"caf\u00e9"\t1\n'.encode("latin-1"), "line 6 is not UTF-8 text"),
+    "short.csv": (b'"a text"\n', r"line 6: label is None, not a label"),
+    "latin.jsonl": ('{"text": "caf\u00e9", "label": 1}\n'.encode("latin-1"), "line 6 is not UTF-8 text"),
+    "list.jsonl": (b'["text", 1]\n', r"line 6 is \[\"text\", 1\], not a table of columns"),
+    "deep.jsonl": (b"[" * 100_000, "line 6 is not JSON"),
+    "table.jsonl": (b'{"text": "a", "label": {"a": 1}}\n', r"line 6: label is \{'a': 1\}, not a label"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_row_that_would_be_read_wrongly_is_named_or_skipped(tmp_path: Path, name: str) -> None:
+    """Nothing is cut, replaced or moved to another column in silence, whichever reader opens the table."""
+    row, words = BAD_ROWS[name]
+    good = CELLS.encode().replace(b'",', b'"\t').replace(b"t,l", b"t\tl") if name.endswith(".tsv") else CELLS.encode()
+    if name.endswith(".jsonl"):
+        good = b"\n" + b"".join(json.dumps({"text": text, "label": label}).encode() + b"\n" for text, label in ROWS)
+    file = tmp_path / name
+    file.write_bytes(good + row)
+    with pytest.raises(DataError, match=words):
+        Labelled.read(file, DataSection("x", "text-classification"), Faults())
+    faults = Faults(skip=True)
+    kept = Labelled.read(file, DataSection("x", "text-classification"), faults).rows
+    assert kept == [((text,), str(label)) for text, label in ROWS]
+    assert len(faults.names) == 1
+    assert look(file) is not None
+
+
+def test_tables_as_spreadsheets_write_them_are_read_or_named(tmp_path: Path) -> None:
+    data, whole = DataSection("x", "text-classification"), [((text,), str(label)) for text, label in ROWS]
+    file = tmp_path / "a.csv"
+    file.write_bytes(CELLS.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert Labelled.read(file, data, Faults()).rows == whole
+    found = look(file)
+    assert found is not None
+    assert (found.kind, found.classes) == ("sentences", 2)
+    file.write_text(CELLS.replace("\n", ",\n"))  # an empty cell at every end
+    assert Labelled.read(file, data, Faults()).rows == whole
+    for encoding in ("utf-16", "utf-32"):
+        file.write_bytes(CELLS.encode(encoding))
+        with pytest.raises(DataError, match=r"a\.csv is UTF-16 or UTF-32 text; save it as UTF-8"):
+            Labelled.read(file, data, Faults())
+        assert look(file) is None
+    file.write_text(CELLS.replace("text", "label", 1))
+    with pytest.raises(DataError, match="more than one column label"):
+        Labelled.read(file, data, Faults())
+    file.write_text(f"text,label\na,{'1' * 5000}\nb,2\n")
+    assert len(Labelled.read(file, data, Faults()).names) == 2
+
+
+def test_what_parquet_holds_and_python_does_not_is_one_message(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    days = pyarrow.array([10**7], pyarrow.int32()).cast(pyarrow.date32())  # in the year 29349
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "label": days}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet: .*out of range"):
+        Labelled.read(tmp_path / "a.parquet", DataSection("x", "text-classification"), Faults())
+    assert look(tmp_path / "a.parquet") is None
+
+
+@pytest.mark.parametrize("cell", [3, ["a"], {"a": 1}, "", "a\0b", None])
+def test_a_cell_that_is_no_image_is_named(tmp_path: Path, cell: Any) -> None:
+    rows = [{"image": "a.png", "label": "x"}, {"image": cell, "label": "y"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"train\.jsonl, line 2: image is .*, no image"):
+        image_tables.readers(DataSection("x", "classification", holdout=0.5), tmp_path)
 
 
 def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data import image_tables
+from leanify.data import columns
 from leanify.data.found import look
 from leanify.data.image_folder import opened, read
 from leanify.sources.recipe import DataSection
@@ -92,7 +92,7 @@ def test_a_table_trains_and_its_classes_are_kept(rows: list[tuple[Path, str]], t
         ("path,kind\na.png,x\n", r"no column of labels; found path, kind.*--set data\.label"),
         ("name,label\na.png,x\n", "no column of images"),
         ("path,label\na.png,x\n", "one class, x"),
-        ("path,label\na.png,\n", "line 2 has no label"),
+        ("path,label\na.png,\n", "line 2: label is '', no label"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -108,4 +108,4 @@ def test_columns_can_be_named_and_classes_must_be_known(rows: list[tuple[Path, s
     data = DataSection("data", "classification", str(tmp_path), image="where", label="what")
     with pytest.raises(leanify.DataError, match=r"has classes that .* lacks: c"):
         read(data)
-    assert image_tables.in_order({"10", "9"}) == ["9", "10"]
+    assert columns.in_order({"10", "9"}) == ["9", "10"]

@@ -93,7 +93,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ({"text": 3, "label": "a"}, "line 2: text is 3, not a string"),
         ({"text": "x"}, "line 2: label is None, not a label"),
         ({"text": "x", "label": ["a"]}, r"line 2: label is \['a'\], not a label"),
-        (["x"], "line 2 is not a table of columns"),
+        (["x"], r'line 2 is \["x"\], not a table of columns'),
     ],
 )
 def test_a_dirty_row_is_named_or_skipped(tmp_path: Path, row: Any, words: str) -> None:

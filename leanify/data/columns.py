@@ -20,6 +20,7 @@ TOKENS = ("tokens", "words")
 TAGS = ("tags", "ner_tags", "ner", "pos_tags", "pos", "chunk_tags", "labels", "label")
 SEPARATORS = "|;,"  # between several labels in one cell, in the order they are tried
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
+LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
 SPLITS = {"validation": ("validation", "valid", "val", "dev", "test")}  # file names of a split, in order of preference
 
 
@@ -84,3 +85,15 @@ def separator_of(cells: Sequence[Any]) -> str | None:
 def have_several(cells: Sequence[Any]) -> bool:
     """Whether cells of a column have several labels: lists, or strings with a separator."""
     return any(isinstance(cell, (list, tuple)) for cell in cells) or separator_of(cells) is not None
+
+
+def label_of(cell: Any) -> str | None:
+    """A label (string, number or boolean) as text; None for anything else, and for an empty string."""
+    return str(cell).strip() or None if isinstance(cell, (str, int, float)) else None
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Sort labels: numerically if all are integers, else alphabetically."""
+    labels = list(labels)
+    whole = all(label.removeprefix("-").isdecimal() and len(label) <= LONGEST for label in labels)
+    return sorted(labels, key=int) if whole else sorted(labels)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import hub, tokens, vocabulary
+from leanify.data.columns import TABLES
 from leanify.data.common import chosen, folder_of, length_of_text, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
-from leanify.data.text import TABLES
 from leanify.data.tokens import END as END
 from leanify.data.tokens import Encode, Text
 from leanify.errors import DataError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.data import columns, conll
+from leanify.data import columns
 from leanify.data.faults import Faults
+from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
+from leanify.sources.files import read_json
+from leanify.upstream.wall import wall
 
 Kind = Literal["images", "sentences", "text"]
 MODELS: Mapping[Kind, str] = {"images": "vit_tiny", "sentences": "bert", "text": "gpt2"}  # suggested for full training
@@ -76,7 +77,7 @@ def look(path: str | Path, named: Named = GUESSED) -> Found | None:
         if place.is_file():
             return _file(place, False, named)
         return _folder(place, named) if place.is_dir() else None
-    except (OSError, UnicodeDecodeError, csv.Error, DataError):
+    except (OSError, DataError):
         return None
 
 
@@ -97,10 +98,15 @@ def _folder(place: Path, named: Named) -> Found | None:
 
 def _on_disk(place: Path) -> Found | None:
     """A data set saved by ``datasets``' save_to_disk, if its features include an image and a class label."""
+    with wall(f"{place} is no data set", DataError):
+        return _described(place)
+
+
+def _described(place: Path) -> Found | None:
     whole = (place / "state.json").is_file()
-    splits = [] if whole else json.loads((place / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+    splits = [] if whole else read_json(place / "dataset_dict.json", DataError)["splits"]
     part = place if whole else place / ("train" if "train" in splits else splits[0])
-    features = json.loads((part / "dataset_info.json").read_text(encoding="utf-8"))["features"]
+    features = read_json(part / "dataset_info.json", DataError)["features"]
     kinds = {name: entry.get("_type") for name, entry in features.items() if isinstance(entry, dict)}
     image, label = (next((name for name in kinds if kinds[name] == kind), None) for kind in ("Image", "ClassLabel"))
     if image is None or label is None:
@@ -139,7 +145,7 @@ def _file(file: Path, validated: bool, named: Named) -> Found | None:
         return Found("text", f"text in {file} ({file.stat().st_size:,} bytes)", validated)
     if file.suffix not in (*columns.TABLES, *columns.CONLL):
         return None
-    rows = list(islice(_rows(file), SOME))
+    rows = [row for _, row in islice(rows_of_table(file, Faults(skip=True)), SOME)]  # training names the others
     names = list(rows[0]) if rows else []
     if rows and (tagged := named.tagged_in(rows[0])) is not None:
         return _tagged(file, rows, *tagged, validated)
@@ -153,7 +159,7 @@ def _file(file: Path, validated: bool, named: Named) -> Found | None:
 
 
 def _labelled(
-    file: Path, rows: list[Mapping[str, Any]], kind: Kind, of: tuple[str, ...], label: str, validated: bool
+    file: Path, rows: Sequence[Mapping[str, Any]], kind: Kind, of: tuple[str, ...], label: str, validated: bool
 ) -> Found:
     cells = [row.get(label) for row in rows]
     task: str | None = None if kind == "images" else "text-classification"
@@ -172,7 +178,7 @@ def _labelled(
     return Found(kind, description, validated, task, classes, len(rows) if len(rows) < SOME else None)
 
 
-def _tagged(file: Path, rows: list[Mapping[str, Any]], tokens: str, tags: str, validated: bool) -> Found:
+def _tagged(file: Path, rows: Sequence[Mapping[str, Any]], tokens: str, tags: str, validated: bool) -> Found:
     names = sorted({name for row in rows for name in columns.parts_of(row.get(tags)) or ()})
     text = f"{_many(rows)} sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')}) in {file}"
     samples = len(rows) if len(rows) < SOME else None
@@ -199,27 +205,3 @@ def _is_number(text: str) -> bool:
         return abs(float(text)) < float("inf")
     except ValueError:
         return False
-
-
-def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a table, ignoring malformed ones: training reports those."""
-    if file.suffix in columns.CONLL:
-        yield from (row for _, row in conll.rows(file, Faults(skip=True)))
-        return
-    if file.suffix == ".parquet":
-        import pyarrow.parquet
-
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=SOME):
-            yield from batch.to_pylist()
-        return
-    with file.open(encoding="utf-8", errors="replace", newline="") as lines:
-        if file.suffix == ".jsonl":
-            for line in lines:
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(row, dict):
-                    yield row
-        else:
-            yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")

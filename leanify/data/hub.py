@@ -8,6 +8,7 @@ from typing import Any
 
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
+from leanify.upstream.wall import wall
 
 SPLITS = {"validation": ("validation", "valid", "val", "test")}  # usual names of a split, in order of preference
 
@@ -59,10 +60,11 @@ def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[s
 
     Raises DataError.
     """
-    library(f"{path}")
-    import pyarrow.parquet
-
     try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{path} needs the library pyarrow: pip install 'leanify[data]'") from error
+    with wall(f"{path} cannot be read as Parquet", DataError):  # a date beyond Python's raises OverflowError, …
         file = pyarrow.parquet.ParquetFile(path)
         found = [name for name in columns or () if name in file.schema_arrow.names][:1]
         if columns and not found:
@@ -70,5 +72,3 @@ def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[s
             raise DataError(f"{path} has no text column: looked for {', '.join(columns)}, found {known}")
         for batch in file.iter_batches(columns=found or None):
             yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error

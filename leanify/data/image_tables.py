@@ -18,10 +18,11 @@ import numpy as np
 from leanify.data import columns, hub
 from leanify.data.faults import Faults
 from leanify.data.own_texts import find_table
-from leanify.data.text import rows_of_table
+from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
+STORED = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
 ON_DISK = ("dataset_dict.json", "state.json")  # one of these marks the output of save_to_disk
 
 
@@ -42,7 +43,7 @@ class Rows:
         picture, label = self.pictures[index], int(self.labels[index])
         if isinstance(picture, Path):
             return picture.open("rb"), label
-        stored = picture["bytes"] if isinstance(picture, dict) else picture
+        stored = picture.get("bytes") if isinstance(picture, dict) else picture
         return (io.BytesIO(stored) if stored is not None else Path(picture["path"]).open("rb")), label
 
 
@@ -88,15 +89,24 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
     for place, row in rows_of_table(file, faults):
         if not image:
             image, label = _columns(file, list(row), data)
-        picture, kind = row.get(image), row.get(label)
-        if not picture or kind is None or kind == "":
-            faults.found(f"{file}, {place} has no {label if picture else image}")
+        picture, kind = _picture(row.get(image), file.parent), columns.label_of(row.get(label))
+        if picture is None or kind is None:
+            name = label if picture else image
+            faults.found(f"{file}, {place}: {name} is {row.get(name)!r:.40}, {'no label' if picture else 'no image'}")
             continue
-        pictures.append(file.parent / Path(picture).expanduser() if isinstance(picture, str) else picture)
-        labels.append(str(kind).strip())
+        pictures.append(picture)
+        labels.append(kind)
     if not pictures:
         raise DataError(f"{file} has no row with an image and a label")
     return pictures, labels, f"({image} → {label})"
+
+
+def _picture(cell: Any, folder: Path) -> Any:
+    """The path in a cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
+    if isinstance(cell, str) and "\0" not in cell:
+        return folder / Path(cell).expanduser() if cell else None
+    stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in STORED)
+    return cell if stored or (isinstance(cell, bytes) and cell) else None
 
 
 def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
@@ -113,7 +123,7 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, 
 
 def _numbered(tables: Sequence[tuple[Path, list[Any], list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
     """Readers with labels turned into indices of the first table's sorted classes."""
-    names = in_order(set(tables[0][2]))
+    names = columns.in_order(set(tables[0][2]))
     if len(names) < 2:
         raise DataError(f"{tables[0][0]} has only one class, {names[0]}; classification needs two or more")
     number = {name: index for index, name in enumerate(names)}
@@ -122,12 +132,6 @@ def _numbered(tables: Sequence[tuple[Path, list[Any], list[str]]], source: str) 
             raise DataError(f"{file} has classes that {tables[0][0]} lacks: {', '.join(unknown[:5])}")
     found = [Rows(file, pictures, [number[label] for label in labels]) for file, pictures, labels in tables]
     return found, names, f"{tables[0][0]} {source}"
-
-
-def in_order(names: set[str]) -> list[str]:
-    """Sort class names: numerically if all are integers, else alphabetically."""
-    whole = all(name.removeprefix("-").isdecimal() for name in names)
-    return sorted(names, key=int) if whole else sorted(names)
 
 
 def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:

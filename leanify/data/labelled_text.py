@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.data.columns import LABELS, texts_in
+from leanify.data.columns import LABELS, in_order, label_of, texts_in
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
-from leanify.data.text import rows_of_table
+from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
@@ -39,7 +39,7 @@ class Labelled:
         texts, label, cells = cells_of(file, data, faults)
         rows: list[tuple[Texts, str]] = []
         for where, words, cell in cells:
-            if (answer := _label(cell)) is None:
+            if (answer := label_of(cell)) is None:
                 faults.found(f"{where}: {label} is {cell!r:.40}, not a label")
             else:
                 rows.append((words, answer))
@@ -89,9 +89,6 @@ def cells_of(
     label = ""
     found = []
     for place, row in rows_of_table(file, faults):
-        if not isinstance(row, dict):
-            faults.found(f"{file}, {place} is not a table of columns")
-            continue
         if not texts:
             texts, label = _columns(file, list(row), data)
         cells = [faults.text(row.get(name), f"{file}, {place}: {name}") for name in texts]
@@ -122,21 +119,11 @@ def texts_of(file: Path, found: Sequence[str]) -> tuple[str, ...]:
     raise DataError(f"{file} has no text column; found {', '.join(found[:8])}")
 
 
-def in_order(labels: set[str]) -> list[str]:
-    """Sort labels: numerically if all are integers, else alphabetically."""
-    return sorted(labels, key=int) if all(_is_whole(label) for label in labels) else sorted(labels)
-
-
 def place_of(label: str, names: Sequence[str], file: Path) -> int:
     """The index of a label among the training labels. Raises DataError if it is not one of them."""
     if label not in names:
         raise DataError(f"{file}: the training data has no label {label[:40]!r}, only {', '.join(names)}")
     return names.index(label)
-
-
-def _label(value: Any) -> str | None:
-    """A label (string, number or boolean) as text; None for anything else."""
-    return str(value).strip() or None if isinstance(value, (str, int, float)) else None
 
 
 def _number(text: str) -> float | None:
@@ -145,7 +132,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if abs(value) < float("inf") else None
-
-
-def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.data.columns import SEPARATORS, labels_of, separator_of
+from leanify.data.columns import SEPARATORS, in_order, labels_of, separator_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
-from leanify.data.labelled_text import Texts, cells_of, in_order, place_of
+from leanify.data.labelled_text import Texts, cells_of, place_of
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 

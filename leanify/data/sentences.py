@@ -20,7 +20,7 @@ from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
 from leanify.data.own_texts import find_table
 from leanify.data.samples import Part, Splits
-from leanify.data.text import rows_of_table
+from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
@@ -88,9 +88,6 @@ def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]
         return
     columns: tuple[str, ...] = ()
     for place, row in rows_of_table(file, faults):
-        if not isinstance(row, dict):
-            faults.found(f"{file}, {place} is not a table of columns")
-            continue
         columns = columns or _columns(file, list(row), data)
         cells = [faults.text(row.get(name), f"{file}, {place}: {name}") for name in columns]
         yield from (cell for cell in cells if cell is not None and cell.strip())

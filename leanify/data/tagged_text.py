@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanify.data.columns import TAGS, TOKENS, one_of, parts_of
+from leanify.data.columns import TAGS, TOKENS, in_order, one_of, parts_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
-from leanify.data.labelled_text import in_order, place_of
+from leanify.data.labelled_text import place_of
 from leanify.data.samples import IGNORED
-from leanify.data.text import rows_of_table
+from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
 
@@ -47,9 +47,6 @@ class Tagged:
         names: tuple[str, str] | None = None
         rows: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
         for place, row in rows_of_table(file, faults):
-            if not isinstance(row, dict):
-                faults.found(f"{file}, {place} is not a table of columns")
-                continue
             names = names or columns_of(file, list(row), data)
             tokens, tags = (parts_of(row.get(name)) for name in names)
             if problem := _problem(tokens, tags, names):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from leanify.data import conll, delimited, hub, vocabulary
-from leanify.data.columns import CONLL
+from leanify.data import vocabulary
+from leanify.data.columns import TABLES
 from leanify.data.faults import Faults
+from leanify.data.tables import Row, rows_of_table
 from leanify.errors import DataError
 
 Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
@@ -83,54 +80,10 @@ def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:
     yield from column_of_texts(path, rows_of_table(path, faults, COLUMNS), faults)
 
 
-def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield (place, {column: cell}) for every row of a table; from Parquet only the first of ``columns`` that it has.
-
-    Raises DataError if the file is not such a table.
-    """
-    if path.suffix == ".parquet":
-        yield from numbered(hub.parquet(path, columns))
-        return
-    if path.suffix in CONLL:
-        yield from conll.rows(path, faults)
-        return
-    limit = csv.field_size_limit(delimited.LONGEST)
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            yield from _of_json(path, file, faults) if path.suffix == ".jsonl" else _of_cells(path, file)
-    except (csv.Error, OSError) as error:
-        raise DataError(f"{path} cannot be read as a {path.suffix[1:]} table: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _of_json(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", json.loads(line)
-        except (ValueError, RecursionError) as error:
-            faults.found(f"{path}, line {number} is not JSON ({error})")
-
-
-def _of_cells(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    reader = csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
-    for row in reader:
-        yield f"line {reader.line_num}", row
-
-
-def numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
-
-
-def column_of_texts(path: Path, rows: Iterator[tuple[str, Any]], faults: Faults) -> Iterator[str]:
+def column_of_texts(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults) -> Iterator[str]:
     """Yield the texts of (place, row) pairs, from the first usual text column of the first row. Raises DataError."""
     column = None
     for place, row in rows:
-        if not isinstance(row, dict):
-            faults.found(f"{path}, {place} is {json.dumps(row, default=str)[:40]}, not a table of columns")
-            continue
         column = column or next((name for name in COLUMNS if name in row), None)
         if column is None:
             names = ", ".join(map(str, row))

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from leanify.data import cache, hub, text
+from leanify.data import cache, hub, tables, text
+from leanify.data.columns import TABLES
 from leanify.data.faults import Faults
 from leanify.errors import DataError
 
@@ -59,7 +60,7 @@ class Text:
             raise DataError(f"{self} has no text")
 
     def _pieces(self) -> Iterator[str]:
-        if isinstance(self.place, Path) and self.place.suffix not in text.TABLES:
+        if isinstance(self.place, Path) and self.place.suffix not in TABLES:
             yield from _decoded(self.place)
             return
         rows = text.rows_in(self.place, self.faults) if isinstance(self.place, Path) else self._rows_of(*self.place)
@@ -67,7 +68,7 @@ class Text:
             yield END + row if number else row
 
     def _rows_of(self, name: str, split: str) -> Iterator[str]:
-        return text.column_of_texts(Path(name), text.numbered(hub.rows(name, split)), self.faults)
+        return text.column_of_texts(Path(name), tables.numbered(hub.rows(name, split)), self.faults)
 
     def read(self) -> str:
         """The whole text."""

@@ -18,7 +18,7 @@ from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
 from leanify.data.image_folder import decoded, suffixes, transforms
 from leanify.data.splits import NAMED
-from leanify.data.text import rows_of_table
+from leanify.data.tables import rows_of_table
 from leanify.errors import DataError, RecipeError
 from leanify.sources import find
 from leanify.sources.recipe import DataSection
