@@ -17,7 +17,7 @@ from leanify.design import peak
 from leanify.errors import RecipeError, TrainingError
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
-from leanify.training import engine, heap, loop, memory
+from leanify.training import engine, guards, heap, loop, memory
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]
 
@@ -57,6 +57,15 @@ def test_a_compiled_model_learns_the_same() -> None:
 def test_the_precision_is_what_suits_the_device() -> None:
     assert engine.accelerator_of(tiny()).mixed_precision == ("bf16" if torch.cuda.is_available() else "no")
     assert engine.accelerator_of(tiny("run.precision=bf16")).mixed_precision == "bf16"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")
+def test_bf16_is_warned_about_where_the_processor_only_emulates_it() -> None:
+    said: list[str] = []
+    guards.check_arithmetic(engine.accelerator_of(tiny("run.precision=bf16")), said.append)
+    assert bool(said) != torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert all("run.precision=fp32 is faster" in words for words in said)
+    guards.check_arithmetic(engine.accelerator_of(tiny()), pytest.fail)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")

@@ -16,6 +16,7 @@ from leanify.lens.resize import features_of
 from leanify.lens.sites import locate
 from leanify.upstream.inputs import example_inputs
 from leanify.warm.calibration import answers, damage, moments
+from leanify.warm.choose import RIDGE, surviving
 from leanify.warm.clone import merge_copies, split_into_copies
 from leanify.warm.drop import best_run, drop, influence
 from leanify.warm.narrow import least_squares, narrow, projections
@@ -137,6 +138,40 @@ def test_a_narrowed_model_runs_and_the_correction_helps(name: str) -> None:
         assert leanify.read(new) == shape
         errors[correct] = damage(answers(new, batches), answers(model, batches))
     assert errors[True] <= errors[False] * 1.2
+
+
+def missed(w: Tensor, second: Tensor, groups: Tensor) -> float:
+    """What a projection loses by some inputs when the others are refitted, by solving for them: an oracle."""
+    second = second + RIDGE * second.diagonal().mean() * torch.eye(len(second), dtype=second.dtype)
+    kept = [i for i in range(len(second)) if i not in set(groups.flatten().tolist())]
+    rest = w.clone()
+    rest[:, kept] -= w @ second[:, kept] @ torch.linalg.inv(second[kept][:, kept])
+    return float(torch.einsum("oi,ij,oj->", rest, second, rest))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_each_unit_removed_is_the_one_that_the_rest_miss_least(size: int) -> None:
+    """Every choice, against refitting without each of the others in turn; also where units repeat each other."""
+    generator = torch.Generator().manual_seed(1)
+    for trial in range(4):
+        a = torch.randn(60, 24, generator=generator, dtype=torch.float64)
+        a[:, 5] = a[:, 7] + 1e-3 * trial * a[:, 1]
+        w = torch.randn(5, 24, generator=generator, dtype=torch.float64)
+        second, groups = a.T @ a / 60, torch.arange(24).view(-1, size)
+        left = list(range(len(groups)))
+        while len(left) > 2:
+            gone = [i for i in range(len(groups)) if i not in left]
+            left.remove(min(left, key=lambda i, gone=gone: missed(w, second, groups[[*gone, i]])))
+            assert surviving(w, second, groups, len(left)).tolist() == left
+
+
+def test_of_two_units_that_say_the_same_one_stays() -> None:
+    """Many go in one round, and still not both of a pair: alone each costs nothing, together they cost all."""
+    generator = torch.Generator().manual_seed(2)
+    a = torch.randn(900, 200, generator=generator, dtype=torch.float64).repeat(1, 2)
+    w = torch.randn(7, 400, generator=generator, dtype=torch.float64)
+    kept = surviving(w, a.T @ a / 900, torch.arange(400)[:, None], 200)
+    assert sorted(int(i) % 200 for i in kept) == list(range(200))
 
 
 def test_the_correction_never_raises_the_calibration_error() -> None:

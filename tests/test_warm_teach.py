@@ -89,6 +89,7 @@ def test_an_encoder_without_a_head_learns_embeddings_by_the_files_beside_it(home
     run = train(home, tmp_path / "run")
     assert run.recipe.data is not None
     assert (run.recipe.data.task, run.recipe.data.length) == ("sentence-embedding", 16)
+    assert run.recipe.model.override == {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     cosines = [row["cosine"] for row in run.rows() if row["split"] == "validation"]
     assert cosines[-1] > cosines[0]
     teacher, student = (leanify.load(place) for place in (home / "teacher", run.path))

@@ -164,15 +164,26 @@ def _classifies(found: Any) -> bool:
 
 
 def _of_sentences(source: str, found: Any) -> Recipe:
-    """Every sentence's embedding, by the cosine to the teacher's; as long as sentence-transformers makes a sentence."""
+    """Every sentence's embedding, by the cosine to the teacher's; as long as sentence-transformers makes a sentence.
+
+    Without dropout: the targets are a function of the text, and a noisy student follows them less closely
+    (``recipes/results/warm-minilm.md``).
+    """
     place = Path(source)
     tokenizer = str(place) if place.is_dir() and vocabulary.lies_in(place) else None
     return Recipe(
-        model=ModelSection(source, cls="AutoModel"),
+        model=ModelSection(source, cls="AutoModel", override=_without_dropout(found)),
         data=DataSection("data", "sentence-embedding", tokenizer=tokenizer, length=pooling.longest_of(place)),
         optim=OptimSection(1e-3 if found.weights is None else 5e-4, weight_decay=0.01, clip=1.0),
         schedule=ScheduleSection(64, epochs=3, warmup=0.1),
     )
+
+
+def _without_dropout(found: Any) -> dict[str, Any]:
+    """Overrides that switch off the dropout of a model of transformers, whatever its configuration calls it."""
+    config = import_transformers().AutoConfig.for_model(found.origin.name, **without_type(found.origin.options))
+    rates = {key: value for key, value in config.to_dict().items() if "drop" in key}
+    return {key: 0.0 for key, rate in rates.items() if isinstance(rate, float) and rate > 0}
 
 
 def _of_labelled(source: str, found: Any, task: str, validated: bool) -> Recipe:

@@ -49,6 +49,14 @@ def check_data(run: RunDirectory, data: DataSection, splits: Splits, accept: boo
         run.note_data(now)
 
 
+def check_arithmetic(engine: Accelerator, warn: Warn) -> None:
+    """Say where bf16 is only emulated: on a processor without it, a step takes many times as long as in fp32."""
+    if engine.mixed_precision != "bf16" or engine.device.type != "cpu":
+        return
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # AVX-512 on x86; torch has no public name for it
+        warn("this processor has no bf16 arithmetic, so torch emulates it, slowly: run.precision=fp32 is faster here")
+
+
 def note_skipped(run: RunDirectory, skipped: Iterable[str], warn: Warn) -> None:
     """Keep the names of skipped samples with the run, and report them."""
     run.note_skipped(skipped)

@@ -146,6 +146,7 @@ class Trainer:
         """
         if self.main:
             guards.check_data(run, self.recipe.data, self.splits, accept_changed_data, self.watcher.warned)
+            guards.check_arithmetic(self.accelerator, self.watcher.warned)
         with run.held() if self.main else nullcontext(), tracked(self.accelerator, self.recipe, run), heap.kept():
             try:
                 self.steps_from(self.begin(run), run)

@@ -6,7 +6,8 @@
     pair         two consecutive layers as one with twice the heads
     fit          two post-norm layers as one, by least squares on what they did
     drop         fewer blocks, scored by how little they change their input
-    narrow       fewer heads and hidden units, scored by what they contribute, and the least-squares correction
+    choose       which heads and hidden units stay
+    narrow       fewer heads and hidden units, and the least-squares correction
     clone        more heads by splitting each into equal copies, and their merge
     calibration  what a model computes on calibration data
     carry        all of these together: from a trained model to a given shape

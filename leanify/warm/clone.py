@@ -19,7 +19,7 @@ from leanify.lens.resize import features_of, part_of
 from leanify.lens.sites import locate
 from leanify.upstream.settle import settle
 from leanify.warm.axes import Picks, axes_of, select
-from leanify.warm.narrow import output_of
+from leanify.warm.choose import output_of
 
 
 @torch.no_grad()

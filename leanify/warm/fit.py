@@ -28,7 +28,8 @@ from leanify.lens.resize import features_of, part_of
 from leanify.lens.sites import locate
 from leanify.warm.blocks import copied, uncached
 from leanify.warm.calibration import Batch, rows_of, run
-from leanify.warm.narrow import matrix_of, set_matrix
+from leanify.warm.choose import matrix_of
+from leanify.warm.narrow import set_matrix
 from leanify.warm.pair import check_alike, join, moved, outputs_of_site
 from leanify.warm.residual import Call, Residual, Sublayer, calls_in
 

@@ -1,10 +1,9 @@
-"""Fewer heads and hidden units: keep those that contribute most, and correct the output projection for the rest.
+"""Fewer heads and hidden units, and an output projection that makes up for those that are gone.
 
-A head or unit contributes W_S a_S to the output, a being the input of the output projection W; its importance is the
-mean square E|W_S a_S|² on calibration data (activation norm times weight norm, as in Sun et al. 2023, Wanda, and An et
-al. 2023, FLAP). The removed part is compensated by least squares: the new projection W' of the kept inputs minimises
-E|W a − W' a_S|² + λ|W' − W_S|² (Frantar & Alistarh 2023, SparseGPT, solve the same problem entry by entry). As W' = W_S
-is one of the candidates, the error on the calibration data never rises.
+Which of them stay, `choose` decides. What is removed is compensated by least squares: the new projection W' of the kept
+inputs minimises E|W a − W' a_S|² + λ|W' − W_S|², a being the projection's input (Frantar & Alistarh 2023, SparseGPT,
+solve the same problem entry by entry). As W' = W_S is one of the candidates, the error on the calibration data never
+rises.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from leanify.architecture import Architecture, Layer
-from leanify.errors import ShapeError, UnsupportedModel
+from leanify.errors import ShapeError
 from leanify.lens import notation
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer, LocatedModel, Site
-from leanify.lens.resize import features_of, part_of, resize
+from leanify.lens.resize import features_of, resize
 from leanify.lens.sites import locate
 from leanify.upstream.settle import settle
 from leanify.warm.axes import Picks, Sizes, select, shared_table
 from leanify.warm.calibration import Batch, Moments, moments
-
-RIDGE = 1e-4  # λ, in units of the mean power of an input: enough for float64 where inputs repeat each other
+from leanify.warm.choose import RIDGE, chosen, importances, matrix_of, most_important, output_of
 
 
 def narrow(model: nn.Module, architecture: Architecture, batches: Sequence[Batch], correct: bool = True) -> nn.Module:
@@ -71,7 +69,7 @@ def common_heads(located: LocatedModel, wanted: Sequence[Layer], found: Mapping[
         if all(layer.attention.sizes["h"] > shape.heads for layer in layers):
             scores = [importances(layer.attention, "h", found) for layer in layers]
             total = torch.stack([score / score.sum().clamp(min=1e-300) for score in scores]).sum(0)
-            picks = _picks(layers[0].attention, "h", {"h": shape.heads, "g": shape.kv_heads}, total)
+            picks = most_important(layers[0].attention, {"h": shape.heads, "g": shape.kv_heads}, total)
             common |= {layer.attention.path: picks for layer in layers}
     return common
 
@@ -86,14 +84,6 @@ def projections(located: LocatedModel) -> dict[str, nn.Module]:
         for path, module in [output_of(site, symbol)]
         if module
     }
-
-
-def output_of(site: Site, symbol: str) -> tuple[str, nn.Module | None]:
-    """The path and module of the map out of heads (``h``) or out of hidden units (``m``)."""
-    for part, how in site.reading.columns.items():
-        if symbol in how.split() and (module := part_of(site.module, part)) is not None:
-            return f"{site.path}.{part}", module
-    return "", None
 
 
 @torch.no_grad()
@@ -124,7 +114,7 @@ def _fewer(site: Site, wanted: Mapping[str, int], found: Mapping[str, Moments]) 
     picks: dict[str, Tensor] = {}
     for symbol in ("h", "m"):
         if site.sizes.get(symbol, 0) > wanted[symbol]:
-            picks |= _picks(site, symbol, wanted, importances(site, symbol, found))
+            picks |= chosen(site, symbol, wanted, found)
     return picks
 
 
@@ -138,49 +128,6 @@ def _narrowed(model: nn.Module, site: Site, picks: Picks, found: Mapping[str, Mo
         if module is not None and solved is not None:
             set_matrix(module, *solved)
     return sizes
-
-
-# -- importance ---------------------------------------------------------------------------------------------------
-
-
-def importances(site: Site, symbol: str, found: Mapping[str, Moments]) -> Tensor:
-    """E|W_S a_S|² of every head or unit S; |W_S|² where the data says nothing of the projection."""
-    path, module = output_of(site, symbol)
-    if module is None:
-        raise UnsupportedModel(f"{site.path} has no output projection by which its heads or units could be scored")
-    matrix = matrix_of(module).double()
-    of_inputs = matrix.square().sum(0)
-    if path not in found:
-        return torch.stack([of_inputs[at].sum() for at in _positions(site, symbol, path)])
-    second = found[path].second[:-1, :-1].to(matrix.device)
-    if symbol == "m" and second.shape[0] == site.sizes["m"]:
-        return of_inputs * found[path].powers.to(matrix.device)
-    return torch.stack(
-        [
-            torch.einsum("oi,ij,oj->", matrix[:, at], second[at][:, at], matrix[:, at])
-            for at in _positions(site, symbol, path)
-        ]
-    )
-
-
-def _positions(site: Site, symbol: str, path: str) -> list[Tensor]:
-    """The inputs of an output projection that belong to each head or unit."""
-    layout = site.reading.columns[path.removeprefix(f"{site.path}.")]
-    return [notation.picked(layout, site.sizes, {symbol: torch.tensor([i])}) for i in range(site.sizes[symbol])]
-
-
-def _picks(site: Site, symbol: str, wanted: Mapping[str, int], scores: Tensor) -> Picks:
-    """The most important heads (in whole key/value groups where there are groups) or units, in their old order."""
-    groups = site.sizes.get("g", 1)
-    if symbol == "m" or groups == 1:
-        return {symbol: _best(scores, wanted[symbol])}
-    kept = _best(scores.view(groups, -1).sum(1), wanted["g"])
-    each = site.sizes["h"] // groups
-    return {"g": kept, "h": (kept[:, None] * each + torch.arange(each)).flatten()}
-
-
-def _best(scores: Tensor, count: int) -> Tensor:
-    return scores.topk(count).indices.sort().values.cpu()
 
 
 # -- correction ---------------------------------------------------------------------------------------------------
@@ -218,15 +165,6 @@ def least_squares(matrix: Tensor, second: Tensor, kept: Tensor) -> Tensor:
     ridge = torch.diag(torch.full_like(inner.diagonal(), strength))
     change: Tensor = torch.linalg.solve(inner + ridge, (matrix @ second[:, kept] - start @ inner).T)
     return start + change.T
-
-
-def matrix_of(module: nn.Module) -> Tensor:
-    """The weight of a linear map as outputs × inputs (a 1 × 1 convolution's too)."""
-    features = features_of(module)
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    matrix: Tensor = weight.detach().movedim(features.output_axis, 0).flatten(1)
-    return matrix
 
 
 def set_matrix(module: nn.Module, matrix: Tensor, bias: Tensor | None) -> None:

@@ -1,6 +1,7 @@
 """all-MiniLM-L6-v2 made leaner in several ways, each healed on the same sentences: who keeps the embeddings?
 
     python tests/benchmarks/warm_minilm.py WORK --minilm DIR --imdb DIR --stsb DIR [--seeds 0 1 2] [--arms …]
+                                                [--samples N]
     python tests/benchmarks/warm_minilm.py WORK --table > recipes/results/warm-minilm.md
 
 DIR of MiniLM is the checkpoint in sentence-transformers' layout, of IMDb one with train.csv and test.csv, of STS-B one
@@ -37,7 +38,7 @@ from leanify.tasks.sentence_embedding import embed
 from leanify.warm.carry import carry
 
 SHARE, SAMPLES, BATCH, TOKENS = 0.6, 6400, 32, 64
-CALIBRATION, HELD_OUT, LR = 256, 64, 5e-4
+CALIBRATION, HELD_OUT, LR = 1024, 64, 5e-4
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--arms", nargs="*")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--table", action="store_true")
     told = parser.parse_args()
     if told.table:
@@ -149,7 +151,11 @@ def main() -> None:
     for seed in told.seeds:
         for name, arm in arms(plan).items():
             if name in (told.arms or arms(plan)):
-                keep(told.work, f"{name}/{seed}", lambda n=name, a=arm, s=seed: ran(told, base, scales, n, a, s))  # type: ignore[misc]
+                keep(
+                    told.work,
+                    f"{name}/{told.samples}/{seed}",
+                    lambda n=name, a=arm, s=seed: ran(told, base, scales, n, a, s),
+                )  # type: ignore[misc]
 
 
 def keep(work: Path, name: str, make: Callable[[], dict[str, Any]]) -> None:
@@ -173,11 +179,12 @@ def ran(told: argparse.Namespace, base: nn.Module, scales: Scales, name: str, ar
         before = {"body": body(locate(model)), "steps": steps, "carry_s": time.perf_counter() - began}
         leanify.save(model, lean)
         facts.write_text(json.dumps({**before, "before": scales.of(model)}))
-    run = place / f"run-{seed}"
+    run = place / f"run-{told.samples}-{seed}"
     settings = (
-        f"data.path={told.work / 'sentences'}", f"data.samples={SAMPLES}", f"data.length={TOKENS}",
-        f"schedule.batch_size={BATCH}", "schedule.epochs=1", f"optim.lr={LR}", "run.precision=bf16",
-        f"run.seed={seed}", "run.eval_batches=8", "run.checkpoint_every=100", "run.keep=1",
+        f"data.path={told.work / 'sentences'}", f"data.samples={told.samples}", f"data.length={TOKENS}",
+        f"schedule.batch_size={BATCH}", "schedule.epochs=1", f"optim.lr={LR}", f"run.seed={seed}",
+        "model.override.hidden_dropout_prob=0", "model.override.attention_probs_dropout_prob=0",
+        "run.eval_batches=8", "run.checkpoint_every=200", "run.keep=1",
     )  # fmt: skip
     began = time.perf_counter()
     if run.is_dir():
@@ -185,7 +192,7 @@ def ran(told: argparse.Namespace, base: nn.Module, scales: Scales, name: str, ar
     else:
         training.train(lean, run, settings=settings, teacher=str(told.minilm))
     after = scales.of(leanify.load(run))
-    healed = {"samples": SAMPLES, "heal_s": time.perf_counter() - began}
+    healed = {"samples": told.samples, "heal_s": time.perf_counter() - began}
     return {**json.loads(facts.read_text()), **healed, **after, "words": arm.words,
             "shape": [arm.depth, arm.heads, arm.mlp]}  # fmt: skip
 
