@@ -188,7 +188,7 @@ def test_a_poor_environment_changes_no_result(name: str, change: Callable[[], No
     assert is_plain(out + err)
 
 
-@pytest.mark.parametrize("name", ["redesign", "condition", "recipes", "zoo", "all"])
+@EVERY
 def test_a_dumb_terminal_gets_no_escapes(name: str, here: Path) -> None:
     """Standard output and error are a terminal that only prints."""
     terminal = pty.openpty()
