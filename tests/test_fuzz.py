@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from runs import DIGITS
 from leanify import machine
 from leanify.cli import options
 from leanify.errors import LeanifyError
-from leanify.sources import overrides
+from leanify.sources import find, overrides
 from leanify.sources import recipe as recipes
 
 CASES, LONG = 15, 477  # seeds of a kind: 315 cases in all, 10,017 of the long run
@@ -75,6 +76,16 @@ def test_sizes_that_no_model_has_end_soon(key: str, intact: Path, monkeypatch: p
     line = ("redesign", "bert", "--override", key.replace("10**6", "1000000"), "--target-params", "0.5", "--json")
     monkeypatch.setitem(fuzz.KINDS, "case", lambda draw, home: fuzz_commands.command(*line))
     assert fuzz.run("case", 0, intact) is None
+
+
+@pytest.mark.parametrize("written", [{"num_labels": 10**7}, {"id2label": {str(n): "x" for n in range(50_001)}}])
+def test_more_classes_than_any_model_has_are_refused(tmp_path: Path, written: dict[str, Any]) -> None:
+    """transformers copies their names at every turn, for minutes."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"} | written))
+    with pytest.raises(LeanifyError, match=r"classes; at most 50,000 are supported"):
+        find.find(tmp_path / "config.json")
+    with pytest.raises(LeanifyError, match="num_labels must be an integer from 1 to 50,000"):
+        find.find("bert", overrides={"num_labels": 50_001})
 
 
 # -- values -----------------------------------------------------------------------------------------------------------

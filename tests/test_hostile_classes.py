@@ -28,6 +28,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "test_hostile_code.py::test_code_beside_a_model_is_not_run_whatever_is_answered",
         "test_hostile_code.py::test_the_code_of_a_tokenizer_is_not_run_whatever_is_answered",
         "test_hostile_code.py::test_an_adapter_imports_nothing_and_opens_nothing_that_it_names",
+        "test_hostile_code.py::test_a_configuration_names_no_kernel_of_the_hub",
         "test_hostile_code.py::test_the_floors_of_the_dependencies_are_the_versions_that_are_run",
         "test_folders.py::test_keys_from_files_open_no_file_and_ask_no_network",
     ),
@@ -85,6 +86,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "10 without bound": (
         "test_fuzz.py::test_sizes_that_no_model_has_end_soon",
+        "test_fuzz.py::test_more_classes_than_any_model_has_are_refused",
         "test_plans_refused.py::test_what_cannot_be_met_is_one_message",
         "test_hostile_data.py::test_a_pipe_is_no_data_and_no_recipe",
         "test_folders.py::test_what_is_no_small_text_file_is_one_message",

@@ -185,6 +185,18 @@ def test_an_adapter_imports_nothing_and_opens_nothing_that_it_names(
     assert not (folder / RAN).exists()
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "_experts_implementation"])
+def test_a_configuration_names_no_kernel_of_the_hub(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers fetches and runs those that it is asked for, where the library kernels is installed."""
+    from transformers.integrations import hub_kernels
+
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_, **__: (folder / RAN).mkdir())
+    change(folder / "config.json", **{name: "kernels-community/flash-attn2"})
+    config: Any = leanify.load(folder).config
+    assert (config._attn_implementation, config._experts_implementation) == ("sdpa", "eager")
+    assert not (folder / RAN).exists()
+
+
 @pytest.mark.parametrize(
     ("words", "base", "message"),
     [

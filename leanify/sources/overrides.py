@@ -52,9 +52,9 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
 
 def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
     """Return transformers' configuration object of this type with these keys. Raises SourceError."""
-    from leanify.upstream.build import check_depth
+    from leanify.upstream.build import check_sizes
 
-    check_depth(keys)
+    check_sizes(keys)
     with wall(f"transformers rejects this configuration of {model_type!r}"):
         return import_transformers().AutoConfig.for_model(model_type, **without_type(dict(keys)))
 
@@ -160,8 +160,10 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
     """Return ``config`` with one key changed. Raises SourceError for an unknown key."""
     names = import_transformers().CONFIG_MAPPING[model_type].attribute_map
     if key == "num_labels":  # transformers stores the names of the classes, not their number
-        if not isinstance(value, int) or not 0 < value <= 10**6:
-            raise SourceError(f"num_labels must be an integer from 1 to 1,000,000, not {value!r}")
+        from leanify.upstream.build import MOST_LABELS
+
+        if not isinstance(value, int) or not 0 < value <= MOST_LABELS:
+            raise SourceError(f"num_labels must be an integer from 1 to {MOST_LABELS:,}, not {value!r}")
         labels = {index: f"LABEL_{index}" for index in range(value)}
         return {**config, "id2label": labels, "label2id": {label: index for index, label in labels.items()}}
     if key not in config and key not in _keys(model_type):

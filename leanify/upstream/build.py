@@ -27,6 +27,8 @@ DEPTHS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
     "depth", "depths",
 )  # fmt: skip
+LABELS = ("num_labels", "id2label")
+MOST_LABELS = 50_000  # classes; ImageNet-21k has 21,843
 MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modules have fewer
 
 
@@ -60,21 +62,25 @@ def _bounded(origin: Origin) -> Iterator[None]:
         hook.remove()
 
 
-def check_depth(options: Any) -> None:
-    """Raise SourceError if a configuration, at any level, has more blocks than were ever trained.
+def check_sizes(options: Any) -> None:
+    """Raise SourceError if a configuration, at any level, has more blocks or classes than were ever trained.
 
-    Building each block costs time and memory even on meta.
+    Building each block costs time and memory even on meta; transformers keeps a name for each class, twice, and copies
+    them whenever it copies a configuration.
     """
     if not isinstance(options, Mapping):
         return
     for key, value in options.items():
-        check_depth(value)
+        check_sizes(value)
         counts = value if isinstance(value, (list, tuple)) else [value]
         if key in DEPTHS and any(isinstance(count, int) and count > DEEPEST for count in counts):
             raise SourceError(
                 f"{key}={value!r:.40}: more than {DEEPEST:,} blocks; the deepest transformer that was published has "
                 "1,000 (DeepNet, Wang et al. 2022)"
             )
+        classes = len(value) if key == "id2label" and isinstance(value, Mapping) else value
+        if key in LABELS and isinstance(classes, int) and classes > MOST_LABELS:
+            raise SourceError(f"{key} of {classes:,} classes; at most {MOST_LABELS:,} are supported")
 
 
 def _build_timm(origin: Origin) -> nn.Module:
@@ -82,7 +88,7 @@ def _build_timm(origin: Origin) -> nn.Module:
     options = ", ".join(f"{key}={value!r}" for key, value in origin.options.items()) or "no options"
     with wall(f"timm cannot build {origin.name!r} with {options}"):
         _check_arguments(origin)
-        check_depth(origin.options)
+        check_sizes(origin.options)
         model: nn.Module = library.create_model(origin.name, **origin.options)
     return model
 
@@ -152,7 +158,7 @@ def _build_own(origin: Origin) -> nn.Module:
 
 
 def _build_diffusers(origin: Origin) -> nn.Module:
-    check_depth(origin.options)
+    check_sizes(origin.options)
     return diffusion.build(origin.name, origin.options)
 
 
