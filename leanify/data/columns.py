@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -11,17 +13,22 @@ IMAGES = (".png", ".jpg", ".jpeg")  # formats that timm reads from folders
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),
+    ("comment_text",), ("tweet",), ("message",), ("utterance",), ("document",), ("headline",),
 )  # fmt: skip
 LABELS = (
     "label", "labels", "class", "category", "target", "score", "rating", "sentiment", "stars", "intent", "topic",
-    "topics", "categories", "genres", "tags",
+    "topics", "categories", "genres", "tags", "emotion", "opinion", "polarity",
 )  # fmt: skip
 TOKENS = ("tokens", "words")
 TAGS = ("tags", "ner_tags", "ner", "pos_tags", "pos", "chunk_tags", "labels", "label")
 SEPARATORS = "|;,"  # between several labels in one cell, in the order they are tried
+WITHOUT_LABELS = ("masked-lm", "causal-lm", "sentence-embedding")  # tasks that read texts alone
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
 LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
-SPLITS = {"validation": ("validation", "valid", "val", "dev", "test")}  # file names of a split, in order of preference
+SPLITS = {  # file names of a split, in order of preference
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "test"),
+}
 
 
 def one_of(names: Sequence[str], found: Sequence[str]) -> str | None:
@@ -34,6 +41,32 @@ def texts_in(found: Sequence[str]) -> tuple[str, ...]:
     """Guess the text columns by name, as spelt in the file; () if no name is known."""
     known = {name.lower(): name for name in found if isinstance(name, str)}
     return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
+
+
+def class_names(file: Path, column: str) -> tuple[str, ...]:
+    """The names of a column's integer classes, as ``datasets`` writes them into Parquet files (ClassLabel); else ()."""
+    if file.suffix != ".parquet":
+        return ()
+    import pyarrow.parquet
+
+    try:
+        written = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}")
+        feature = json.loads(written).get("info", {}).get("features", {}).get(column)
+    except (pyarrow.ArrowException, OSError, ValueError, RecursionError, AttributeError):
+        return ()  # what reads the table says what is wrong with it
+    if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
+        feature = feature.get("feature")
+    feature = feature[0] if isinstance(feature, list) and len(feature) == 1 else feature
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    whole = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return tuple(names) if names and whole else ()
+
+
+def spelt(cell: Any, names: Sequence[str]) -> Any:
+    """A cell with classes by name, where it is an index into ``names`` or a list of them; any other as it is."""
+    if isinstance(cell, (list, tuple)):
+        return [spelt(each, names) for each in cell]
+    return names[cell] if type(cell) is int and 0 <= cell < len(names) else cell
 
 
 def tagged_in(
@@ -92,8 +125,10 @@ def label_of(cell: Any) -> str | None:
     return str(cell).strip() or None if isinstance(cell, (str, int, float)) else None
 
 
-def in_order(labels: Iterable[str]) -> list[str]:
-    """Sort labels: numerically if all are integers, else alphabetically."""
+def in_order(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:
+    """Sort labels: as in ``order`` if all are there, else numerically if all are integers, else alphabetically."""
     labels = list(labels)
+    if set(labels) <= set(order):
+        return [name for name in order if name in labels]
     whole = all(label.removeprefix("-").isdecimal() and len(label) <= LONGEST for label in labels)
     return sorted(labels, key=int) if whole else sorted(labels)

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leanify.data import hub, tokens, vocabulary
-from leanify.data.columns import TABLES
+from leanify.data import columns, hub, tokens, vocabulary
 from leanify.data.common import chosen, folder_of, length_of_text, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED, Splits
@@ -121,17 +120,29 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
         path = folder_of(data)
         if path.is_file():
             return [*_cut(Text(path, faults).read(), data)], str(path)
+        lacking = data.validation == "validation" and _text_in(path, data.validation) is None
+        if data.holdout or lacking:
+            splits[1] = data.train
         found = [Text(_in_folder(path, split), faults) for split in splits]
         where = str(path)
+        if lacking and not data.holdout:
+            return [*_cut(found[0].read(), data), *found[2:]], f"{found[0]} (a tenth of it held out)"
     if data.samples is not None or data.holdout:
         return [*_cut(found[0].read(), data), *found[2:]], str(found[0])
     return [*found], where
 
 
+def _text_in(path: Path, split: str) -> Path | None:
+    """A split's file under one of its usual names, or None."""
+    stems = dict.fromkeys((split, *columns.SPLITS.get(split, ())))
+    files = (path / f"{stem}{suffix}" for stem in stems for suffix in (".txt", *columns.TABLES))
+    return next((file for file in files if file.is_file()), None)
+
+
 def _in_folder(path: Path, split: str) -> Path:
-    names = [f"{split}{suffix}" for suffix in (".txt", *TABLES)]
-    found = next((path / name for name in names if (path / name).is_file()), None)
+    found = _text_in(path, split)
     if found is None:
+        names = [f"{split}{suffix}" for suffix in (".txt", *columns.TABLES)]
         here = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise DataError(f"{path} has no text for the split {split!r}: looked for {' and '.join(names)}, found {here}")
     return found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.data import columns
+from leanify.data import columns, guessing
 from leanify.data.faults import Faults
 from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
@@ -33,6 +34,7 @@ class Found:
     task       the task for labelled sentences
     classes    number of classes, if known
     samples    number of training samples, if known
+    columns    the text columns and the label column, if they were guessed by their cells
     """
 
     kind: Kind
@@ -41,6 +43,15 @@ class Found:
     task: str | None = None
     classes: int | None = None
     samples: int | None = None
+    columns: tuple[tuple[str, ...], str] | None = None
+
+    @property
+    def settings(self) -> list[str]:
+        """The columns for a recipe, where their names alone do not say them."""
+        if self.columns is None:
+            return []
+        texts, label = self.columns
+        return [f"data.text={json.dumps(texts)}", f"data.label={json.dumps(label)}"]
 
     @property
     def recipe(self) -> str:
@@ -60,7 +71,9 @@ class Named:
         return self.texts if self.texts and set(self.texts) <= set(names) else columns.texts_in(names)
 
     def label_in(self, names: Sequence[str]) -> str | None:
-        return self.label if self.label in names else columns.one_of(columns.LABELS, names)
+        if self.label is not None and (self.label in names or guessing.flags_of(self.label, names)):
+            return self.label
+        return columns.one_of(columns.LABELS, names)
 
     def tagged_in(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
         tokens = self.texts[:1] or columns.TOKENS
@@ -153,19 +166,29 @@ def _file(file: Path, validated: bool, named: Named) -> Found | None:
     picture = columns.one_of(columns.PICTURES, names)
     if picture is not None and label is not None and _is_picture(rows[0][picture]):
         return _labelled(file, rows, "images", (picture,), label, validated)
+    by_name = (texts, label)
+    if rows and named.task not in columns.WITHOUT_LABELS:
+        texts = texts or guessing.text_in(rows)
+        label = label or (guessing.label_in(rows, texts) if texts else None)
     if texts and label is not None:
-        return _labelled(file, rows, "sentences", texts, label, validated)
-    return Found("text", f"texts in {file} (column {texts[0]})", validated) if texts else None
+        found = _labelled(file, rows, "sentences", texts, label, validated)
+        return found if by_name == (texts, label) else replace(found, columns=(texts, label))
+    if not by_name[0]:
+        return None
+    rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
+    return Found("text", f"texts in {file} (column {texts[0]}{rest})", validated)
 
 
 def _labelled(
     file: Path, rows: Sequence[Mapping[str, Any]], kind: Kind, of: tuple[str, ...], label: str, validated: bool
 ) -> Found:
-    cells = [row.get(label) for row in rows]
+    flags = guessing.flags_of(label, list(rows[0]))
+    order = columns.class_names(file, label)
+    cells = [guessing.raised(row, flags) if flags else columns.spelt(row.get(label), order) for row in rows]
     task: str | None = None if kind == "images" else "text-classification"
     if task and columns.have_several(cells):
         task, separator = "multi-label-classification", columns.separator_of(cells)
-        names = sorted({name for cell in cells for name in columns.labels_of(cell, separator) or ()})
+        names = flags or sorted({name for cell in cells for name in columns.labels_of(cell, separator) or ()})
         what = f"any number of {_some(names, 'labels')}"
     else:
         names = sorted({str(cell) for cell in cells})
@@ -173,13 +196,15 @@ def _labelled(
         if all(_is_number(name) for name in names) and any(float(name) % 1 for name in names):
             task, what = task and "text-regression", "a number"
     samples = "images" if kind == "images" else "rows of texts"
-    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({label}, {what}) in {file}"
+    name = "columns of 0 and 1" if flags else label
+    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what}) in {file}"
     classes = None if what == "a number" else len(names)
     return Found(kind, description, validated, task, classes, len(rows) if len(rows) < SOME else None)
 
 
 def _tagged(file: Path, rows: Sequence[Mapping[str, Any]], tokens: str, tags: str, validated: bool) -> Found:
-    names = sorted({name for row in rows for name in columns.parts_of(row.get(tags)) or ()})
+    order = columns.class_names(file, tags)
+    names = sorted({name for row in rows for name in columns.parts_of(columns.spelt(row.get(tags), order)) or ()})
     text = f"{_many(rows)} sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')}) in {file}"
     samples = len(rows) if len(rows) < SOME else None
     return Found("sentences", text, validated, "token-classification", len(names), samples)

@@ -7,13 +7,14 @@ numerically if all are integers, else alphabetically.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.data.columns import LABELS, in_order, label_of, texts_in
+from leanify.data.columns import LABELS, class_names, in_order, label_of, spelt, texts_in
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
+from leanify.data.guessing import flags_of, raised
 from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
 from leanify.sources.recipe import DataSection
@@ -32,20 +33,22 @@ class Labelled:
     texts: tuple[str, ...]
     label: str
     rows: list[tuple[Texts, str]]
+    order: tuple[str, ...] = ()  # the classes' names in the order of the file's numbers, if it has them
 
     @staticmethod
     def read(file: Path, data: DataSection, faults: Faults) -> Labelled:
         """Read a table. Raises DataError for a row without text or label, unless ``faults`` are skipped."""
         texts, label, cells = cells_of(file, data, faults)
+        order = class_names(file, label)
         rows: list[tuple[Texts, str]] = []
         for where, words, cell in cells:
-            if (answer := label_of(cell)) is None:
+            if (answer := label_of(spelt(cell, order))) is None:
                 faults.found(f"{where}: {label} is {cell!r:.40}, not a label")
             else:
                 rows.append((words, answer))
         if not rows:
             raise DataError(f"{file} has no row with a text and a label")
-        return Labelled(file, texts, label, rows)
+        return Labelled(file, texts, label, rows, order)
 
     @property
     def is_regression(self) -> bool:
@@ -55,8 +58,8 @@ class Labelled:
 
     @property
     def names(self) -> list[str]:
-        """The classes, sorted numerically if all are integers, else alphabetically."""
-        return in_order({label for _, label in self.rows})
+        """The classes, sorted numerically if all are integers, else alphabetically; or in the file's own order."""
+        return in_order({label for _, label in self.rows}, self.order)
 
     @property
     def lines(self) -> Iterator[str]:
@@ -86,15 +89,19 @@ def cells_of(
 ) -> tuple[tuple[str, ...], str, list[tuple[str, Texts, Any]]]:
     """Return the text columns, the label column, and (where, texts, label cell) of every row that has its texts."""
     texts: tuple[str, ...] = ()
-    label = ""
+    label, flags = "", list[str]()
     found = []
     for place, row in rows_of_table(file, faults):
         if not texts:
-            texts, label = _columns(file, list(row), data)
+            flags = flags_of(data.label or "", list(row))
+            texts, label = _columns(file, list(row), replace(data, label=flags[0]) if flags else data)
         cells = [faults.text(row.get(name), f"{file}, {place}: {name}") for name in texts]
-        if None not in cells:
-            found.append((f"{file}, {place}", tuple(cell for cell in cells if cell is not None), row.get(label)))
-    return texts, label, found
+        answer = raised(row, flags) if flags else row.get(label)
+        if flags and answer is None:
+            faults.found(f"{file}, {place}: a cell of {', '.join(flags)} is neither 0 nor 1")
+        elif None not in cells:
+            found.append((f"{file}, {place}", tuple(cell for cell in cells if cell is not None), answer))
+    return texts, ", ".join(flags) or label, found
 
 
 def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple[str, ...], str]:

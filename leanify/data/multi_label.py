@@ -1,7 +1,8 @@
 """The user's own texts with any number of labels each.
 
 A cell of labels is a list (JSON lines, Parquet), or a string with a separator: ``data.separator``, else guessed by
-`columns.separator_of`. An empty cell means no label.
+`columns.separator_of`. An empty cell means no label. Or each label is a column of 0 and 1, and ``data.label`` names
+them all, ``toxic,insult``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.data.columns import SEPARATORS, in_order, labels_of, separator_of
+from leanify.data.columns import SEPARATORS, class_names, in_order, labels_of, separator_of, spelt
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
 from leanify.data.labelled_text import Texts, cells_of, place_of
@@ -31,26 +32,28 @@ class MultiLabelled:
     label: str
     separator: str | None
     rows: list[tuple[Texts, tuple[str, ...]]]
+    order: tuple[str, ...] = ()  # the labels' names in the order of the file's numbers, if it has them
 
     @staticmethod
     def read(file: Path, data: DataSection, faults: Faults) -> MultiLabelled:
         """Read a table. Raises DataError for a row without text or labels, unless ``faults`` are skipped."""
         texts, label, cells = cells_of(file, data, faults)
         separator = data.separator or _separator([cell for _, _, cell in cells])
+        order = class_names(file, label)
         rows: list[tuple[Texts, tuple[str, ...]]] = []
         for where, words, cell in cells:
-            if (found := labels_of(cell, separator)) is None:
+            if (found := labels_of(spelt(cell, order), separator)) is None:
                 faults.found(f"{where}: {label} is {cell!r:.40}, neither a list of labels nor a string")
             else:
                 rows.append((words, found))
         if not any(labels for _, labels in rows):
             raise DataError(f"{file} has no row with a text and a label")
-        return MultiLabelled(file, texts, label, separator, rows)
+        return MultiLabelled(file, texts, label, separator, rows, order)
 
     @property
     def names(self) -> list[str]:
         """The labels, sorted numerically if all are integers, else alphabetically."""
-        return in_order({label for _, labels in self.rows for label in labels})
+        return in_order({label for _, labels in self.rows for label in labels}, self.order)
 
     @property
     def lines(self) -> Iterator[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanify.data.columns import TAGS, TOKENS, in_order, one_of, parts_of
+from leanify.data.columns import TAGS, TOKENS, class_names, in_order, one_of, parts_of, spelt
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
 from leanify.data.labelled_text import place_of
@@ -40,28 +40,32 @@ class Tagged:
     tokens: str
     tags: str
     rows: list[tuple[tuple[str, ...], tuple[str, ...]]]
+    order: tuple[str, ...] = ()  # the tags' names in the order of the file's numbers, if it has them
 
     @staticmethod
     def read(file: Path, data: DataSection, faults: Faults) -> Tagged:
         """Read a file. Raises DataError for a row with different numbers of tokens and tags, unless skipped."""
         names: tuple[str, str] | None = None
+        order: tuple[str, ...] = ()
         rows: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
         for place, row in rows_of_table(file, faults):
-            names = names or columns_of(file, list(row), data)
-            tokens, tags = (parts_of(row.get(name)) for name in names)
+            if names is None:
+                names = columns_of(file, list(row), data)
+                order = class_names(file, names[1])
+            tokens, tags = parts_of(row.get(names[0])), parts_of(spelt(row.get(names[1]), order))
             if problem := _problem(tokens, tags, names):
                 faults.found(f"{file}, {place}: {problem}")
             elif tokens and tags:
                 rows.append((tokens, tags))
         if names is None or not rows:
             raise DataError(f"{file} has no row with tokens and tags")
-        return Tagged(file, *names, rows)
+        return Tagged(file, *names, rows, order)
 
     @property
     def names(self) -> list[str]:
         """The tags: O first, then sorted."""
         found = {tag for _, tags in self.rows for tag in tags}
-        return [OUTSIDE] * (OUTSIDE in found) + in_order(found - {OUTSIDE})
+        return [OUTSIDE] * (OUTSIDE in found) + in_order(found - {OUTSIDE}, self.order)
 
     @property
     def lines(self) -> Iterator[str]:

@@ -119,7 +119,9 @@ class DataSection:
     text: Annotated[
         tuple[str, ...], "one or two text columns of a table, or its column of tokens; default: guessed by name"
     ] = ()
-    label: Annotated[str | None, "column of labels, or of tags, in a table; default: guessed by name"] = None
+    label: Annotated[
+        str | None, "column of labels or tags in a table, or `a,b,c`: one column of 0 and 1 a label; default: guessed"
+    ] = None
     separator: Annotated[
         str | None, "what stands between several labels in a cell; default: the one of `|`, `;` and `,` that fits"
     ] = None

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 
 from leanify import training
-from leanify.errors import DirectoryError, RecipeError
+from leanify.errors import DirectoryError, RecipeError, TrainingError
 from leanify.sources import find
 from leanify.sources.recipe import Recipe
 from leanify.study import engines, runner, warm_start
@@ -219,6 +220,19 @@ def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None]
     for key in runner.run_all(folder, folder.missing(), engine):
         if on_end is not None:
             on_end(key)
+        _check_hope(folder)
+
+
+def _check_hope(folder: StudyFolder) -> None:
+    """Raise TrainingError if a run of every design has failed for one reason, and no run has ended well."""
+    found = [outcome for key in folder.plan.runs() if (outcome := folder.outcome(key)) is not None]
+    designs = {outcome.design for outcome in found if outcome.status == "failed"}
+    reasons = {outcome.reason for outcome in found}
+    if len(reasons) == 1 and designs == {design.name for design in folder.plan.designs} and folder.missing():
+        raise TrainingError(
+            f"all {len(found)} runs so far failed for the same reason: {reasons.pop()}. The others are left; once this "
+            f"is mended: leanify compare {quote(str(folder.path))} --retry"
+        )
 
 
 def measure_costs(folder: StudyFolder) -> None:

@@ -70,6 +70,7 @@ def of_data(found: data_found.Found, path: str) -> Recipe:
     if found.kind != "text":
         settings.append(f"schedule.epochs={min(30, max(3, SEEN // (found.samples or SEEN)))}")
         settings += [] if found.validated else ["data.holdout=0.2"]
+        settings += found.settings
     return recipes.with_settings(recipes.load(found.recipe), settings)
 
 
@@ -111,7 +112,7 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
         and (not taught or _classifies(found))
         and (labelled := _labelled(path, named)) is not None
     ):
-        return _of_labelled(source, found, *labelled)
+        return recipes.with_settings(_of_labelled(source, found, *labelled[:2]), labelled[2])
     cls = None
     if images:
         task = "classification"
@@ -143,13 +144,14 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
     )
 
 
-def _labelled(path: str, named: Named) -> tuple[str, bool] | None:
-    """(task, whether there is a validation table) of labelled texts; None where there are none."""
+def _labelled(path: str, named: Named) -> tuple[str, bool, list[str]] | None:
+    """(task, whether there is a validation table, guessed columns) of labelled texts; None where there are none."""
     found = data_found.look(path, named)
     task = named.task if named.task in own_texts.TASKS else None if found is None else found.task
     if task is None:
         return None
-    return task, own_texts.find_table(Path(path).expanduser(), "validation") is not None
+    validated = own_texts.find_table(Path(path).expanduser(), "validation") is not None
+    return task, validated, [] if found is None else found.settings
 
 
 def _embeds(found: Any) -> bool:

@@ -1,0 +1,145 @@
+"""Columns that no name gives away: guessed by their cells, said, and trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies import RECIPE
+
+import leanify
+from leanify import study as studies
+from leanify.data import corpus, own_texts
+from leanify.data.faults import Faults
+from leanify.data.found import look
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import DataSection
+from leanify.study import StudyFolder
+from leanify.study.folder import Outcome
+from leanify.study.plan import Key
+from leanify.training import defaults
+
+TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
+
+
+def table(folder: Path, **columns: Any) -> Path:
+    """A folder with train.jsonl of these columns, each a function of the row's number."""
+    folder.mkdir(exist_ok=True)
+    rows = [{name: cell(i) for name, cell in columns.items()} for i in range(len(TEXTS))]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def text(i: int) -> str:
+    return TEXTS[i]
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "names"),
+    [
+        ({"sentence": text, "mood": lambda i: "xy"[i % 2]}, "text-classification", ["x", "y"]),
+        ({"id": int, "blurb": text, "mood": lambda i: i % 3}, "text-classification", ["0", "1", "2"]),
+        ({"blurb": text, "label": lambda i: "xy"[i % 2], "n": int}, "text-classification", ["x", "y"]),
+        ({"text": text, "price": lambda i: i / 3}, "text-regression", None),
+        (
+            {"comment_text": text, "rude": lambda i: i % 2, "spam": lambda i: int(i < 9)},
+            "multi-label-classification",
+            ["rude", "spam"],
+        ),
+    ],
+    ids=["label", "neither", "text", "number", "flags"],
+)
+def test_columns_are_guessed_by_their_cells(tmp_path: Path, columns: Any, task: str, names: list[str] | None) -> None:
+    found = look(table(tmp_path, **columns))
+    assert found is not None
+    assert found.task == task
+    data = defaults.of_data(found, str(tmp_path)).data
+    assert data is not None
+    assert data.task == task
+    read = own_texts.KINDS[task][0](tmp_path / "train.jsonl", data, Faults())
+    assert len(read.rows) == len(TEXTS)  # type: ignore[attr-defined]
+    assert names is None or read.names == names
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"text": text, "id": int},
+        {"text": text, "url": lambda i: f"u{i}"},
+        {"text": text, "site": lambda i: "abc"[i % 3], "url": lambda i: f"u{i}"},
+    ],
+    ids=["index", "unlike", "several"],
+)
+def test_texts_beside_other_columns_stay_texts(tmp_path: Path, columns: Any) -> None:
+    found = look(table(tmp_path, **columns))
+    assert found is not None
+    assert (found.kind, found.task, found.columns) == ("text", None, None)
+    assert ("--set data.label=COLUMN" in found.description) == (len(columns) > 1)
+
+
+def test_flags_are_named_and_must_be_0_or_1(tmp_path: Path) -> None:
+    table(tmp_path, note=text, rude=lambda i: i % 2, spam=lambda i: i == 5, votes=int)
+    data = DataSection(
+        "data", "multi-label-classification", str(tmp_path), text=("note",), label="rude,spam", on_error="stop"
+    )
+    read = own_texts.classes_of(data)
+    assert read == ["rude", "spam"]
+    wrong = DataSection("data", "multi-label-classification", str(tmp_path), text=("note",), label="rude,votes")
+    with pytest.raises(leanify.DataError, match=r"line 3: a cell of rude, votes is neither 0 nor 1"):
+        own_texts.classes_of(wrong)
+
+
+def test_class_names_of_datasets_are_kept_in_their_order(tmp_path: Path) -> None:
+    """A Parquet file as ``datasets`` writes it: numbers, and their names beside them."""
+    import datasets
+
+    names = ["sad", "neutral", "joy"]
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    rows = {"text": TEXTS, "label": [i % 3 for i in range(len(TEXTS))]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
+    assert own_texts.classes_of(DataSection("data", "text-classification", str(tmp_path))) == names
+    tags = ["O", "B-PER", "I-PER"]
+    each = datasets.Features(
+        {"tokens": datasets.List(datasets.Value("string")), "tags": datasets.List(datasets.ClassLabel(names=tags))}
+    )
+    datasets.Dataset.from_dict({"tokens": [["a", "b", "c"]], "tags": [[2, 0, 1]]}, features=each).to_parquet(
+        tmp_path / "train.parquet"
+    )
+    assert own_texts.classes_of(DataSection("data", "token-classification", str(tmp_path))) == tags
+    found = look(tmp_path)
+    assert found is not None
+    assert "(tags, 3 tags: B-PER, I-PER, O)" in found.description
+
+
+def test_text_without_a_validation_file_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("abcdefghij" * 30)
+    texts, where = corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path)), Faults())
+    assert [len(part) for part in texts if isinstance(part, str)] == [270, 30]
+    assert where == f"{tmp_path / 'train.txt'} (a tenth of it held out)"
+    (tmp_path / "val.txt").write_text("xyz")
+    texts, where = corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path)), Faults())
+    assert [part.read() for part in texts if not isinstance(part, str)] == ["abcdefghij" * 30, "xyz"]
+    (tmp_path / "val.txt").unlink()
+    with pytest.raises(leanify.DataError, match="no text for the split 'mine'"):
+        corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path), validation="mine"), Faults())
+
+
+def test_a_study_whose_runs_all_fail_alike_is_not_gone_through(tmp_path: Path) -> None:
+    request = studies.Request(recipes.parse(RECIPE), designs=("baseline", "narrow=depth:2,heads:3,mlp:16"), seeds=2)
+    folder = StudyFolder.create(tmp_path / "s", studies.planned(request))
+    keys = list(folder.plan.runs())
+
+    def failed(key: Key, reason: str) -> None:
+        folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))
+
+    failed(keys[0], "no data")
+    studies._check_hope(folder)
+    failed(keys[1], "no memory")
+    studies._check_hope(folder)
+    failed(keys[1], "no data")
+    with pytest.raises(
+        leanify.TrainingError, match=r"all 2 runs so far failed for the same reason: no data\..* --retry"
+    ):
+        studies._check_hope(folder)
