@@ -121,6 +121,43 @@ MISTAKES = [
     Mistake("predict run a.png", "trained on digits", says='leanify.load("run")'),
     Mistake("compare --report", "name its folder", says="leanify compare STUDY --report"),
     Mistake("profile rnu --no-measure", "nearest: run", "profile run --no-measure", "run"),
+    Mistake(
+        "redesign vit_tiny 0.5", "no name of a model", "redesign vit_tiny --target-params 0.5", "--target-params 0.5"
+    ),
+    Mistake(
+        "redesign vit_tiny target-params=0.5",
+        "two dashes",
+        "redesign vit_tiny --target-params=0.5",
+        "--target-params=0.5",
+    ),
+    Mistake(
+        "redesign vit_tiny -target-params 0.5",
+        "two dashes",
+        "redesign vit_tiny --target-params 0.5",
+        "--target-params",
+    ),
+    Mistake("redesign vit_tiny --budget 0.5", "no option", "redesign vit_tiny --target-params 0.5", "--target-params"),
+    Mistake("redesign vit_tiny --target-params 0,5", "has a comma", "redesign vit_tiny --target-params 0.5", "0.5"),
+    Mistake(
+        "redesign 'vit_tiny --target-params 0.5'",
+        "leave out the quotes",
+        "redesign vit_tiny --target-params 0.5",
+        "vit_tiny --target-params 0.5",
+    ),
+    Mistake("profile vit_tiny,run --no-measure", "blanks between", "profile vit_tiny run --no-measure", "vit_tiny run"),
+    Mistake("profile vit_tiny --batch 8 --no-measure", "no option", says="--batch-size"),
+    Mistake(f"train --lr 1e-3 {TINY}", "key of the recipe", f"train --set optim.lr=1e-3 {TINY}", "--set optim.lr=1e-3"),
+    Mistake("train digits --epochs=1", "key of the recipe", says="--set schedule.epochs=1"),
+    Mistake("train --set optim.lr 1e-3", "= between", f"train --set optim.lr=1e-3 {TINY}", "--set optim.lr=1e-3"),
+    Mistake("train digits optim.lr=1e-3", "comes after --set", says="--set optim.lr=1e-3"),
+    Mistake("train vit_tiny --set data.path=my pics", "is quoted", says="--set 'data.path=my pics'"),
+    Mistake("compare digits-study --seed 3", "no option", says="--seeds"),
+    Mistake("compare vit_tiny", "needs data", says="compare takes the same --set"),
+    Mistake("predict a.png run", "the run comes first", says="leanify predict run a.png"),
+    Mistake("show pictures", "is data, not a model", says="leanify compare pictures"),
+    Mistake("zoo vit_tiny", "lists all models", says="leanify zoo --check vit_tiny"),
+    Mistake("vit_tiny", "no command", "redesign vit_tiny --target-params 0.5", "redesign vit_tiny --target-params 0.5"),
+    Mistake("hlep train", "No such command", "help train"),
 ]
 
 

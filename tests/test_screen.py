@@ -16,6 +16,7 @@ import pytest
 import leanify
 from leanify.cli import app, screen
 from leanify.terminal import broken, progress
+from leanify.training.curves import Curves, in_text, ticks
 
 ROWS: list[dict[str, Any]] = [
     {"step": 50, "epoch": 1.0, "split": "train", "loss": 1.5, "lr": 1e-3, "samples_per_s": 100.0},
@@ -73,6 +74,22 @@ def test_times_and_lines() -> None:
     assert [screen.clock(seconds) for seconds in (7, 63, 3723)] == ["0:07", "1:03", "1:02:03"]
     assert screen.fitted(["abc", "def", "ghi"], 9) == "abc · def"
     assert screen.fitted(["too long for it"], 5) == "too long for it"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "steps"),
+    [
+        (4, 161, [25, 50, 75, 100, 125, 150]),
+        (0, 50, [0, 10, 20, 30, 40, 50]),
+        (1, 3, [1, 2, 3]),
+        (7, 7, [7]),
+        (10, 280_000, [50_000, 100_000, 150_000, 200_000, 250_000]),
+    ],
+)
+def test_steps_on_an_axis_are_round_whole_numbers(first: int, last: int, steps: list[int]) -> None:
+    assert ticks(first, last) == steps
+    text = in_text(Curves([(first, 2.0), (last + 1, 1.0)], [], "loss", []), 80, 8)
+    assert f"{steps[-1]:,}" in text.splitlines()[-2]
 
 
 def test_an_inner_bar_takes_the_place_of_the_outer_one(monkeypatch: Any, capsys: Any) -> None:

@@ -12,9 +12,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import LeanifyError
@@ -150,6 +152,8 @@ def called() -> None:
     if not _has_directory():
         raise LeanifyError("the current directory no longer exists, and torch cannot start without one: cd elsewhere")
     arguments = _without_frame(sys.argv[1:])
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     asked = arguments[0] if arguments else ""
     if arguments in LISTS:
         return import_module("leanify.cli.recipe_list").show()  # type: ignore[no-any-return]
@@ -160,9 +164,15 @@ def called() -> None:
             import typer
 
             command = typer.main.get_command(app(asked))
+        import_module("leanify.cli.slips").check(command, arguments[1:])
         command(args=arguments[1:], prog_name=f"leanify {asked}")
-    else:
-        app(*COMMANDS)(args=arguments, prog_name="leanify")
+        return
+    if asked and not asked.startswith("-") and not get_close_matches(asked, [*COMMANDS, "help"]):
+        raise LeanifyError(
+            f"there is no command {asked!r}; a model is named after one: leanify redesign {quote(asked)} "
+            "--target-params 0.5; leanify -h lists all commands"
+        )
+    app(*COMMANDS)(args=arguments, prog_name="leanify")
 
 
 def unheard() -> None:

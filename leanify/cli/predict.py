@@ -28,11 +28,15 @@ def predict(
     json: Json = False,
 ) -> None:
     """Apply a run's best model to new images or texts; classes keep their names."""
+    from shlex import quote
+
     from leanify.errors import DirectoryError
     from leanify.terminal import progress
 
     kind = kind_of(format, json)
     if not Path(run).is_dir():
+        if (other := next((one for one in inputs if (Path(one) / "recipe.toml").is_file()), None)) is not None:
+            raise DirectoryError(f"the run comes first: leanify predict {quote(other)} {quote(run)}")
         raise DirectoryError(f"{run} is not a run; `leanify runs` lists the runs here")
     with progress("loading PyTorch", None):
         from leanify.training.predicting import predict as predict_all

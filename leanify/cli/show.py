@@ -12,6 +12,7 @@ import typer
 from leanify.cli.formats import kind_of
 from leanify.cli.formats import show as show_as
 from leanify.cli.options import Format, Json, complete_source
+from leanify.cli.train import MODELS, say_what_was_found
 from leanify.errors import LeanifyError
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def _page(what: str) -> Page:
         return _run(what)
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
         return _recipe(what, recipes.load(what))
+    if Path(what).exists() and not any((Path(what) / name).is_file() for name in MODELS):
+        say_what_was_found(what)
     return _model(what)
 
 

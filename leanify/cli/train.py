@@ -100,10 +100,10 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
     if recipes.find(chosen) is not None or chosen.endswith(".toml"):
         recipes.with_settings(recipes.load(chosen), settings)
     elif Path(chosen).exists() and not any((Path(chosen) / name).is_file() for name in MODELS):
-        _say_what_was_found(chosen)
+        say_what_was_found(chosen)
 
 
-def _say_what_was_found(path: str) -> None:
+def say_what_was_found(path: str) -> None:
     """Raise SourceError with commands to type, if a path contains data instead of a model."""
     from leanify.data import found as data
     from leanify.errors import SourceError

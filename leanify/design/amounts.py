@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from leanify.errors import BudgetError
@@ -35,6 +36,8 @@ def parse_budget(name: str, value: float | int | str, baseline: float, units: Ma
         raise BudgetError(f"{name} {value!r} is not a valid budget; {_forms(units)}") from None
     if not number > 0 or number == float("inf"):
         raise BudgetError(f"{name} {value} is not a valid budget: it must be above zero; {_forms(units)}")
+    if re.match(r"\s*0,\d", str(value)):
+        raise BudgetError(f"{name} {value} has a comma; a fraction has a point, {str(value).replace(',', '.')}")
     share = number / 100 if unit == "%" else number
     if unit in ("%", "") and share <= 1:
         return share * baseline

@@ -117,6 +117,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         items = get_args(choice)
         if get_origin(choice) is tuple and isinstance(value, list) and value:
             return tuple(_typed(item, items[0], where) for item in value)
+        if get_origin(choice) is tuple and items[0] is str and isinstance(value, str):
+            return (value,)
         if get_origin(choice) is Mapping and isinstance(value, Mapping):
             return dict(value)
         if get_origin(choice) is Literal and value in items:

@@ -60,9 +60,18 @@ def _plot(curves: Sequence[Curve], width: int, height: int) -> str:
     for curve, marker in zip(curves, ("braille", "o"), strict=False):
         if curve:
             figure.draw(figure.signal(*map(list, zip(*curve, strict=True)), marker=marker).lines())
+    places = ticks(min(curve[0][0] for curve in curves if curve), max(curve[-1][0] for curve in curves if curve))
+    figure.ruler("x").ticks(places, [f"{place:,}" for place in places])
     figure.label("step", 0)
     text = re.sub("\x1b\\[[0-9;]*m", "", str(figure.build()))
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+
+def ticks(first: int, last: int) -> list[int]:
+    """At most seven round steps between the first and the last."""
+    gaps = (round(front * 10**power) for power in range(12) for front in (1, 2, 2.5, 5) if front * 10**power % 1 == 0)
+    gap = next(gap for gap in gaps if last // gap - -(-first // gap) < 7)
+    return list(range(-(-first // gap) * gap, last + 1, gap))
 
 
 def figure(curves: Curves, title: str) -> Figure:

@@ -224,5 +224,5 @@ def check_data(source: str | Path, recipe: Recipe) -> None:
     if data is not None and data.name == "data" and data.path is None:
         raise RecipeError(
             f"{source} is a model without a recipe, so it needs data for {data.task}, {LAYOUTS[data.task]}: "
-            f"leanify train {source} --set data.path=DIR"
+            f"leanify train {source} --set data.path=DIR (compare takes the same --set)"
         )

@@ -1,0 +1,123 @@
+"""Slips in typing that the option parser would only call unknown: say what works. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from leanify.errors import LeanifyError
+
+OTHERS = {  # names that other tools have for an option; which of several is the command's own is looked up
+    "budget": ("--target-params",),
+    "params": ("--target-params", "--max-params"),
+    "out": ("--output",),
+    "output-dir": ("--output",),
+    "dir": ("--output",),
+    "save": ("--output",),
+    "name": ("--output",),
+    "layers": ("--depth",),
+    "batch": ("--batch-size",),
+    "length": ("--tokens",),
+    "seed": ("--seeds", "--seed"),
+    "runs": ("--seeds",),
+    "workers": ("--jobs",),
+    "checkpoint": ("--resume", "--weights"),
+}
+
+EVERYWHERE = ("-h", "--help", "-")
+
+
+def check(command: Any, arguments: Sequence[str]) -> None:
+    """Raise LeanifyError for a slip, with the words that work; what else is wrong is left to the parser."""
+    options = {name: option for option in command.params for name in option.opts if name.startswith("-")}
+    places = [one for one in command.params if not any(name.startswith("-") for name in one.opts)]
+    most = math.inf if any(one.nargs < 0 for one in places) else len(places)
+    free = any("FILES" in str(one.metavar) for one in places)  # any words: texts to predict
+    words = 0
+    before = ""  # the value of a --set
+    for word, value in _walked(options, arguments):
+        if word == "--set" and value is not None and "=" not in value:
+            raise LeanifyError(
+                f"--set takes a key and its value with = between: --set {value}={_after(value, arguments)}"
+            )
+        if word.startswith("-"):
+            if word not in options:
+                return _check_option(word, options, _after(word, arguments))
+        elif not free:
+            words += 1
+            _check_word(word, options, words > most, before)
+            if "--target-params" not in arguments and re.fullmatch(r"0?\.\d+|\d+%", word) and "--count" in options:
+                raise LeanifyError(f"{word} is no name of a model; a budget is given as --target-params {word}")
+            if most == math.inf and re.fullmatch(r"[\w.-]+(,[\w.-]+)+", word) and not Path(word).exists():
+                raise LeanifyError(f"several sources have blanks between: {word.replace(',', ' ')}")
+        before = value or "" if word == "--set" else ""
+
+
+def _walked(options: dict[str, Any], arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield every option with its value, and every other word; stop at ``--``."""
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            return
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") or word == "-":
+            yield word, None
+        elif name in options:
+            takes = not (options[name].is_flag or equals)
+            yield name, value if equals else next(words, None) if takes else None
+        else:
+            yield word, None
+
+
+def _after(word: str, arguments: Sequence[str]) -> str:
+    """The value behind ``=`` or in the next argument; VALUE if there is none."""
+    place = list(arguments).index(word)
+    value = word.partition("=")[2] or next(iter(arguments[place + 1 :]), "")
+    return quote(value) if value and not value.startswith("-") else "VALUE"
+
+
+def _check_option(word: str, options: dict[str, Any], value: str) -> None:
+    name = word.partition("=")[0]
+    if name in EVERYWHERE:
+        return
+    if f"-{name}" in options:
+        raise LeanifyError(f"an option begins with two dashes: -{word}")
+    key = name.lstrip("-").replace("_", "-")
+    own = next((one for one in OTHERS.get(key, ()) if one in options), None)
+    if own is not None:
+        raise LeanifyError(f"there is no option {name}; it is {own}")
+    if (
+        name.startswith("--")
+        and "--set" in options
+        and f"--{key}" not in options
+        and (setting := _setting(key.replace("-", "_"))) is not None
+    ):
+        raise LeanifyError(f"{name} is a key of the recipe: --set {setting}={value}")
+
+
+def _setting(key: str) -> str | None:
+    """The recipe's key that a word means: ``lr`` → ``optim.lr``."""
+    from leanify.sources import meanings, recipe
+
+    found = meanings.meant(key, "", recipe.keys())
+    return found if found in set(recipe.keys()) else None
+
+
+def _check_word(word: str, options: dict[str, Any], surplus: bool, before: str) -> None:
+    if Path(word).exists():
+        return
+    if " --" in word:
+        raise LeanifyError(f"{word!r} is one word for leanify; leave out the quotes")
+    key, equals, _ = word.partition("=")
+    if equals and f"--{key}" in options:
+        raise LeanifyError(f"an option begins with two dashes: --{word}")
+    if equals and "--set" in options and re.fullmatch(r"[a-z_]+(\.[\w.-]+)?", key):
+        raise LeanifyError(f"a setting comes after --set: --set {quote(word)}")
+    if surplus and "--check" in options:
+        raise LeanifyError(f"leanify zoo lists all models; to try one: leanify zoo --check {quote(word)}")
+    if surplus and "=" in before and "--set" in options:
+        raise LeanifyError(f"{word!r} stands alone; a value with blanks is quoted: --set {quote(f'{before} {word}')}")
