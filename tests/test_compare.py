@@ -222,6 +222,8 @@ def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str,
     for design in found["designs"]:  # type: ignore[attr-defined]
         assert {"name", "depth", "heads", "head_dim", "mlp", "params", "macs", "rank", "predicted"} <= set(design)
         assert {"latency_s", "throughput_per_s", "train_peak_bytes", "kappa", "kappa_begin"} <= set(design)
+        low, high = design["kappa_bounds"]
+        assert low <= design["kappa"] <= float(high)
         quality = design["quality"]
         assert quality["low"] <= quality["mean"] <= quality["high"]
         assert (quality["seeds"], quality["failed"]) == (2, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -15,12 +16,14 @@ from studies import RECIPE
 
 from leanify import study as studies
 from leanify.sources import recipe as recipes
+from leanify.spectra.report import known
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
 from leanify.study.results import Study
 from leanify.study.values import Costs
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BOUNDS = {"baseline": (30.0, None), "lean": (159.0, 161.0), "control": (40.0, 200.0)}
 SHAPES = {"baseline": (8, 2, 128), "lean": (4, 5, 64), "control": (4, 2, 161), "wide": (6, 3, 90)}
 
 
@@ -47,7 +50,7 @@ def study(tmp_path: Path) -> Study:
         ]
         (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         done = Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, 1.0, quality, 20, kappas)
-        folder.record(done)
+        folder.record(replace(done, kappa_bounds=BOUNDS.get(key.design)))
     found = studies.finished(folder)
     costs = Costs(1e-3, 900.0, 300.0, 10**7, 9 * 10**6, 32, "cpu")
     data = found.to_json()
@@ -68,6 +71,17 @@ def test_the_page_says_what_was_found_and_links_to_its_runs(study: Study) -> Non
     assert "wide, seed 3, failed: the loss of step 7 is not finite" in text
     assert not re.search(r'(src|href)="(https?:)?//', text)
     assert text.count("<svg") == 11
+
+
+def test_kappa_is_shown_with_its_bounds_where_it_is_not_exact(study: Study) -> None:
+    found = {result.name: result.to_json()["kappa_bounds"] for result in study.results}
+    assert found == {"baseline": [30.0, "inf"], "lean": [159.0, 161.0], "control": [40.0, 200.0], "wide": None}
+    text = study.html(study.path / "report.html").read_text()
+    kappas = {name: known(study.result(name).kappa, study.result(name).kappa_bounds) for name in found}
+    assert kappas["baseline"] == "> 30"
+    assert kappas["control"] == "40–200"
+    assert kappas["lean"] == f"{40 * SHAPES['lean'][0]}"
+    assert all(f"→ {html.escape(kappa)}" in text for kappa in kappas.values())
 
 
 def test_failed_runs_and_differences_are_counted(study: Study) -> None:

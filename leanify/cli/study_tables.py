@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from leanify.cli.tables import table
-from leanify.spectra.report import figures
+from leanify.spectra.report import known
 from leanify.terminal import console
 from leanify.units import binary, digits, gigas, millions, seconds
 
@@ -62,7 +62,7 @@ def _design_row(result: DesignResult) -> tuple[str, ...]:
         millions(plan.params),
         _interval(quality.mean, quality.low, quality.high),
         f"{quality.seeds}{failed}",
-        figures(result.kappa),
+        known(result.kappa, result.kappa_bounds),
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from leanify.spectra.results import LayerProbe, Point, Probe
 
+WIDE = 1.1  # upper bound / lower bound of κ, above which both are shown
+
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +165,7 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
             name,
             str(layer.tokens),
             f"{layer.heads}×{layer.head_dim}",
-            "–" if layer.is_vector else _known(layer.kappa, layer.bounds),
+            "–" if layer.is_vector else known(layer.kappa, layer.bounds),
             "–" if layer.is_vector else f"{figures(low)}–{figures(high)}",
             *(figures(layer.kappa_theory) for _ in predicted),
             str(layer.rank) if layer.rank == layer.full_rank else f"{layer.rank}/{layer.full_rank}",
@@ -171,13 +173,18 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
         )
     if len(probe.layers) > 1:
         table.add_section()
-        table.add_row("mean", "", "", _known(probe.kappa, probe.bounds))
+        table.add_row("mean", "", "", known(probe.kappa, probe.bounds))
     return table
 
 
-def _known(kappa: float, bounds: tuple[float, float]) -> str:
-    """κ, or only its lower bound if the rounding of A's entries leaves it unbounded above."""
-    return f"> {figures(bounds[0])}" if math.isinf(bounds[1]) else figures(kappa)
+def known(kappa: float | None, bounds: tuple[float, float] | None) -> str:
+    """κ; its bounds if they are a tenth apart; the lower one alone if the rounding of A leaves it unbounded above."""
+    if kappa is None or bounds is None:
+        return figures(kappa)
+    low, high = bounds
+    if math.isinf(high):
+        return f"> {figures(low)}"
+    return f"{figures(low)}–{figures(high)}" if high > WIDE * low else figures(kappa)
 
 
 def _per_head_table(probe: Probe) -> Any:

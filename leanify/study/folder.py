@@ -42,7 +42,8 @@ PROBES = "kappa.json"  # κ by step, in a run's folder
 class Outcome:
     """The outcome of a run. ``quality`` is the final metric on the test split, or on validation if there is no test.
 
-    ``sign`` is 1 if higher is better, −1 if lower is. ``kappas`` are (step, κ) pairs. ``reason`` explains a failure.
+    ``sign`` is 1 if higher is better, −1 if lower is. ``kappas`` are (step, κ) pairs; ``kappa_bounds`` are those of
+    the last κ, without an upper one if that is infinite. ``reason`` explains a failure.
     """
 
     design: str
@@ -57,6 +58,7 @@ class Outcome:
     quality: float | None = None
     step: int = 0
     kappas: tuple[tuple[int, float], ...] = field(default=())
+    kappa_bounds: tuple[float, float | None] | None = None
 
     @property
     def key(self) -> Key:
@@ -68,7 +70,8 @@ class Outcome:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Outcome:
         kappas = tuple((int(step), float(kappa)) for step, kappa in data["kappas"])
-        return Outcome(**{**data, "kappas": kappas})
+        bounds = data.get("kappa_bounds")
+        return Outcome(**{**data, "kappas": kappas, "kappa_bounds": bounds and tuple(bounds)})
 
 
 @dataclass(frozen=True)

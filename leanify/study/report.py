@@ -10,6 +10,7 @@ from urllib.parse import quote
 from leanify.errors import DirectoryError
 from leanify.sources.checkpoints import write_small
 from leanify.spectra.report import figures as in_figures
+from leanify.spectra.report import known
 from leanify.study import efficiency
 from leanify.study.figures import figures
 from leanify.study.folder import StudyFolder
@@ -144,7 +145,7 @@ def _design(result: DesignResult) -> tuple[Any, ...]:
         _sizes(plan.mlp),
         millions(plan.params),
         mean + span,
-        f"{in_figures(result.kappa_begin)} → {in_figures(result.kappa)}",
+        f"{in_figures(result.kappa_begin)} → {known(result.kappa, result.kappa_bounds)}",
         f"rank {plan.rank}",
         links if links.links else "–",
     )

@@ -102,7 +102,17 @@ def _design(
     )
     begin, end = ([o.kappas[i][1] for o in finished if o.kappas] for i in (0, -1))
     costs = Costs(**{key: known[key] for key in Costs.__dataclass_fields__}) if known.get("latency_s") else None
-    return DesignResult(design, quality, runs, _mean(begin), _mean(end), costs)
+    return DesignResult(design, quality, runs, _mean(begin), _mean(end), _bounds(finished), costs)
+
+
+def _bounds(outcomes: Sequence[Outcome]) -> tuple[float, float] | None:
+    """The mean bounds of the last κ; None if a run has none."""
+    found = [outcome.kappa_bounds for outcome in outcomes if outcome.kappas]
+    known = [(low, math.inf if high is None else high) for low, high in (one for one in found if one is not None)]
+    if not known or len(known) < len(found):
+        return None
+    lows, highs = zip(*known, strict=True)
+    return sum(lows) / len(lows), sum(highs) / len(highs)
 
 
 def _mean(values: Sequence[float]) -> float | None:

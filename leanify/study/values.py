@@ -5,6 +5,7 @@ Differences are signed so that positive is better, whatever the metric.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class DesignResult:
     runs: tuple[RunResult, ...]
     kappa_begin: float | None
     kappa: float | None
+    kappa_bounds: tuple[float, float] | None  # of ``kappa``, under the rounding of what it is computed from
     costs: Costs | None
 
     @property
@@ -80,6 +82,7 @@ class DesignResult:
             **measured,
             "kappa_begin": self.kappa_begin,
             "kappa": self.kappa,
+            "kappa_bounds": self.kappa_bounds and ["inf" if math.isinf(one) else one for one in self.kappa_bounds],
             "runs": [asdict(run) for run in self.runs],
         }
 

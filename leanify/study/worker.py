@@ -53,7 +53,7 @@ class Onlooker:
         self.evaluated, self.parent = False, os.getppid()
         self.file: Path | None = None
         self.trainer: Trainer | None = None
-        self.kappas: dict[str, float] = {}
+        self.kappas: dict[str, list[float | None]] = {}  # by step: κ and its bounds; no upper one if infinite
 
     def attend(self, trainer: Trainer, run: Path) -> None:
         self.trainer, self.file = trainer, run / PROBES
@@ -90,15 +90,18 @@ class Onlooker:
         assert self.file is not None
         found = kappa(self.trainer)
         if found is not None:
-            self.kappas[str(step)] = found
+            self.kappas[str(step)] = [number if number < float("inf") else None for number in found]
             write_small(self.file, json.dumps(self.kappas) + "\n")
 
     def _print(self, row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
 
 
-def kappa(trainer: Trainer) -> float | None:
-    """κ of the concatenated heads on the first validation samples; None if undefined or infinite."""
+def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
+    """κ of the concatenated heads on the first validation samples, and its bounds; None if undefined or infinite.
+
+    The bounds are medians as κ is, so they hold for it: a median grows with each of its values.
+    """
     samples = trainer.splits.validation
     keys = [[(0, index) for index in range(min(PROBED, len(samples)))]]
     [batch] = Reader(samples, keys, trainer.seed, 0)
@@ -107,9 +110,14 @@ def kappa(trainer: Trainer) -> float | None:
         layers = condition(trainer.state.evaluated, inputs).layers
     except (UnsupportedModel, SourceError):
         return None
-    medians = [layer.quartiles[1] for layer in layers if not layer.is_vector]
-    found = statistics.median(medians) if medians else float("inf")
-    return found if found < float("inf") else None
+    known = [layer.samples for layer in layers if not layer.is_vector]
+    if not known:
+        return None
+    found, low, high = (
+        statistics.median(statistics.median(getattr(sample, name) for sample in some) for some in known)
+        for name in ("kappa", "low", "high")
+    )
+    return (found, low, high) if found < float("inf") else None
 
 
 def work(folder: StudyFolder, key: Key, share: float | None = None) -> None:
@@ -154,7 +162,11 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
     rows, task = folder.rows(key), trainer.task
     last = next((row for row in reversed(rows) if row["split"] == "test"), None)
     last = last or next(row for row in reversed(rows) if row["split"] == "validation")
-    kappas = json.loads((folder.run(key) / PROBES).read_text()) if (folder.run(key) / PROBES).exists() else {}
+    file = folder.run(key) / PROBES
+    written = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    probes = {int(step): value if isinstance(value, list) else [value] for step, value in written.items()}
+    probes = {step: probes[step] for step in sorted(probes) if step <= trainer.steps}
+    bounds = next((found[1:] for found in reversed(probes.values()) if len(found) == 3), None)
     return Outcome(
         design=key.design,
         seed=key.seed,
@@ -166,7 +178,8 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
         margin=task.margin,
         quality=last[task.metric],
         step=trainer.steps,
-        kappas=tuple(sorted((int(step), value) for step, value in kappas.items() if int(step) <= trainer.steps)),
+        kappas=tuple((step, found[0]) for step, found in probes.items()),
+        kappa_bounds=None if bounds is None else (bounds[0], bounds[1]),
     )
 
 
