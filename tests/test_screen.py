@@ -76,6 +76,21 @@ def test_times_and_lines() -> None:
     assert screen.fitted(["too long for it"], 5) == "too long for it"
 
 
+def test_facts_of_a_dry_run_have_units(capsys: Any) -> None:
+    facts = {
+        "steps": 1200,
+        "seconds_a_step": 0.25,
+        "training_hours_predicted": 1 / 12,
+        "memory_available_bytes": 3 << 29,
+    }
+    screen.print_facts({**facts, "memory_predicted_bytes": None})
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["steps", "1,200"], ["a step", "250.0 ms"], ["training predicted", "5:00"], ["memory available", "1.50 GiB"],
+        ["memory predicted", "–"],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("first", "last", "steps"),
     [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from leanify.terminal import console, drawn, progress
-from leanify.units import digits
+from leanify.units import binary, digits, seconds
 
 if TYPE_CHECKING:
     from leanify.sources.recipe import DataSection
@@ -156,15 +156,26 @@ def is_own(data: DataSection) -> bool:
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print facts, one per line; long ones are wrapped."""
+    """Print facts, one per line, in units that people read; long ones are wrapped."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts.items():
-        grid.add_row(name.replace("_", " "), shown(value))
+        grid.add_row(*_with_unit(name, value))
     console().print(grid)
+
+
+def _with_unit(name: str, value: Any) -> tuple[str, str]:
+    """A fact's name without its unit, and the value with one."""
+    if name.endswith("_bytes"):
+        return name.removesuffix("_bytes").replace("_", " "), binary(value)
+    if name == "seconds_a_step":
+        return "a step", seconds(value)
+    if name == "training_hours_predicted":
+        return "training predicted", clock(value * 3600)
+    return name.replace("_", " "), "–" if value is None else shown(value)
 
 
 def print_end(run: RunDirectory, recipe: str | None) -> None:
