@@ -254,6 +254,30 @@ def test_a_pickle_says_what_it_wants(bert: Path) -> None:
         leanify.load(bert)
 
 
+def test_a_name_that_is_no_utf8_is_a_name(tmp_path: Path) -> None:
+    folder = leanify.save(leanify.load("vit_tiny_patch16_224", overrides={"depth": 2}), tmp_path / "\udcff")
+    assert leanify.read(leanify.load(folder)).depth == 2
+
+
+def test_what_is_no_pickle_is_said_without_torchs_advice(tmp_path: Path) -> None:
+    for data in (b"", b"{}", b"\x80\x02]q\x00.", b"PK\x03\x04"):
+        (tmp_path / "a.pt").write_bytes(data)
+        with pytest.raises(leanify.SourceError) as found:
+            tensors.read_tensors(tmp_path / "a.pt")
+        assert "weights_only" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "shard", ["../outside.safetensors", "/outside.safetensors", ".", "", "config.json", "\0", "x" * 300]
+)
+def test_an_index_names_files_beside_it_only(bert: Path, tmp_path: Path, shard: str) -> None:
+    (bert / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    shard = str(tmp_path / shard[1:]) if shard.startswith("/") else shard
+    (bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(leanify.SourceError, match="not a file of weights beside it"):
+        leanify.load(bert)
+
+
 def test_an_archive_that_unpacks_to_far_more_than_it_weighs_is_not_opened(tmp_path: Path) -> None:
     import zipfile
 

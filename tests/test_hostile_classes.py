@@ -31,6 +31,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "test_hostile_code.py::test_a_configuration_names_no_kernel_of_the_hub",
         "test_hostile_code.py::test_the_floors_of_the_dependencies_are_the_versions_that_are_run",
         "test_folders.py::test_keys_from_files_open_no_file_and_ask_no_network",
+        "test_folders.py::test_an_index_names_files_beside_it_only",
     ),
     "2 data change under a run": (
         "test_hostile_runs.py::test_changed_data_is_refused_unless_accepted",
@@ -89,6 +90,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "test_fuzz.py::test_more_classes_than_any_model_has_are_refused",
         "test_plans_refused.py::test_what_cannot_be_met_is_one_message",
         "test_hostile_data.py::test_a_pipe_is_no_data_and_no_recipe",
+        "test_hostile_data.py::test_a_recipe_without_bound_is_one_message",
         "test_folders.py::test_what_is_no_small_text_file_is_one_message",
         "test_folders.py::test_an_archive_that_unpacks_to_far_more_than_it_weighs_is_not_opened",
         "test_hostile_data.py::test_a_damaged_cache_is_made_anew",
@@ -103,6 +105,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "12 words": (
         "test_folders.py::test_a_pickle_says_what_it_wants",
+        "test_folders.py::test_what_is_no_pickle_is_said_without_torchs_advice",
         "test_hostile_code.py::test_an_adapter_that_does_not_fit_says_what_does_not",
     ),
 }

@@ -186,6 +186,27 @@ def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:
         recipes.load(tmp_path / "large.toml")
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("lr = " + "1" * 5000, "this is not TOML: Exceeds the limit"),
+        ("lr = " + "1" * 400, r"optim\.lr is 1+; it must be a number"),
+        ("x" + ".x" * 50_000 + " = 1", "a line has more than 200 dots"),
+        ("x = " + "[" * 50_000, "nested too deeply"),
+    ],
+)
+def test_a_recipe_without_bound_is_one_message(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "r.toml").write_text(DIGITS.replace("lr = 2e-3", line))
+    with pytest.raises(RecipeError, match=words) as found:
+        recipes.load(tmp_path / "r.toml")
+    assert len(str(found.value)) < 300
+
+
+def test_a_recipe_as_windows_writes_it_is_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_bytes(DIGITS.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert recipes.load(tmp_path / "r.toml") == recipes.parse(DIGITS)
+
+
 def test_a_broken_tokenizer_beside_a_model_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')

@@ -71,7 +71,9 @@ def write_around(model: nn.Module, found: ModelSource, folder: Path, tied: dict[
     if found.origin.library == "hf":
         side_files.carry(model, folder)
     (folder / CARD).write_text(json.dumps(_card(model, found, tied, folder), indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(_readme(model, found, name), encoding="utf-8")
+    (folder / "README.md").write_text(
+        _readme(model, found, name), encoding="utf-8", errors="replace"
+    )  # a name of bytes
 
 
 def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:

@@ -33,6 +33,7 @@ from leanify.sources.strict_toml import UnknownKey, read_table, to_table, toml_l
 
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
 LARGEST = 1 << 20  # bytes; a larger file is not a recipe
+DOTS = 200  # in a line; the parser's time grows with the square of a key's parts
 Counts = int | tuple[int, ...] | None  # one number for all stages that a redesign changes, or one number per stage
 
 
@@ -306,17 +307,24 @@ def _text_of(path: Path) -> str:
         raise RecipeError("this is a folder, a pipe or a device; a recipe must be a TOML file")
     if (size := path.stat().st_size) > LARGEST:
         raise RecipeError(f"this file has {size:,} bytes; a recipe has a few thousand, at most {LARGEST:,}")
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8-sig")  # which drops the byte order mark of some editors
 
 
 def parse(text: str) -> Recipe:
     """Parse a recipe from TOML text. Raises RecipeError."""
+    if any(line.count(".") > DOTS for line in text.splitlines()):
+        raise RecipeError(f"this is not a recipe: a line has more than {DOTS} dots")
     try:
-        return from_dict(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"this is not TOML: {error}") from error
+        return from_dict(_values(text))
     except RecursionError as error:
         raise RecipeError("this is not a recipe: its tables or lists are nested too deeply") from error
+
+
+def _values(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, or an integer of too many digits
+        raise RecipeError(f"this is not TOML: {error}") from error
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:

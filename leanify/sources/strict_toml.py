@@ -11,6 +11,7 @@ import difflib
 import json
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -123,13 +124,15 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
             return dict(value)
         if get_origin(choice) is Literal and value in items:
             return value
-        if choice is float and type(value) in (int, float):
+        if choice is float and (type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)):
             return float(value)
         if choice is bool and str(value).lower() in TRUTHS:
             return TRUTHS[str(value).lower()]
         if type(value) is choice:
             return value
-    raise RecipeError(f"{where} is {json.dumps(value, default=str)}; it must be {' or '.join(map(_word, choices))}")
+    raise RecipeError(
+        f"{where} is {json.dumps(value, default=str)[:80]}; it must be {' or '.join(map(_word, choices))}"
+    )
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

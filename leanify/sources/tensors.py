@@ -75,10 +75,12 @@ def _check_archive(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The global that a refused pickle names (``posix.system``), else the error's first line."""
+    """The global that a refused pickle names (``posix.system``), else what torch found, else the error's first line."""
     text = str(error)
     if named := re.search(r"unsupported global:?\s+(?:GLOBAL\s+)?([\w.]+)", text, re.IGNORECASE):
         return f"it names {named[1]}"
+    if found := re.search(r"WeightsUnpickler error:\s*(.+)", text):
+        return found[1][:160]
     return (text.splitlines() or [type(error).__name__])[0][:160]
 
 

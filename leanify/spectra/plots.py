@@ -228,7 +228,7 @@ def write(draw: Draw, path: Path, title: str, rows: Sequence[Mapping[str, Any]],
     beside = path.with_name(f".{path.name}")
     try:
         if kind == "html":
-            beside.write_text(page(draw, title, rows, notes), encoding="utf-8")
+            beside.write_text(page(draw, title, rows, notes), encoding="utf-8", errors="replace")
         else:
             beside.write_bytes(_drawn(draw, kind))
         beside.replace(path)
