@@ -187,6 +187,25 @@ def test_redesign_carries_weights_by_data(checkpoint: Path, tmp_path: Path, caps
     assert lean.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
 
 
+def test_the_design_that_keeps_most_is_written(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of more heads, the old heads and narrower MLPs alone, all within the budget, by what was measured."""
+    source, out = checkpoint / "source", tmp_path / "lean"
+    data = ("--weights", source, "--data", checkpoint / "text.txt", "--tokens", 32, "--samples", 16)
+    assert run("redesign", source, "--target-params", 0.75, *data, "-o", out, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    designs = plan["carried"]["designs"]
+    damage = {name: found["steps"][-1]["damage"] for name, found in designs.items()}
+    assert set(damage) == {"lean", "control", "narrow"}
+    assert plan["carried"]["chosen"] == min(damage, key=damage.__getitem__)
+    written = leanify.load(out)
+    stage = leanify.read(written).stages[0]
+    assert stage.primary is not None
+    assert (stage.depth, stage.primary.heads) == (plan["chosen"]["depth"], plan["chosen"]["heads"])
+    assert sum(p.numel() for p in written.parameters()) == plan["chosen"]["params"] <= 0.75 * plan["baseline"]["params"]
+
+
 def test_a_checkpoint_without_a_layer_that_it_claims_is_refused(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

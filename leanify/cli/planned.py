@@ -24,7 +24,7 @@ class Carried:
     weights: Text
     pretrained: bool
     data: Path | None
-    samples: int
+    samples: int | None
     seed: int
 
 
@@ -65,7 +65,7 @@ def planned(
         ranking = None if measured is None else measured[1].ranking
         with progress(f"planning {source}", None):
             plan = redesign(source, target_params=budget, ranking=ranking, **arguments)
-        plan, carrying = _written(plan, arguments["tokens"], carried, written)
+        plan, carrying = _written(plan, {**arguments, "target_params": budget}, carried, written)
         predicted = None
         if measured is not None:
             from leanify.study.surface import predictions
@@ -74,8 +74,11 @@ def planned(
         yield Shown(plan, budget, carrying, predicted)
 
 
-def _written(plan: Plan, tokens: int | None, carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
-    """Write the plan's design. Returns the plan with its directory, and how weights were carried if data chose them."""
+def _written(plan: Plan, arguments: Mapping[str, Any], carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
+    """Write the plan's design. Returns the plan with its directory, and how weights were carried if data chose them.
+
+    Data also choose among designs of the same budget, unless the user wants lean and its control.
+    """
     carrying = None
     if carried.weights is not None and carried.data is None and to.output is None:
         from leanify.sources.find import located
@@ -84,9 +87,10 @@ def _written(plan: Plan, tokens: int | None, carried: Carried, to: Written) -> t
     if carried.data is not None:
         from leanify.warm.plan import Carrying
 
-        carrying = Carrying(plan, carried.data, carried.samples, tokens, carried.weights)
-        if to.output is None:
-            plan.build(carried.weights, carried.seed, carried.pretrained, carry=carrying)
+        source = carried.weights, carried.seed, carried.pretrained
+        carrying = Carrying(plan, carried.data, carried.samples, arguments["tokens"], carried.weights)
+        if not to.control:
+            plan = carrying.best(lambda one: one.build(*source, carry=carrying), **arguments)
     if to.output is not None:
         with progress(f"writing {to.output}", None):
             plan = plan.save(

@@ -53,6 +53,8 @@ def render_steps(carried: Carrying) -> None:
         out.print(shown)
     out.print()
     out.print(f"{carried.words}; damage against the source, before any training")
+    if carried.verdict:
+        out.print(carried.verdict)
     reasons = dict.fromkeys(why for found in carried.results.values() for why in found.refused.values())
     for why in list(reasons)[:3]:
         out.print(f"not paired: {why}", style="dim")

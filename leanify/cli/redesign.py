@@ -45,7 +45,7 @@ def redesign(
     weights: option.Weights = None,
     pretrained: option.Pretrained = False,
     data: option.Data = None,
-    samples: option.Samples = 64,
+    samples: option.Samples = None,
     top: option.Top = 3,
     output: option.Output = None,
     control: option.Control = False,

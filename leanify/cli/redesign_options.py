@@ -58,7 +58,9 @@ MaxHeads = Annotated[float, typer.Option(min=1, help="at most this many times th
 Weights = Annotated[Text, typer.Option(metavar="SOURCE", help="carry over these weights instead of new ones")]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="carry over upstream's own weights")]
 Data = Annotated[Path | None, typer.Option(metavar="DATA", help="with weights: data to choose what to keep")]
-Samples = Annotated[int, typer.Option(min=2, help="samples of the data: half to choose, half to measure")]
+Samples = Annotated[
+    int | None, typer.Option(min=2, help="samples of the data; a quarter measure (default: 8,192 tokens)")
+]
 Top = Annotated[int, typer.Option(help="number of candidates to show", min=1)]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory")]
 Control = Annotated[bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control")]

@@ -85,6 +85,15 @@ def unspent(designs: Grid, limits: Limits) -> NDArray[np.bool_]:
     return np.asarray(np.logical_and.reduce(left))
 
 
+def nearest(designs: Grid, limits: Limits, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of some designs within the limits, those that leave no more unspent than the nearest one, or hardly more."""
+    if not limits or not among.any():
+        return among
+    costs = [(getattr(designs.cost, cost), limit) for cost, limit in limits.items()]
+    left = np.min([(limit.most - cost) / max(limit.slack, 1.0) for cost, limit in costs], axis=0)
+    return np.asarray(among & (left <= left[among].min() + 1))
+
+
 def adds_heads(designs: Grid) -> NDArray[np.bool_]:
     """Which designs have more heads than the baseline where the tower leads."""
     return np.asarray(designs.heads > designs.old.heads)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from leanify.design.control import has_close_control
 from leanify.design.grid import Candidate as Candidate
 from leanify.design.grid import Grid, Request, baseline_designs, grid, priced, turned_stages
-from leanify.design.limits import Limits, adds_heads, share_out, trades_layers, unspent, within
+from leanify.design.limits import Limits, adds_heads, nearest, share_out, trades_layers, unspent, within
 from leanify.design.prices import PriceList
 from leanify.design.refusals import refusal
 from leanify.design.towers import towers
@@ -116,7 +116,8 @@ def _best(
     spent = inside & ~unspent(designs, limits)
     lean = trades_layers(designs, request)
     first = lean & usual(designs, request) if ranking is None else lean
-    pool = next(pool for pool in (spent & first, spent & lean, inside & lean, spent, inside) if pool.any())
+    near = nearest(designs, limits, inside & lean), spent, nearest(designs, limits, inside)
+    pool = next(pool for pool in (spent & first, spent & lean, *near) if pool.any())
     order, tier = rank(designs, np.flatnonzero(pool), ranking)
     best = _comparable(prices, designs, order, request)
     peers, _ = rank(designs, np.flatnonzero(spent & lean & (tier == tier[best])), ranking)

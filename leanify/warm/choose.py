@@ -86,21 +86,31 @@ def surviving(matrix: Tensor, second: Tensor, groups: Tensor, count: int) -> Ten
     × size. Inputs of no group, such as the constant one of a bias, stay.
     """
     strength = RIDGE * float(second.diagonal().mean().clamp(min=1e-30))
-    inverse = torch.linalg.inv(second + strength * torch.eye(len(second), dtype=second.dtype, device=second.device))
+    ridge = strength * torch.eye(len(second), dtype=second.dtype, device=second.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(second + ridge))
     matrix, left = matrix.clone(), torch.arange(len(groups), device=matrix.device)
     several = max(1, len(groups) // ROUNDS)
     while len(left) > count:
         removing = min(several, len(left) - count)
-        columns = matrix[:, groups[left]].permute(1, 2, 0)
-        costs = _costs(columns @ columns.mT, _blocks(inverse, groups[left]))
-        near = left[costs.topk(min(2 * removing, len(left)), largest=False).indices]
+        columns = matrix[:, groups].permute(1, 2, 0)
+        costs = _costs(columns @ columns.mT, _blocks(inverse, groups))
+        near = costs.topk(min(2 * removing, len(left)), largest=False).indices
         gone = near[_in_turn(matrix, inverse, groups[near], removing)]
         at = groups[gone].flatten()
         change = torch.linalg.solve(inverse[at][:, at], inverse[at])
-        matrix -= matrix[:, at] @ change
-        inverse -= inverse[:, at] @ change
-        left = left[~torch.isin(left, gone)]
+        stays = _without(len(inverse), at)
+        matrix = matrix[:, stays] - matrix[:, at] @ change[:, stays]
+        inverse = inverse[stays][:, stays] - inverse[stays][:, at] @ change[:, stays]
+        kept = _without(len(left), gone)
+        left, groups = left[kept], torch.searchsorted(stays, groups[kept])
     return left.cpu()
+
+
+def _without(count: int, gone: Tensor) -> Tensor:
+    """0 … count - 1 without some."""
+    stays = torch.ones(count, dtype=torch.bool, device=gone.device)
+    stays[gone] = False
+    return stays.nonzero()[:, 0]
 
 
 def _in_turn(matrix: Tensor, inverse: Tensor, groups: Tensor, count: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""Carry a plan's weights by what the model does on the user's data."""
+"""Carry a plan's weights by what the model does on the user's data, and choose the design that keeps most."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,56 +10,121 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture
 from leanify.data.probe_inputs import feed
+from leanify.design.design import Design
 from leanify.design.plan import Plan
-from leanify.errors import DataError
+from leanify.design.redesign import redesign
+from leanify.errors import BudgetError, DataError, ShapeError
 from leanify.terminal import progress
 from leanify.warm.carry import Carried, carry
 
 BATCH = 8
+TOKENS = 8_192  # of samples that choose and measure: more than an MLP has units, or its fit follows the samples
+MOST_SAMPLES = 1024
+MEASURING = 4  # every fourth batch measures
+MEANING = {
+    "lean": "fewer layers and more heads",
+    "control": "fewer layers and the old heads",
+    "narrow": "narrower MLPs alone",
+}
 SPLITS = ("train.csv", "train.tsv", "train.jsonl", "train.parquet", "train.txt", "train")
 
 
 class Carrying:
-    """Called with a model and a shape, gives the model of that shape; remembers the steps of every shape, by name.
+    """Called with a model and a shape, gives the model of that shape; remembers the steps of every design, by name.
 
-    Half of the ``samples`` choose and correct, the other half measure the damage.
+    Three quarters of the ``samples`` choose and correct, the rest measure the damage. By default there are so many
+    that they hold `TOKENS` tokens. ``plan`` says what the designs are called and how many tokens a sample has.
     """
 
-    def __init__(self, plan: Plan, data: Path, samples: int, tokens: int | None, weights: str | Path | None) -> None:
+    def __init__(self, plan: Plan, data: Path, samples: int | None, tokens: int | None, weights: str | Path | None):
         self.plan, self.data, self.samples, self.tokens = plan, data_file(data), samples, tokens
         self.place = next((Path(s) for s in (weights, plan.source) if s is not None and Path(s).is_dir()), None)
+        self.named: dict[str, Design | None] = {"lean": plan.chosen, "control": plan.control}
         self.results: dict[str, Carried] = {}
-        self.words = ""
+        self.chosen = "lean"
+        self.words = self.verdict = ""
         self._batches: list[dict[str, Tensor]] = []
 
     def __call__(self, model: nn.Module, architecture: Architecture) -> nn.Module:
-        batches = self._read(model)
-        name = "lean" if architecture == self.plan.chosen.architecture else "control"
-        half = len(batches) // 2
-        with progress(f"carrying weights over to {name}", None) as advance:
-            found = carry(model, architecture, batches[:half], batches[half:], advance)
-        self.results[name] = found
-        return found.model
+        name = next(name for name, one in self.named.items() if one is not None and one.architecture == architecture)
+        if name not in self.results:
+            batches = self._read(model)
+            choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
+            with progress(f"carrying weights over to {name}", None) as advance:
+                self.results[name] = carry(model, architecture, choosing, batches[1::MEASURING], advance)
+        return self.results[name].model
+
+    def best(self, build: Callable[[Plan], nn.Module], **arguments: Any) -> Plan:
+        """The plan whose design keeps most before any training: lean, its control, or the baseline's layers and heads
+        with narrower MLPs, all under one budget. ``arguments`` are those of `redesign`.
+
+        Where the user has pinned a shape there is nothing to choose.
+        """
+        plans = {"lean": self.plan}
+        if not any(self.plan.request.pins.values()):
+            plans |= dict(_others(self.plan, **arguments))
+        for name, plan in plans.items():
+            self.named[name] = plan.chosen
+            build(plan)
+        damage = {name: self.results[name].steps[-1].damage for name in plans}
+        self.chosen = min(damage, key=damage.__getitem__)
+        if len(plans) > 1:
+            others = ", ".join(f"{MEANING[name]} {value:.3g}" for name, value in damage.items() if name != self.chosen)
+            self.verdict = (
+                f"{MEANING[self.chosen]} keeps most before training, so it is the plan's design: "
+                f"{self.results[self.chosen].unit} {damage[self.chosen]:.3g}; {others}. --depth or --heads asks for "
+                "another, and training may change the order: leanify compare"
+            )
+        return plans[self.chosen]
 
     def _read(self, model: nn.Module) -> list[dict[str, Tensor]]:
-        """Every other batch measures: what comes first in a file is often of one kind."""
         if not self._batches:
-            size = max(1, min(BATCH, self.samples // 2))
-            found = feed(
-                model, self.data, samples=self.samples, batch_size=size, tokens=self.tokens, directory=self.place
-            )
-            read = list(found.batches)
+            most = self.samples or MOST_SAMPLES
+            size = max(1, min(BATCH, most // 2))
+            found = feed(model, self.data, samples=most, batch_size=size, tokens=self.tokens, directory=self.place)
+            read = list(found.batches if self.samples else self._enough(found.batches))
             if len(read) < 2:
                 raise DataError(
                     f"{self.data} gives {len(read)} batch of {size} samples; two are needed, one to measure"
                 )
-            self._batches = [*read[::2], *read[1::2]]
-            self.words = f"chosen and measured on {self.samples} samples, {found.description}"
+            self._batches = read
+            count = sum(len(next(iter(batch.values()))) for batch in read)
+            self.words = f"chosen and measured on {count} samples, {found.description}"
         return self._batches
 
+    def _enough(self, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        """Batches until there are `TOKENS` tokens, but two at least."""
+        seen = 0
+        for index, batch in enumerate(batches):
+            if seen >= TOKENS and index >= 2:
+                return
+            yield batch
+            mask = batch.get("attention_mask")
+            seen += len(next(iter(batch.values()))) * self.plan.tokens if mask is None else int(mask.sum())
+
     def to_json(self) -> dict[str, Any]:
-        """By design: the unit of damage, the steps with the damage after each, and what was not paired and why."""
-        return {"data": self.words, "designs": {name: found.to_json() for name, found in self.results.items()}}
+        """By design: the unit of damage, the steps with the damage after each, and what was not paired and why. And
+        the name of the design that the plan chose.
+        """
+        designs = {name: found.to_json() for name, found in self.results.items()}
+        return {"data": self.words, "designs": designs, "chosen": self.chosen}
+
+
+def _others(plan: Plan, **arguments: Any) -> Iterator[tuple[str, Plan]]:
+    """Plans of the same budget with the baseline's heads: in lean's depth, and in the baseline's."""
+    old, lean = plan.baseline.architecture.stages, plan.chosen.architecture.stages
+    heads = [stage.primary and stage.primary.heads for stage in old]
+    for name, stages in (("control", lean), ("narrow", old)):
+        depth = [stage.depth for stage in stages]
+        pins: dict[str, Any] = {"depth": depth, "heads": heads}
+        if len(old) == 1:
+            pins = {"depth": depth[0], "heads": heads[0]}
+        try:
+            found = redesign(plan.source, **{**arguments, **pins})
+        except (BudgetError, ShapeError):
+            continue  # narrower MLPs alone do not save enough
+        if found.chosen.architecture not in (plan.chosen.architecture, plan.baseline.architecture):
+            yield name, found
 
 
 def data_file(data: Path) -> Path:
