@@ -254,9 +254,11 @@ def test_a_pickle_says_what_it_wants(bert: Path) -> None:
         leanify.load(bert)
 
 
-def test_a_name_that_is_no_utf8_is_a_name(tmp_path: Path) -> None:
-    folder = leanify.save(leanify.load("vit_tiny_patch16_224", overrides={"depth": 2}), tmp_path / "\udcff")
-    assert leanify.read(leanify.load(folder)).depth == 2
+@pytest.mark.parametrize(("name", "words"), [("\udcff", "is not UTF-8"), ("x" * 300, "name too long")])
+def test_a_name_that_cannot_be_written_is_refused_first(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(leanify.DirectoryError, match=words):
+        leanify.save(leanify.load("vit_tiny_patch16_224", overrides={"depth": 1}), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_pickle_is_said_without_torchs_advice(tmp_path: Path) -> None:

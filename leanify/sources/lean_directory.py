@@ -200,6 +200,15 @@ def _put(folder: Path, target: Path) -> None:
 def check_new_directory(directory: str | Path, force: bool = False) -> None:
     """Raise DirectoryError unless ``directory`` can be created, or exists and is empty or may be replaced."""
     target = Path(directory)
+    try:
+        str(target.absolute()).encode()
+        target.exists()
+    except UnicodeEncodeError as error:
+        raise DirectoryError(
+            f"the name of the output directory {target} is not UTF-8; safetensors needs that"
+        ) from error
+    except OSError as error:
+        raise DirectoryError(f"the output directory {target} cannot be written: {error.strerror}") from error
     if target.exists() and not target.is_dir():
         raise DirectoryError(f"the output directory {target} is a file; name a directory that does not exist yet")
     if target.is_dir() and any(target.iterdir()) and not (force and _is_ours(target)):
