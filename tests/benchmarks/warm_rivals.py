@@ -33,7 +33,7 @@ from leanify.warm.carry import carry
 from leanify.warm.narrow import narrow
 
 UNITS, LAYERS, KEPT = 512, 6, (0, 1, 4, 5)  # hidden units of 1536, layers of 6; the middle two are left out
-SAMPLES, CALIBRATION = 1600, 128
+SAMPLES, CALIBRATION = 3200, 512
 
 
 def pruned(base: nn.Module, batches: list[Any], taylor: bool) -> nn.Module:
@@ -138,8 +138,8 @@ def healed(told: argparse.Namespace, place: Path) -> nn.Module:
     run = place.with_name(f"{place.name}-run")
     settings = (
         f"data.path={told.work / 'sentences'}", f"data.samples={SAMPLES}", f"data.length={TOKENS}",
-        "schedule.batch_size=32", "schedule.epochs=1", "optim.lr=5e-4", "run.precision=bf16", "run.eval_batches=4",
-        "run.keep=1",
+        "schedule.batch_size=32", "schedule.epochs=1", "optim.lr=5e-4", "run.eval_batches=4", "run.keep=1",
+        "model.override.hidden_dropout_prob=0", "model.override.attention_probs_dropout_prob=0",
     )  # fmt: skip
     if run.is_dir():
         training.train(resume=run)
