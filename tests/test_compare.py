@@ -322,10 +322,11 @@ def _planned(name: str, model: ModelSection) -> PlannedDesign:
     return PlannedDesign(name, model, 4, 2, 8, 64, 1000, 5000)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
-def test_killed_at_any_moment_a_study_goes_on_to_the_same_results(kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "jobs"), [(1, 1), pytest.param(20, 2, marks=pytest.mark.long)])
+def test_killed_at_any_moment_a_study_goes_on_to_the_same_results(kills: int, jobs: int, tmp_path: Path) -> None:
     """SIGKILL to the command alone: its workers end with it. No run that has ended is started again."""
-    arguments = (str(recipe_file(tmp_path)), "--designs", f"baseline,{NARROW}", "--seeds", "2", "--jobs", "2", "-o")
+    arguments = (str(recipe_file(tmp_path)), "--designs", f"baseline,{NARROW}", "--seeds", "2")
+    arguments += ("--jobs", str(jobs), "-o")
     whole = run(*arguments, str(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
     draw, done = random.Random(kills), 0

@@ -284,3 +284,16 @@ def test_weights_are_carried_over_or_drawn_anew(tmp_path: Any) -> None:
     assert not torch.equal(fresh.blocks[0].mlp.fc1.weight, model.blocks[0].mlp.fc1.weight)
     with pytest.raises(leanify.SourceError, match="has no weights"):
         plan.build(weights="vit_base")
+
+
+def test_where_no_design_spends_the_budget_the_nearest_is_taken() -> None:
+    """Steps of 64 units in five wide layers are 5 % of this budget: a design within 3 % of it may not exist."""
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    asked: dict[str, Any] = {"count": "body", "overrides": {**sizes, "vocab_size": 100}, "depth": 5, "heads": 12}
+    plan = leanify.redesign("bert", target_params=0.6, **asked)
+    budget = 0.6 * plan.baseline.params_body
+    assert plan.chosen.params_body <= budget
+    assert plan.chosen.params_body < 0.97 * budget
+    wider = leanify.redesign("bert", **asked, mlp=plan.chosen.mlp + 64).chosen
+    assert wider.params_body > budget
+    assert any("unspent: no sensible design is nearer" in warning for warning in plan.warnings)
