@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leanify import training
-from leanify.cli import main
+from leanify.cli import app, main, slips
 from leanify.sources import recipe as recipes
 
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
@@ -157,6 +157,7 @@ MISTAKES = [
     Mistake("show pictures", "is data, not a model", says="leanify compare pictures"),
     Mistake("zoo vit_tiny", "lists all models", says="leanify zoo --check vit_tiny"),
     Mistake("vit_tiny", "no command", "redesign vit_tiny --target-params 0.5", "redesign vit_tiny --target-params 0.5"),
+    Mistake("train --set=optim.lr", "= between", says="--set optim.lr=VALUE"),
     Mistake("hlep train", "No such command", "help train"),
 ]
 
@@ -206,3 +207,19 @@ def test_a_mistake_is_one_message_and_what_it_says_works(
         assert out
         WORKED.add(mistake.instead)
     assert sorted(path.name for path in here.iterdir()) == before
+
+
+def test_what_is_right_is_no_slip() -> None:
+    import typer
+
+    for line in (
+        "redesign vit_base deit_small --target-params 0.5 0.75 --format csv",
+        "redesign vit_base --target-params=0.5 75% -olean/ --control",
+        "train digits --set data.path=a=b --set optim.lr=1e-3 -o runs/0.5 --json",
+        "predict run -- --budget 'a, b' x=1 0.5",
+        "predict run a,b lr=1 'five --- six'",
+        "profile vit_tiny run --max-params 43M --batch-size 8",
+        "condition vit_tiny --heads 2,4,8",
+    ):
+        name, *arguments = shlex.split(line)
+        slips.check(typer.main.get_command(app(name)), arguments)

@@ -37,6 +37,7 @@ def check(command: Any, arguments: Sequence[str]) -> None:
     places = [one for one in command.params if not any(name.startswith("-") for name in one.opts)]
     most = math.inf if any(one.nargs < 0 for one in places) else len(places)
     free = any("FILES" in str(one.metavar) for one in places)  # any words: texts to predict
+    asked = any(argument.startswith("--target-params") for argument in arguments)
     words = 0
     before = ""  # the value of a --set
     for word, value in _walked(options, arguments):
@@ -50,7 +51,7 @@ def check(command: Any, arguments: Sequence[str]) -> None:
         elif not free:
             words += 1
             _check_word(word, options, words > most, before)
-            if "--target-params" not in arguments and re.fullmatch(r"0?\.\d+|\d+%", word) and "--count" in options:
+            if not asked and re.fullmatch(r"0?\.\d+|\d+%", word) and "--count" in options:
                 raise LeanifyError(f"{word} is no name of a model; a budget is given as --target-params {word}")
             if most == math.inf and re.fullmatch(r"[\w.-]+(,[\w.-]+)+", word) and not Path(word).exists():
                 raise LeanifyError(f"several sources have blanks between: {word.replace(',', ' ')}")
@@ -75,8 +76,8 @@ def _walked(options: dict[str, Any], arguments: Sequence[str]) -> Iterator[tuple
 
 def _after(word: str, arguments: Sequence[str]) -> str:
     """The value behind ``=`` or in the next argument; VALUE if there is none."""
-    place = list(arguments).index(word)
-    value = word.partition("=")[2] or next(iter(arguments[place + 1 :]), "")
+    behind = arguments[list(arguments).index(word) + 1 :] if word in arguments else []
+    value = word.partition("=")[2] or next(iter(behind), "")
     return quote(value) if value and not value.startswith("-") else "VALUE"
 
 
