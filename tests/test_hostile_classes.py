@@ -52,6 +52,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "test_hostile_data.py::test_tables_as_spreadsheets_write_them_are_read_or_named",
         "test_hostile_data.py::test_what_parquet_holds_and_python_does_not_is_one_message",
         "test_hostile_data.py::test_a_cell_that_is_no_image_is_named",
+        "test_hostile_data.py::test_bytes_are_no_text_to_probe_with",
+        "test_hostile_data.py::test_folders_that_editors_leave_are_no_classes",
         "test_hostile_data.py::test_a_dirty_image_is_named_or_skipped_and_counted",
     ),
     "5 a run's folder": (

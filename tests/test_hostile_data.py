@@ -186,6 +186,12 @@ def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:
         recipes.load(tmp_path / "large.toml")
 
 
+def test_bytes_are_no_text_to_probe_with(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"PK\x03\x04\xee\xff" * 100)
+    with pytest.raises(DataError, match=r"a\.zip is not UTF-8 text"):
+        list(text.batches(tmp_path / "a.zip", encoder(None, 256)[0], 2, 2, 8))
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -323,6 +329,16 @@ def test_a_dirty_image_is_named_or_skipped_and_counted(pictures: Path, tmp_path:
     found = ImageFolder(pictures / "train")
     assert sum(len(batch) for batch in found.batches(100, 8, (3, 8, 8), [0.5] * 3, [0.5] * 3)) == 24
     assert found.skipped == [file]
+
+
+def test_folders_that_editors_leave_are_no_classes(pictures: Path) -> None:
+    train = pictures / "train"
+    before = image_folder.classes_in(train)
+    (train / ".ipynb_checkpoints").mkdir()
+    assert image_folder.classes_in(train) == before
+    (train / "empty").mkdir()
+    with pytest.raises(DataError, match=r"the class empty in .* has no images"):
+        image_folder.classes_in(train)
 
 
 def test_a_data_set_that_skips_nothing_says_so(tmp_path: Path) -> None:

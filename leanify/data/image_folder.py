@@ -179,6 +179,9 @@ def names_of(split: str) -> tuple[str, ...]:
     return next((names for names in SYNONYMS if split in names), (split,))
 
 
+BESIDE = (".", "__MACOSX")  # folders that editors and archives leave beside the classes
+
+
 def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, by its name or a usual synonym. Raises DataError that lists what is there."""
     found = next((folder / name for name in (split, *names_of(split)) if (folder / name).is_dir()), None)
@@ -199,9 +202,12 @@ def classes_in(folder: Path) -> list[str]:
     found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
     if not found:
         raise DataError(f"{folder} has no class folders; images must be in FOLDER/CLASS/")
-    for name, place in found.items():
-        if not any(path.suffix.lower() in known for path in place.rglob("*")):
+    for name, place in list(found.items()):
+        if any(path.suffix.lower() in known for path in place.rglob("*")):
+            continue
+        if not name.startswith(BESIDE):
             raise DataError(f"the class {name} in {folder} has no images")
+        del found[name]  # timm's reader sees no class there either
     if len(found) == 1:
         raise DataError(f"{folder} has only one class, {next(iter(found))}; classification needs two or more")
     return sorted(found, key=natural_key)

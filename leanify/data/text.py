@@ -63,8 +63,8 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     """Consecutive pieces of a text file, read 64 lines at a time."""
     held: list[int] = []
     whole = False
-    with path.open(encoding="utf-8", errors="replace") as file:
-        while part := "".join(islice(file, 64)):
+    with path.open(encoding="utf-8") as file:
+        while part := _some_lines(file, path):
             held += encode(part, False)
             while len(held) >= tokens:
                 whole = True
@@ -72,6 +72,13 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
                 held = held[tokens:]
     if held and not whole:
         yield held
+
+
+def _some_lines(file: Iterator[str], path: Path) -> str:
+    try:
+        return "".join(islice(file, 64))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}") from None
 
 
 def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:

@@ -194,7 +194,11 @@ def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]
             cells = [faults.text(row.get(name), f"{path}, {place}: {name}") for name in columns]
             yield f"{path}, {place}", tuple(cell for cell in cells if cell is not None)
     elif _is_file(path):
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"{path}, line {number}", (line,)
     elif " " in given.strip():
