@@ -3,7 +3,8 @@
     python tests/benchmarks/warm_rivals.py WORK --minilm DIR --imdb DIR --stsb DIR > recipes/results/warm-rivals.md
 
 Torch-Pruning (Fang et al. 2023) removes hidden units by magnitude and by a first-order Taylor estimate; mergekit's
-passthrough leaves layers out. Both must be installed beside leanify: pip install torch-pruning mergekit.
+passthrough leaves layers out. Both must be installed beside leanify: pip install torch-pruning mergekit. mergekit 0.1.5
+adds a tuple to a list where a tensor has aliases, as BERT's have (plan.py, line 186): make it ``list(…)`` there.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def page(rows: dict[str, Any]) -> list[str]:
         "# Warm starts beside two peers", "",
         f"all-MiniLM-L6-v2, its MLPs cut from 1536 to {UNITS} units, or {LAYERS} layers to {len(KEPT)}: by each tool",
         f"from the same checkpoint, choices on the same {CALIBRATION} sentences of IMDb, equal parameters within a",
-        f"group; then healed by `leanify train --teacher` on the same {SAMPLES:,} sentences. {versions}.", "",
+        f"group; then healed by `leanify train --teacher` on the same {SAMPLES:,} sentences. {versions};",
+        "mergekit with one line mended that fails on BERT (see the script).", "",
         "    python tests/benchmarks/warm_rivals.py WORK --minilm DIR --imdb DIR --stsb DIR", "",
         "*cosine*: to the original, mean over 500 held-out sentences; *STS-B*: Spearman's ρ × 100 on its test pairs.",
         "One seed; – is not measured.", "",
