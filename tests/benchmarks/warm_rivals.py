@@ -67,15 +67,12 @@ def rebuilt(base: nn.Module, tensors: dict[str, Any], depth: int, mlp: int) -> n
     return new
 
 
-def merged(minilm: Path, work: Path, base: nn.Module) -> nn.Module:
+def merged(minilm: Path, work: Path) -> nn.Module:
     """mergekit's passthrough of the kept layers."""
-    source = work / "source"
-    if not source.is_dir():
-        base.save_pretrained(source)  # type: ignore[operator]
     runs = [(0, 2), (4, 6)]
     lines = ["merge_method: passthrough", "dtype: float32", "slices:"]
     for first, last in runs:
-        lines += ["  - sources:", f"      - model: {source}", f"        layer_range: [{first}, {last}]"]
+        lines += ["  - sources:", f"      - model: {minilm}", f"        layer_range: [{first}, {last}]"]
     (work / "merge.yml").write_text("\n".join(lines) + "\n")
     program = (  # leanify lets transformers import beside a torchvision of another build
         "from leanify.upstream.libraries import import_transformers as load; load(); "
@@ -112,7 +109,7 @@ def main() -> None:
     arms: dict[str, Callable[[], nn.Module]] = {
         "units: Torch-Pruning, magnitude": lambda: pruned(base, batches, False),
         "units: leanify": lambda: narrow(base, fewer, batches),
-        "layers: mergekit, middle two left out": lambda: merged(told.minilm, told.work, base),
+        "layers: mergekit, middle two left out": lambda: merged(told.minilm, told.work),
         "layers: leanify, best two dropped": lambda: carry(base, shorter, batches, held, moves=("drop",)).model,
         "units: Torch-Pruning, Taylor": lambda: pruned(base, batches, True),
         "layers: leanify, paired": lambda: carry(base, shorter, batches, held, moves=("pair",)).model,
