@@ -143,6 +143,23 @@ def test_what_cannot_be_carried_is_refused() -> None:
         carry(model, replace(leanify.read(model), stages=(uneven,)), data[:2], data[2:])
 
 
+@pytest.mark.parametrize("name", ["hf/llama", "hf/bert"])
+def test_pairs_that_another_shape_has_joined_are_as_good(name: str) -> None:
+    model, data = built(name)
+    shape = leanify.read(model)
+    first, second = (
+        replace(shape, stages=(shape.stages[0].reshape(depth=shape.depth - 1, mlp=mlp),)) for mlp in (16, 24)
+    )
+    kept: dict[Any, Any] = {}
+    carry(model, first, data[:2], data[2:], moves=("pair",), joined=kept)
+    assert len(kept) == shape.depth - 1
+    again = carry(model, second, data[:2], data[2:], moves=("pair",), joined=kept)
+    alone = carry(model, second, data[:2], data[2:], moves=("pair",))
+    assert again.steps == alone.steps
+    weights = alone.model.state_dict()
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in again.model.state_dict().items())
+
+
 # -- the command --------------------------------------------------------------------------------------------------
 
 

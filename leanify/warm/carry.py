@@ -29,6 +29,7 @@ from leanify.warm.pair import joined_block
 from leanify.warm.residual import Residual, residuals
 
 Slot = tuple[int, ...]  # the original blocks that one new block is made of, counted from 0
+Joined = dict[tuple[str, Slot], tuple[nn.Module, bool]]  # by stage and slot: the pair, and whether it was fitted
 TRIED = 12  # blocks of a deep stage that are tried for dropping: those with the least influence
 
 
@@ -74,16 +75,18 @@ def carry(
     held_out: Sequence[Batch],
     tried: Callable[[int], None] = lambda count: None,
     moves: Collection[str] = ("drop", "pair"),
+    joined: Joined | None = None,
 ) -> Carried:
     """A new model of this shape that computes what ``model`` does, as nearly as these steps can.
 
     ``batches`` choose and correct, ``held_out`` measure the damage; ``tried`` hears how many models were measured;
-    without "pair" among the ``moves`` blocks are only dropped, without "drop" only paired.
+    without "pair" among the ``moves`` blocks are only dropped, without "drop" only paired. ``joined`` keeps the pairs
+    for another shape of the same model on the same batches: joining is the dear part, and does not depend on the shape.
     Raises ShapeError where a stage is to lose blocks and its new blocks differ, DataError without data.
     """
     if not batches or not held_out:
         raise DataError("weights are carried over by what the model does on data: two batches at least are needed")
-    found = _Carrier(model, architecture, batches, held_out, tried, moves)
+    found = _Carrier(model, architecture, batches, held_out, tried, moves, {} if joined is None else joined)
     for old, new in zip(found.old.stages, architecture.stages, strict=True):
         if new.depth < old.depth:
             found.shorten(old.name, new)
@@ -101,12 +104,14 @@ class _Carrier:
         held_out: Sequence[Batch],
         tried: Callable[[int], None],
         moves: Collection[str],
+        joined: Joined,
     ) -> None:
         self.original = locate(model)
         self.old = self.original.architecture
         self.wanted = architecture
         self.batches, self.held_out, self.tried, self.moves = batches, held_out, tried, moves
         self.teacher: Answers = answers(model, held_out)
+        self.joined = joined
         self.count = 0
         self.refused: dict[str, str] = {}
         self.fitted: set[str] = set()  # stages
@@ -159,7 +164,10 @@ class _Carrier:
         for first in range(len(states) - 1):
             slot = (first, first + 1)
             try:
-                block = self._joined(states[first], states[first + 1])
+                if (stage, slot) not in self.joined:
+                    self.joined[stage, slot] = self._joined(states[first], states[first + 1])
+                block, fitted = self.joined[stage, slot]
+                self.fitted |= {stage} if fitted else set()
                 self.blocks[stage, slot] = self._narrowed(stage, slot, block, new.blocks[0])
                 self._with({stage: [slot, *self.slots[stage][2:]]})
             except UnsupportedModel as error:
@@ -168,13 +176,13 @@ class _Carrier:
             found.add(slot)
         return found
 
-    def _joined(self, first: Residual | UnsupportedModel, second: Residual | UnsupportedModel) -> nn.Module:
-        """Two blocks as one: exactly side by side where norms stand before, by least squares where they follow."""
-        ready = isinstance(first, Residual) and isinstance(second, Residual)
-        if ready and first.post_norm and second.post_norm:  # type: ignore[union-attr]
-            self.fitted.add(first.path.rpartition(".")[0])  # type: ignore[union-attr]
-            return fitted_pair(self.original, first, second, self.batches)  # type: ignore[arg-type]
-        return joined_block(self.original, first, second)
+    def _joined(
+        self, first: Residual | UnsupportedModel, second: Residual | UnsupportedModel
+    ) -> tuple[nn.Module, bool]:
+        """Two blocks as one, and whether by least squares: exactly side by side where norms stand before."""
+        if isinstance(first, Residual) and isinstance(second, Residual) and first.post_norm and second.post_norm:
+            return fitted_pair(self.original, first, second, self.batches), True
+        return joined_block(self.original, first, second), False
 
     def _narrowed(self, stage: str, slot: Slot, block: nn.Module, shape: Sequence[Layer]) -> nn.Module:
         """The joined block at the new shape, by what it does in the original model."""

@@ -15,7 +15,7 @@ from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
 from leanify.errors import BudgetError, DataError, ShapeError
 from leanify.terminal import progress
-from leanify.warm.carry import Carried, carry
+from leanify.warm.carry import Carried, Joined, carry
 
 BATCH = 8
 TOKENS = 8_192  # of samples that choose and measure: more than an MLP has units, or its fit follows the samples
@@ -44,6 +44,7 @@ class Carrying:
         self.chosen = "lean"
         self.words = self.verdict = ""
         self._batches: list[dict[str, Tensor]] = []
+        self._joined: Joined = {}
 
     def __call__(self, model: nn.Module, architecture: Architecture) -> nn.Module:
         name = next(name for name, one in self.named.items() if one is not None and one.architecture == architecture)
@@ -51,7 +52,9 @@ class Carrying:
             batches = self._read(model)
             choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
             with progress(f"carrying weights over to {name}", None) as advance:
-                self.results[name] = carry(model, architecture, choosing, batches[1::MEASURING], advance)
+                self.results[name] = carry(
+                    model, architecture, choosing, batches[1::MEASURING], advance, joined=self._joined
+                )
         return self.results[name].model
 
     def best(self, build: Callable[[Plan], nn.Module], **arguments: Any) -> Plan:
