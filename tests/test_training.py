@@ -291,6 +291,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["schedule.kind=one-cycle", "schedule.warmup=0"], RecipeError, "one-cycle"),
         (["schedule.cooldown=1"], RecipeError, "triangular"),
         (["schedule.batch_size=0"], RecipeError, "batch_size is below 1"),
+        (["data.prefetch=0"], RecipeError, "prefetch is below 1"),
         (["data.holdout=1.5"], RecipeError, "a share"),
         (["data.samples=1"], DataError, "would be empty"),
         (["data.img_size=16"], RecipeError, "do not apply"),

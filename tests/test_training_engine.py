@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import resource
+import shutil
 from pathlib import Path
 
 import allocated
@@ -49,9 +50,37 @@ def test_a_model_that_cannot_checkpoint_gradients_is_refused(tmp_path: Path) -> 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
 def test_a_compiled_model_learns_the_same() -> None:
-    one, two = weights(), weights("run.compile=true")
+    one, two = weights(), weights("run.compile=true", "run.compile_mode=reduce-overhead")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+CONVOLVED = (
+    "model.source=xcit_nano_12_p8_224",
+    "model.override={img_size=8, in_chans=1, num_classes=10, embed_dim=16, depth=2, num_heads=2}",
+)
+
+
+def test_channels_last_changes_the_layout_and_not_the_numbers(tmp_path: Path) -> None:
+    """Weights as by the other layout, checkpoints too; a run that goes on from one ends bit for bit as unbroken."""
+    one, two = weights(*CONVOLVED), weights(*CONVOLVED, "run.channels_last=true")
+    kernels = [name for name, tensor in one.items() if tensor.dim() == 4 and tensor.shape[1] > 1]
+    assert kernels
+    assert all(two[name].is_contiguous(memory_format=torch.channels_last) for name in kernels)
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+    value = tiny(*CONVOLVED, "run.channels_last=true", "schedule.epochs=1", "run.checkpoint_every=1", "run.keep=0")
+    run = training.train(value, tmp_path / "run")
+    whole = outcome(run)
+    for found in RunDirectory.open(run).checkpoints()[2:]:
+        shutil.rmtree(found.path)
+    training.train(resume=run)
+    assert outcome(run) == whole
+
+
+def test_workers_that_read_ahead_read_the_same() -> None:
+    one, two = weights(), weights("data.workers=1", "data.prefetch=3")
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
 def test_the_precision_is_what_suits_the_device() -> None:

@@ -124,7 +124,7 @@ class Keyed(Dataset[Any]):
 class Reader:
     """Iterate over batches in the order of their keys. The number of workers affects only speed, not the samples.
 
-    ``again`` keeps the workers alive between iterations. ``skipped`` collects unreadable samples if the data set skips
+    ``again`` keeps the workers alive between iterations; each keeps ``prefetch`` batches ready. ``skipped`` collects unreadable samples if the data set skips
     them; their batches are then smaller.
     """
 
@@ -137,6 +137,7 @@ class Reader:
         pin: bool = False,
         again: bool = False,
         skipped: set[str] | None = None,
+        prefetch: int = 2,
     ) -> None:
         self.skipped = set() if skipped is None else skipped
         number = min(samples.workers, machine.cores()) if workers is None else workers
@@ -147,6 +148,7 @@ class Reader:
             collate_fn=_as_it_is,
             pin_memory=pin,
             persistent_workers=again and number > 0,
+            prefetch_factor=prefetch if number > 0 else None,
         )
 
     def __iter__(self) -> Iterator[Batch]:

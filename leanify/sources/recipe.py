@@ -141,6 +141,7 @@ class DataSection:
     mixup: Annotated[float, "α of mixup (Zhang et al. 2018); 0 is off"] = 0.0
     cutmix: Annotated[float, "α of CutMix (Yun et al. 2019); 0 is off"] = 0.0
     workers: Annotated[int | None, "data-loading processes; default: chosen for the data and the cores"] = None
+    prefetch: Annotated[int, "batches that each data-loading process keeps ready"] = 2
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,13 @@ class RunSection:
     keep: Annotated[int, "checkpoints to keep in addition to the best one; 0 keeps all"] = 3
     accumulate: Annotated[int, "forward passes per optimiser step"] = 1
     compile: Annotated[bool, "use torch.compile"] = False
+    compile_mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune"],
+        "torch.compile's mode; reduce-overhead replays CUDA graphs, for batches of one shape",
+    ] = "default"
+    channels_last: Annotated[bool, "images and convolutions with their channels innermost: faster where those rule"] = (
+        False
+    )
     gradient_checkpointing: Annotated[bool, "recompute blocks in the backward pass: less memory, more time"] = False
     trackers: Annotated[tuple[str, ...], "Accelerate's trackers by name: tensorboard, wandb, …"] = ()
 

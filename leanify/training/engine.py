@@ -70,7 +70,7 @@ def spread(models: Sequence[nn.Module], recipe: TrainingRecipe, engine: Accelera
     half = engine.mixed_precision == "bf16"
     for model in models:
         if any(True for _ in model.parameters()):
-            sharding.shard(model, engine.device, half, compiled=recipe.run.compile)
+            sharding.shard(model, engine.device, half, compiled=recipe.run.compile_mode if recipe.run.compile else None)
 
 
 def prepared(
@@ -82,6 +82,8 @@ def prepared(
     sharded: bool,
 ) -> tuple[Any, Any]:
     """The model wrapped for training (DDP, compile), and its optimiser. ``maps`` are trained without weight decay."""
+    if recipe.run.channels_last and not sharded:  # FSDP flattens rows and wants them as they are
+        bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = optimizer_of(recipe, bare, engine.device)
     if maps is not None and (learnt := list(maps.parameters())):
         optimizer.add_param_group({"params": learnt, "weight_decay": 0.0})
@@ -89,7 +91,7 @@ def prepared(
         return engine.prepare_model(model, device_placement=False, evaluation_mode=True), engine.prepare(optimizer)
     called, optimizer = engine.prepare(model, optimizer)
     # compiled after DDP has wrapped it, so that gradients are exchanged during the backward pass
-    return (torch.compile(called) if recipe.run.compile else called), optimizer
+    return (torch.compile(called, mode=recipe.run.compile_mode) if recipe.run.compile else called), optimizer
 
 
 @contextmanager

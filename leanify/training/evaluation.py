@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leanify.data.common import chosen
 from leanify.data.samples import Batch, Reader, Samples, Splits
@@ -83,14 +83,19 @@ class Evaluator:
         from accelerate.utils import send_to_device
 
         inputs, targets = send_to_device(batch, self.accelerator.device, non_blocking=True)
-        return self.splits.scaled(inputs), targets
+        scaled = self.splits.scaled(inputs)
+        if self.recipe.run.channels_last and isinstance(scaled, Tensor) and scaled.dim() == 4:
+            scaled = scaled.contiguous(memory_format=torch.channels_last)
+        return scaled, targets
 
     def _reader(self, samples: Samples, keys: list[list[tuple[int, int]]], again: bool) -> Reader:
         if again and self.validation is not None:
             return self.validation
-        seed, workers = self.recipe.run.seed, self.recipe.data.workers
+        seed, data = self.recipe.run.seed, self.recipe.data
         pin = self.accelerator.device.type == "cuda"
-        reader = Reader(samples, keys, seed, workers, pin, again=again, skipped=self.skipped)
+        reader = Reader(
+            samples, keys, seed, data.workers, pin, again=again, skipped=self.skipped, prefetch=data.prefetch
+        )
         if again:
             self.validation = reader
         return reader

@@ -223,8 +223,11 @@ class Trainer:
         """This process's batches from step ``start`` on, one per forward pass."""
         passes = Passes(self.order, start, self.steps)
         pin = self.accelerator.device.type == "cuda"
-        workers = self.recipe.data.workers
-        return iter(Reader(self.splits.train, passes, self.seed, workers, pin, skipped=self.skipped))
+        data = self.recipe.data
+        reader = Reader(
+            self.splits.train, passes, self.seed, data.workers, pin, skipped=self.skipped, prefetch=data.prefetch
+        )
+        return iter(reader)
 
     def agreed(self, asked: bool, step: int) -> bool:
         """Whether any process was interrupted. Several exchange this only at logging steps, where they sync anyway."""

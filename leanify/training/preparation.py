@@ -34,6 +34,7 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
     if checked.parallel.static_graph and run.accumulate > 1:
         raise RecipeError("parallel.static_graph and run.accumulate above 1 do not go together: DDP refuses them")
     low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
+    low["prefetch"] = data.prefetch
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
     for key in (key for key, value in low.items() if value is not None and value < 1):
         raise RecipeError(f"{key} is below 1")

@@ -61,11 +61,11 @@ def check(recipe: Recipe, precision: str) -> None:
         raise RecipeError("the launcher asks for weights in host memory (fsdp_offload_params), which is not supported")
 
 
-def shard(model: nn.Module, device: torch.device, half: bool, compiled: bool = False) -> None:
+def shard(model: nn.Module, device: torch.device, half: bool, compiled: str | None = None) -> None:
     """The model in place, its rows handed out from the first process. Raises RecipeError for one that cannot be.
 
     ``half``: weights are gathered, and the blocks computed, in bfloat16; gradients are added up in float32.
-    ``compiled``: each block by itself, so that what is gathered around it stays outside the graph.
+    ``compiled``: torch.compile's mode, for each block by itself, so that what is gathered around it stays outside the graph.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -80,7 +80,7 @@ def shard(model: nn.Module, device: torch.device, half: bool, compiled: bool = F
     held = {name: tensor.detach() for name, tensor in _tensors(model)}
     _to_meta(model)
     for unit in units:
-        unit.compile() if compiled else None
+        unit.compile(mode=compiled) if compiled else None
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     frozen = not any(parameter.requires_grad for parameter in model.parameters())
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True if frozen else None)

@@ -82,6 +82,7 @@ class State:
             if self.maps is not None:
                 put(self.maps, state["maps"])
             self.optimizer.load_state_dict(sharding.spread(state["optimizer"], self.optimizer))
+            align(self.optimizer)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         window: list[float] = state["window"]
@@ -93,6 +94,14 @@ def put(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     held = model.state_dict()
     for name, tensor in tensors.items():
         sharding.fill(held[name], tensor)
+
+
+def align(optimizer: Any) -> None:
+    """Lay moments out as their parameters: fused optimisers pair them by their place in memory."""
+    for parameter, state in optimizer.state.items():
+        for name, moment in state.items():
+            if isinstance(moment, Tensor) and moment.shape == parameter.shape and moment.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
 
 
 @torch.no_grad()

@@ -37,8 +37,8 @@ from leanify.tasks.glue import spearman
 from leanify.tasks.sentence_embedding import embed
 from leanify.warm.carry import carry
 
-SAMPLES, BATCH, TOKENS = 6400, 32, 64
-CALIBRATION, HELD_OUT, LR, GOAL = 1024, 64, 5e-4, 0.95
+SAMPLES, BATCH, TOKENS = 3200, 32, 64
+CALIBRATION, HELD_OUT, LR, GOAL = 512, 64, 5e-4, 0.95
 
 
 @dataclass(frozen=True)

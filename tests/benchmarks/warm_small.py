@@ -48,7 +48,7 @@ num_heads = 4
 [data]
 name = "fashion-mnist"
 task = "classification"
-samples = 6000
+samples = 12000
 crop = [0.9, 1.0]
 color_jitter = 0.0
 workers = 0
@@ -57,9 +57,9 @@ lr = 2e-3
 weight_decay = 0.05
 clip = 1.0
 [schedule]
-epochs = 4
+epochs = 8
 batch_size = 64
-warmup = 0.5
+warmup = 1
 [run]
 log_every = 100
 eval_batches = 16
@@ -165,9 +165,10 @@ def cache_error(model: Any, batch: dict[str, Tensor]) -> float:
 
 @torch.no_grad()
 def top1(model: nn.Module, trainer: Any) -> float:
-    """Per cent of the first 1,000 validation samples."""
+    """Per cent of 1,000 validation samples, taken evenly: a folder is sorted by class."""
     samples, right, count = trainer.splits.validation, 0, 0
-    keys = [[(0, i) for i in range(start, start + 50)] for start in range(0, 1000, 50)]
+    chosen = range(0, len(samples), len(samples) // 1000)
+    keys = [[(0, i) for i in chosen[start : start + 50]] for start in range(0, 1000, 50)]
     for inputs, targets in Reader(samples, keys, 0, 0):
         right += int((model(trainer.splits.scaled(inputs)).argmax(-1) == targets).sum())
         count += len(targets)
