@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from allocated import ADAMW, training_peak, weights_of
-from cases import CASES, Case
+from cases import CASES, Case, batch
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
 from leanify.design import counting, peak, profiling
+from leanify.design.grid import primary_of
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -114,6 +116,29 @@ def test_measurements_are_there_and_json_is_the_contract() -> None:
     assert data["memory"]["nvml_used_bytes"] is None
     assert "resident set" in data["device"]
     assert data["weights_bytes"] == 4 * data["params"]
+
+
+@EVERY
+def test_surgery_keeps_the_kernels_of_attention(case: Case) -> None:
+    """Half the blocks with one group of heads more call the same kernels, whatever they are."""
+    base = case.load().eval()
+    old_shape = leanify.read(base)
+    stage, *others = old_shape.stages
+    fewer = stage.reshape(stage.depth // 2, primary_of(stage).heads + stage.group)
+    shape = replace(old_shape, stages=(fewer, *others))
+    lean = leanify.write(base, shape).eval()
+    old, new = (profiling.kernels_of(model, batch(model)) for model in (base, lean))
+    assert old
+    assert old.keys() == new.keys()
+
+
+def test_plain_attention_is_told_from_a_fused_kernel() -> None:
+    model: Any = CASES["bert"].load().eval()
+    fused = profiling.kernels_of(model, batch(model))
+    model.set_attn_implementation("eager")
+    plain = profiling.kernels_of(model, batch(model))
+    assert "softmax" not in fused
+    assert plain == {"softmax": sum(fused.values())} == {"softmax": 4}
 
 
 def test_counting_leaves_the_model_as_it_was() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -67,6 +67,12 @@ def render_profiles(profiles: Sequence[Profile]) -> None:
         out.print(f"{name}MACs: {profile.cross_check}; neither counts {', '.join(profile.uncounted) or 'nothing else'}")
 
 
+def _kernels(calls: Mapping[str, int] | None) -> str:
+    if calls is None:
+        return "–"
+    return ", ".join(f"{times} × {name.removesuffix('_attention')}" for name, times in calls.items()) or "none seen"
+
+
 def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f} /s"
 
@@ -79,6 +85,7 @@ _PROFILE_ROWS: tuple[tuple[str, Any, Any], ...] = (
     ("weights", binary, lambda p: p.weights_bytes),
     ("latency, batch 1", seconds, lambda p: p.latency_s),
     ("throughput", _rate, lambda p: p.throughput_per_s),
+    ("attention kernels", _kernels, lambda p: p.attention_kernels),
     ("forward peak", binary, lambda p: p.memory.forward_peak_bytes),
     ("  reserved", binary, lambda p: p.memory.forward_reserved_bytes),
     ("training peak", binary, lambda p: p.memory.train_peak_bytes),

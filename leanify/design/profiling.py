@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from leanify import machine
 from leanify.design import counting, peak
@@ -38,6 +40,7 @@ FUSED = (
     "aten::_scaled_dot_product_fused_attention_overrideable",
 )
 NOT_PRODUCTS = ("layer_norm", "batch_norm", "group_norm", "upsample_bilinear2d", "adaptive_avg_pool2d", "grid_sampler")
+_ATTENTION = "_scaled_dot_product_"
 TRACEABLE_BYTES = 8 << 30  # a model whose graph needs real tensors is traced up to this size
 
 
@@ -60,7 +63,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Profile:
-    """One model's costs. ``macs`` counts multiply-adds of one sample, ``flops`` twice as many."""
+    """One model's costs. ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
+
+    ``attention_kernels``: how often a forward pass called each kernel of attention (`kernels_of`), None if unmeasured.
+    """
 
     source: str
     architecture: str
@@ -78,6 +84,7 @@ class Profile:
     latency_s: float | None
     throughput_per_s: float | None
     memory: Memory
+    attention_kernels: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,13 +119,14 @@ def profile(
     counted = counting.count(model, tokens)
     products, others, note = fvcore_macs(model, tokens)
     predicted = _predicted(model, batch_size, tokens, place)
-    latency = throughput = None
+    latency = throughput = kernels = None
     memory = Memory(predicted)
     if measure:
         before = machine.settled_resident_set()
         with wall(f"{source} does not run here in {dtype}, {batch_size} samples at a time", LeanifyError):
             real = fresh(model, place)
             one, many = (example_inputs(real, size, tokens, place) for size in (1, batch_size))
+            kernels = kernels_of(real, one)
             latency = seconds(real, one, repeats)
             throughput = batch_size / seconds(real, many, max(3, repeats // 3))
             memory = measured_memory(real, many, predicted, before)
@@ -139,6 +147,7 @@ def profile(
         latency_s=latency,
         throughput_per_s=throughput,
         memory=memory,
+        attention_kernels=kernels,
     )
 
 
@@ -225,6 +234,33 @@ def fresh(model: nn.Module, device: torch.device, drawn: bool = True) -> nn.Modu
         for parameter in real.parameters() if drawn else ():
             parameter.uniform_(-0.02, 0.02)
     return real
+
+
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the calls of fused attention by kernel, and of softmax outside it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name.startswith(_ATTENTION):
+            self.calls[name.removeprefix(_ATTENTION)] += 1
+        elif name in ("_softmax", "_safe_softmax"):
+            self.calls["softmax"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def kernels_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
+    """Which kernels attend in a forward pass, and how often: ``flash_attention``, ``efficient_attention``, ….
+
+    ``softmax`` is one outside a fused kernel: attention in plain products, or a choice of experts.
+    """
+    with _Kernels() as seen:
+        counting.call(model, inputs)
+    return dict(seen.calls)
 
 
 @torch.no_grad()
