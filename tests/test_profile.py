@@ -87,8 +87,8 @@ def test_predicted_training_memory_is_what_torchs_allocator_holds(source: str, o
     """At two batches; a kernel's own scratch space is a MB or so, whatever the model."""
     shell = leanify.load(source, overrides=overrides, device="meta")
     need = peak.Need(ADAMW * weights_of(shell), peak.lines_of(shell, 64))
-    for batch in (1, 6):
-        assert need.of(batch) == pytest.approx(training_peak(shell, batch, 64), rel=0.02, abs=2_000_000)
+    for size in (1, 6):
+        assert need.of(size) == pytest.approx(training_peak(shell, size, 64), rel=0.02, abs=2_000_000)
 
 
 @pytest.mark.parametrize("source", ["hf/bart", pytest.param("hf/mixtral", marks=pytest.mark.long)])

@@ -124,8 +124,8 @@ class Keyed(Dataset[Any]):
 class Reader:
     """Iterate over batches in the order of their keys. The number of workers affects only speed, not the samples.
 
-    ``again`` keeps the workers alive between iterations; each keeps ``prefetch`` batches ready. ``skipped`` collects unreadable samples if the data set skips
-    them; their batches are then smaller.
+    ``again`` keeps the workers alive between iterations; each keeps ``prefetch`` batches ready. ``skipped`` collects
+    unreadable samples if the data set skips them; their batches are then smaller.
     """
 
     def __init__(

@@ -65,7 +65,8 @@ def shard(model: nn.Module, device: torch.device, half: bool, compiled: str | No
     """The model in place, its rows handed out from the first process. Raises RecipeError for one that cannot be.
 
     ``half``: weights are gathered, and the blocks computed, in bfloat16; gradients are added up in float32.
-    ``compiled``: torch.compile's mode, for each block by itself, so that what is gathered around it stays outside the graph.
+    ``compiled``: torch.compile's mode, for each block by itself, so that what is gathered around it stays outside the
+    graph.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
