@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,76 @@ def test_a_study_whose_runs_all_fail_alike_is_not_gone_through(tmp_path: Path) -
         leanify.TrainingError, match=r"all 2 runs so far failed for the same reason: no data\..* --retry"
     ):
         studies._check_hope(folder)
+
+
+def plain(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return folder
+
+
+MOODS = [f"{line}{mark}{('glad', 'sad')[i % 2]}\n" for mark in "\t;," for i, line in enumerate(TEXTS)]
+TABS, SEMICOLONS, COMMAS = ("".join(MOODS[i : i + len(TEXTS)]) for i in range(0, len(MOODS), len(TEXTS)))
+NUMBERED = "".join(f"{number},{line}" for number, line in enumerate(COMMAS.splitlines(True), 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "texts", "label"),
+    [
+        ("all.tsv", TABS, "column 1", "column 2"),
+        ("all.csv", COMMAS, "column 1", "column 2"),
+        ("all.csv", f"remark,mood\n{COMMAS}", "remark", "mood"),
+        ("all.csv", f"remark;mood\n{SEMICOLONS}", "remark", "mood"),
+        ("all.csv", f"remark\tmood\n{TABS}", "remark", "mood"),
+        ("all.tsv", f"remark,mood\n{COMMAS}", "remark", "mood"),
+        ("all.csv", f"0,1\n{COMMAS}", "0", "1"),  # as pandas writes what has no names
+        ("all.csv", f"opinion,mood\n{COMMAS}", "opinion", "mood"),  # elsewhere an opinion is a label
+        ("all.csv", NUMBERED, "column 2", "column 3"),
+        ("all.tsv", "".join(f"{line}\t{i / 3:.2f}\n" for i, line in enumerate(TEXTS, 1)), "column 1", "column 2"),
+    ],
+    ids=[
+        "tabs", "commas", "header", "semicolons", "tabs-in-csv", "commas-in-tsv", "pandas", "opinion", "numbered",
+        "fractions",
+    ],
+)  # fmt: skip
+def test_a_table_of_any_name_with_or_without_a_header(
+    tmp_path: Path, name: str, text: str, texts: str, label: str
+) -> None:
+    """The only table of a folder, with every row, whatever stands between its cells."""
+    found = look(plain(tmp_path, name, text))
+    assert found is not None
+    assert found.columns == ((texts,), label)
+    data = defaults.of_data(found, str(tmp_path)).data
+    assert data is not None
+    file = own_texts.find_table(tmp_path, "train")
+    assert file == tmp_path / name
+    read = own_texts.KINDS[data.task][0](file, data, Faults())
+    assert [row[0] for row in read.rows] == [(line,) for line in TEXTS]  # type: ignore[attr-defined]
+
+
+def test_a_table_beside_others_is_not_guessed(tmp_path: Path) -> None:
+    plain(tmp_path, "one.csv", COMMAS)
+    plain(tmp_path, "two.csv", COMMAS)
+    assert look(tmp_path) is None
+    assert own_texts.find_table(tmp_path, "train") is None
+    alone = plain(tmp_path / "alone", "test.csv", COMMAS)
+    assert own_texts.find_table(alone, "train") is None
+
+
+def test_texts_of_any_name_are_one_text(tmp_path: Path) -> None:
+    data = DataSection("data", "causal-lm", str(tmp_path))
+    plain(tmp_path, "b.txt", "xyz" * 10)
+    assert look(tmp_path) is not None
+    (train, held), where = corpus.texts_of(data, Faults())
+    assert (train, held) == ("xyz" * 9, "xyz")
+    assert where == f"{tmp_path / 'b.txt'} (a tenth of it held out)"
+    plain(tmp_path, "a.txt", "abc" * 10)
+    (train, held), where = corpus.texts_of(data, Faults())
+    assert (train, held) == (f"{'abc' * 10}<|endoftext|>", f"{'xyz' * 10}<|endoftext|>")
+    assert where == f"{tmp_path} (a tenth of it held out)"
+    plain(tmp_path, "test.txt", "x")
+    assert [str(part) for part in corpus.texts_of(replace(data, train="a"), Faults())[0]][1] == str(
+        tmp_path / "test.txt"
+    )
+    with pytest.raises(leanify.DataError, match="no text for the split 'train'"):
+        corpus.texts_of(data, Faults())

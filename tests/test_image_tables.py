@@ -10,7 +10,7 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data import columns
+from leanify.data import columns, image_tables
 from leanify.data.found import look
 from leanify.data.image_folder import opened, read
 from leanify.sources.recipe import DataSection
@@ -109,3 +109,15 @@ def test_columns_can_be_named_and_classes_must_be_known(rows: list[tuple[Path, s
     with pytest.raises(leanify.DataError, match=r"has classes that .* lacks: c"):
         read(data)
     assert columns.in_order({"10", "9"}) == ["9", "10"]
+
+
+def test_a_table_of_any_name_unless_there_are_folders_of_classes(tmp_path: Path) -> None:
+    for name in ("images", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").touch()
+        (tmp_path / "labels.csv").write_text("image,label\nimages/a.png,cat\n")
+        found = look(tmp_path)
+        assert found is not None
+        by_table = name == "images"
+        assert found.description.startswith("1 images (image)") == by_table
+        assert image_tables.lies_at(tmp_path, "train") == by_table

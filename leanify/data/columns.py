@@ -43,6 +43,13 @@ def texts_in(found: Sequence[str]) -> tuple[str, ...]:
     return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
 
 
+def alone(folder: Path, suffixes: Sequence[str]) -> Path | None:
+    """The one file of a folder that ends so, whatever its name: what there is to train on; None if there are more."""
+    found = [file for suffix in suffixes for file in folder.glob(f"*{suffix}") if file.is_file()]
+    one = len(found) == 1 and found[0].stem not in SPLITS["validation"]
+    return found[0] if one else None
+
+
 def class_names(file: Path, column: str) -> tuple[str, ...]:
     """The names of a column's integer classes, as ``datasets`` writes them into Parquet files (ClassLabel); else ()."""
     if file.suffix != ".parquet":

@@ -133,10 +133,18 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
 
 
 def _text_in(path: Path, split: str) -> Path | None:
-    """A split's file under one of its usual names, or None."""
+    """A split's file under one of its usual names, or None. The only text of a folder is the one to train on, and
+    several are one text, unless a name says what one of them is for.
+    """
     stems = dict.fromkeys((split, *columns.SPLITS.get(split, ())))
-    files = (path / f"{stem}{suffix}" for stem in stems for suffix in (".txt", *columns.TABLES))
-    return next((file for file in files if file.is_file()), None)
+    suffixes = (".txt", *columns.TABLES)
+    files = (path / f"{stem}{suffix}" for stem in stems for suffix in suffixes)
+    file = next((file for file in files if file.is_file()), None)
+    if file is not None or split != "train":
+        return file
+    texts = {file.stem for file in path.glob("*.txt")}
+    several = len(texts) > 1 and not texts & set(columns.SPLITS["validation"])
+    return columns.alone(path, suffixes) or (path if several else None)
 
 
 def _in_folder(path: Path, split: str) -> Path:

@@ -105,7 +105,11 @@ def _folder(place: Path, named: Named) -> Found | None:
         for suffix in (*columns.TABLES, *columns.CONLL, ".txt"):
             if (file := place / f"{stem}{suffix}").is_file():
                 return _file(file, _has_validation(place, suffix), named)
+    if (table := columns.alone(place, (*columns.TABLES, *columns.CONLL))) is not None:
+        return _file(table, False, named)
     texts = sorted(place.glob("*.txt"))
+    if len(texts) == 1:
+        return _file(texts[0], False, named)
     return Found("text", f"{len(texts)} text files in {place}", False) if texts else None
 
 
@@ -169,7 +173,8 @@ def _file(file: Path, validated: bool, named: Named) -> Found | None:
     by_name = (texts, label)
     if rows and named.task not in columns.WITHOUT_LABELS:
         texts = texts or guessing.text_in(rows)
-        label = label or (guessing.label_in(rows, texts) if texts else None)
+        if texts and (label is None or (label in texts and named.label is None)):
+            label = guessing.label_in(rows, texts)
     if texts and label is not None:
         found = _labelled(file, rows, "sentences", texts, label, validated)
         return found if by_name == (texts, label) else replace(found, columns=(texts, label))

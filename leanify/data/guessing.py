@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows
+from leanify.data.columns import LABELS, PICTURES, TAGS, TEXTS, TOKENS
+
+KNOWN = {*LABELS, *PICTURES, *TAGS, *TOKENS, *(name for names in TEXTS for name in names)}
+INDICES = ("", "id", "idx", "index", "unnamed: 0")  # columns that number the rows, as any that counts up by one
 FLAGS = ("0", "1", "false", "true", "0.0", "1.0")
 EACH = 5  # rows per value of a label, at least
 
@@ -42,8 +46,31 @@ def raised(row: Row, flags: Sequence[str]) -> list[str] | None:
     return None if None in cells else [name for name, cell in zip(flags, cells, strict=True) if cell]
 
 
+def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line of a table is a sample, not names: it has one of a column's labels, or a fraction.
+
+    Names that say what a column holds, and 0, 1, …, as pandas writes for columns without a name, are a header.
+    """
+    if any(name.strip().lower() in KNOWN for name in names) or [*names] == [str(i) for i in range(len(names))]:
+        return False
+    columns = [[row[place] for row in rows if len(row) > place] for place in range(len(names))]
+    return any(
+        (name in column and _is_label(column)) or (_are_fractions([name]) and _are_fractions(column))
+        for name, column in zip(names, columns, strict=True)
+    )
+
+
 def _columns(rows: Sequence[Row]) -> list[str]:
-    return [name for name in rows[0] if isinstance(name, str) and name.strip().lower() not in INDICES]
+    names = [name for name in rows[0] if isinstance(name, str) and name.strip().lower() not in INDICES]
+    return [name for name in names if not _counts([row.get(name) for row in rows])]
+
+
+def _counts(cells: Sequence[Any]) -> bool:
+    """Whether each cell is one more than the cell before it."""
+    try:
+        return len(cells) > 2 and all(int(after) == int(before) + 1 for before, after in pairwise(cells))
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_text(cells: Sequence[Any]) -> bool:

@@ -61,7 +61,11 @@ def lies_at(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
     if (place / split).is_dir() and any(entry.is_dir() for entry in (place / split).iterdir()):
         return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if there are tables beside them
-    return any((place / name).is_file() for name in ON_DISK) or find_table(place, split) is not None
+    if any((place / name).is_file() for name in ON_DISK):
+        return True
+    table = find_table(place, split)
+    named = table is not None and table.stem in columns.SPLITS.get(split, (split,))
+    return named or (table is not None and (place.is_file() or sum(entry.is_dir() for entry in place.iterdir()) < 2))
 
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import nn
 
 from leanify.data import vocabulary
-from leanify.data.columns import CONLL, SPLITS, TABLES
+from leanify.data.columns import CONLL, SPLITS, TABLES, alone
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
@@ -67,12 +67,16 @@ TASKS = tuple(KINDS)
 
 
 def find_table(path: Path, split: str) -> Path | None:
-    """The table of a split: the file itself for train, or the first match in the folder; None if there is none."""
+    """The table of a split: the file itself for train, or the first match in the folder; None if there is none.
+
+    The only table of a folder is the one to train on, if no split has its name.
+    """
     if path.is_file():
         return path if split == "train" and path.suffix in SUFFIXES else None
     stems = SPLITS.get(split, (split,))
     found = (path / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
-    return next((file for file in found if file.is_file()), None)
+    file = next((file for file in found if file.is_file()), None)
+    return alone(path, SUFFIXES) if file is None and split == "train" else file
 
 
 def classes_of(data: DataSection) -> list[str]:

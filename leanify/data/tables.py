@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from leanify.data import conll, delimited, hub
+from leanify.data import conll, delimited, guessing, hub
 from leanify.data.columns import CONLL
 from leanify.data.faults import Faults
 from leanify.errors import DataError
 
 Row = dict[str, Any]
+AHEAD = 200  # rows that show whether the first line is a header
 WIDE = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16 and, the first, UTF-32
 
 
@@ -72,20 +73,34 @@ def _of_json(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tuple
 
 
 def _of_cells(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tuple[str, Row]]:
-    reader = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
+    lines = iter(lines)
+    first = next(lines, "")
+    reader = csv.reader(chain([first], lines), delimiter=_delimiter(path, first))
     names = next(reader, [])
     if not _is_text("".join(names)):
         raise DataError(f"{path}, line {reader.line_num} is not UTF-8 text")
+    rows = ((reader.line_num, cells) for cells in reader)
+    ahead = [(reader.line_num, names), *islice(rows, AHEAD)]
+    if guessing.is_headless(names, [cells for _, cells in ahead[1:]]):
+        names = [f"column {number}" for number in range(1, len(names) + 1)]
+    else:
+        del ahead[0]
     if twice := next((name for name in names if name and names.count(name) > 1), None):
         raise DataError(f"{path} has more than one column {twice}")
-    for cells in reader:
-        where = f"{path}, line {reader.line_num}"
+    for number, cells in chain(ahead, rows):
+        where = f"{path}, line {number}"
         if any(cells[len(names) :]):
             faults.found(f"{where} has {len(cells)} cells for {len(names)} columns")
         elif not _is_text("".join(cells)):
             faults.found(f"{where} is not UTF-8 text")
         elif cells:
-            yield f"line {reader.line_num}", dict(zip_longest(names, cells[: len(names)]))
+            yield f"line {number}", dict(zip_longest(names, cells[: len(names)]))
+
+
+def _delimiter(path: Path, header: str) -> str:
+    """What stands between cells: a comma, a tab in .tsv files; where the header has none, what it has instead."""
+    usual = "\t" if path.suffix == ".tsv" else ","
+    return next((mark for mark in (usual, ";", "\t", ",") if mark in header), usual)
 
 
 def _is_text(text: str) -> bool:

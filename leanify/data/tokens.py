@@ -38,7 +38,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Text:
-    """A text file, a table of texts, or a split of a hub data set, read piece by piece."""
+    """A text file, a folder of them, a table of texts, or a split of a hub data set, read piece by piece."""
 
     place: Path | tuple[str, str]
     faults: Faults = field(default_factory=Faults, compare=False)
@@ -48,7 +48,11 @@ class Text:
 
     @property
     def is_large(self) -> bool:
-        return not isinstance(self.place, Path) or self.place.stat().st_size >= LARGE
+        return not isinstance(self.place, Path) or sum(file.stat().st_size for file in self._files(self.place)) >= LARGE
+
+    @staticmethod
+    def _files(place: Path) -> list[Path]:
+        return sorted(place.glob("*.txt")) if place.is_dir() else [place]
 
     def pieces(self) -> Iterator[str]:
         """Yield the text in order, in pieces of any size, with end marks between a table's texts. Raises DataError."""
@@ -61,7 +65,9 @@ class Text:
 
     def _pieces(self) -> Iterator[str]:
         if isinstance(self.place, Path) and self.place.suffix not in TABLES:
-            yield from _decoded(self.place)
+            for number, file in enumerate(self._files(self.place)):
+                yield END * bool(number)
+                yield from _decoded(file)
             return
         rows = text.rows_in(self.place, self.faults) if isinstance(self.place, Path) else self._rows_of(*self.place)
         for number, row in enumerate(rows):
@@ -77,8 +83,9 @@ class Text:
     def key(self) -> str:
         """A cache key that changes with the text: path, size and modification time, or the hub's fingerprint."""
         if isinstance(self.place, Path):
-            facts = self.place.stat()
-            return f"{self.place.resolve()} {facts.st_size} {facts.st_mtime_ns}{' skip' * self.faults.skip}"
+            facts = [(file.resolve(), file.stat()) for file in self._files(self.place)]
+            names = " ".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts)
+            return f"{names}{' skip' * self.faults.skip}"
         return f"{hub.rows(*self.place)._fingerprint}"
 
 
