@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import leanify
-from leanify.cli import app, screen
+from leanify.cli import app, recipe_list, screen, show
+from leanify.sources.built_in import built_in
 from leanify.terminal import broken, progress
 from leanify.training.curves import Curves, in_text, ticks
 
@@ -160,3 +161,22 @@ def test_a_spinner_turns_before_torch_is_imported(words: tuple[str, ...], tmp_pa
     assert "TORCH" in shown.decode()
     assert before.startswith(f"  leanify {words[0]}"), before  # before typer and rich are imported
     assert "⠋" in before, before
+
+
+def test_names_of_recipes_stay_whole(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    recipe_list.show()
+    _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert [line.split()[0] for line in lines] == list(built_in())
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_curve_on_a_small_terminal_has_five_rows(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    points = [(step, 1 / step) for step in range(1, 50)]
+    show._print(show.Page(["facts"] * 5, {}, [], Curves(points, [], "top1", points), ["next"]))
+    drawn = [line for line in capsys.readouterr().out.splitlines() if "┤" in line or line.startswith("    │")]
+    assert len(drawn) == 2 * 5

@@ -33,8 +33,8 @@ def _model_and_data(text: str) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     shown = table(("recipe", "source", "data"), [], left=3)
-    for column in shown.columns[1:]:
-        column.overflow = "ellipsis"  # a name in two lines reads as two; recipes NAME and --json have it whole
+    for column in shown.columns[1:]:  # what is typed next stays whole; recipes NAME and --json have the others whole
+        column.no_wrap, column.overflow = False, "ellipsis"
     for row in rows:
         shown.add_row(row["recipe"], row["source"], row["data"] or "–")
     return shown

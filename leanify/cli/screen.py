@@ -206,7 +206,9 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
             f"{len(skipped):,} samples could not be read and were left out: {run.path}/skipped.json", soft_wrap=True
         )
     out.print(f"next  leanify show {path}", soft_wrap=True)
-    out.print(f"      leanify profile {path} {quote(run.recipe.model.source)}", soft_wrap=True)
+    model = run.recipe.model
+    beside = f" {quote(model.source)}" if model.reshapes and not model.override else ""  # else its source is another
+    out.print(f"      leanify profile {path}{beside}", soft_wrap=True)
     data = run.recipe.data
     if data is not None and is_own(data):
         recipe = data.path  # a model's name does not determine the data

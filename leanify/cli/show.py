@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from leanify.training.curves import Curves
 
 Facts = dict[str, Any]
-ROWS_OF_A_PLOT, SMALLEST = 13, 6
+ROWS_OF_A_PLOT, SMALLEST = 13, 9  # four of them are the frame; a curve of fewer than five is none
 
 
 @dataclass(frozen=True)
