@@ -27,11 +27,14 @@ NAMES = {
         "vit_base": "vit_base_patch16_224", "vit_small": "vit_small_patch16_224", "vit_tiny": "vit_tiny_patch16_224",
         "vit_large": "vit_large_patch16_224", "deit_base": "deit_base_patch16_224",
         "deit_small": "deit_small_patch16_224", "swin_tiny_patch4_window7": "swin_tiny_patch4_window7_224",
-        "xcit_medium_24": "xcit_medium_24_p16_224",
+        "xcit_medium_24": "xcit_medium_24_p16_224", "hiera_huge": "hiera_huge_224",  # seconds to count
     },
     "hf": {
         name: name
-        for name in ("bert", "gpt2", "llama", "roberta", "distilbert", "mistral", "qwen2", "qwen3", "t5", "opt")
+        for name in (
+            "bert", "gpt2", "llama", "roberta", "distilbert", "mistral", "qwen2", "qwen3", "t5", "opt",
+            "deepseek_v3", "zamba2", "mixtral", "qwen3_moe",  # seconds to count
+        )
     },
 }  # fmt: skip
 BUDGETS = (0.9, 0.75, 0.5)  # what is asked of each, so that the answers are there

@@ -3,10 +3,11 @@
     STEP/model.safetensors   the weights used for evaluation and loading (the averaged ones with EMA)
     STEP/state.pt            the rest of the training state: optimiser moments, raw weights under EMA
     STEP/shards/             the same for a sharded model, one file of rows per process (see `shards`)
-    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and the SHA-256 of every file
+    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and a checksum of every file
 
-Files are hashed as they are written, in one pass over the bytes. A folder gets its final name by a rename once it is
-complete and synced, and loses it by a rename before it is deleted, so a partial checkpoint never has a valid name.
+Checksums are taken as the bytes are written, in one pass: SHA-256 of weights, CRC-32 of the rest, in place of torch's
+own. A folder gets its final name by a rename once it is complete and synced, and loses it by a rename before it is
+deleted, so a partial checkpoint never has a valid name.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from leanify.sources import shards
+from leanify.sources import shards, sums
 
 WEIGHTS, STATE, CARD = "model.safetensors", "state.pt", "checkpoint.json"
-DIGESTS = {64: "sha256", 128: "blake2b"}  # by hex length; new sums are sha256, which processors accelerate
 CHUNK = 1 << 22  # bytes hashed and then written at a time: small enough to stay in the processor's cache
 DTYPES = {  # safetensors' names, in the order in which it lays tensors out: widest dtype first
     torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
@@ -84,8 +84,7 @@ class Checkpoint:
         """Verify every file's checksum. Returns what is wrong with the first bad file, or None."""
         for name, wanted in self.sums.items():
             try:
-                with (self.path / name).open("rb") as file:
-                    found = hashlib.file_digest(file, DIGESTS.get(len(wanted), "sha256")).hexdigest()
+                found = sums.of(self.path / name, wanted)
             except OSError as error:
                 return f"{name}: {error.strerror}"
             if found != wanted:
@@ -145,8 +144,8 @@ def write_together(
         else:
             with summed(folder / WEIGHTS) as weights:
                 write_tensors(tensors, weights)
-            sums = {WEIGHTS: weights.digest.hexdigest()} | {name: one for some in every for name, one in some.items()}
-            _finish(folder, target, state, facts, sums)
+            known = {WEIGHTS: weights.digest.hexdigest()} | {name: one for some in every for name, one in some.items()}
+            _finish(folder, target, state, facts, known)
     except BaseException:
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -163,22 +162,35 @@ def _begun(target: Path) -> Path:
 
 
 def _finish(
-    folder: Path, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any], sums: Mapping[str, str]
+    folder: Path, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any], known: Mapping[str, str]
 ) -> None:
     """Write the training state and the card, then rename the folder to its final name."""
-    with summed(folder / STATE) as rest:
+    with summed(folder / STATE, sums.Crc32()) as rest, _without_crc():
         torch.save(dict(state), rest)  # type: ignore[arg-type]
-    card = {**facts, "sums": {**sums, STATE: rest.digest.hexdigest()}}
+    card = {**facts, "sums": {**known, STATE: rest.digest.hexdigest()}}
     write_small(folder / CARD, json.dumps(card, indent=2) + "\n")
     folder.rename(target)
     sync_folder(target.parent)
 
 
-class Summed:
-    """A file open for writing that keeps a SHA-256 of what was written to it."""
+@contextmanager
+def _without_crc() -> Iterator[None]:
+    """Without the CRC-32 that torch.save takes of every tensor: the file has one already."""
+    from torch.serialization import get_crc32_options, set_crc32_options
 
-    def __init__(self, file: Any) -> None:
-        self.file, self.digest = file, hashlib.sha256()
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
+
+
+class Summed:
+    """A file open for writing that keeps a digest of what was written to it."""
+
+    def __init__(self, file: Any, digest: Any) -> None:
+        self.file, self.digest = file, digest
         self.failed: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -198,13 +210,13 @@ class Summed:
 
 
 @contextmanager
-def summed(path: Path) -> Iterator[Summed]:
-    """Open a new file as `Summed` and fsync it at the end.
+def summed(path: Path, digest: Any = None) -> Iterator[Summed]:
+    """Open a new file as `Summed`, by SHA-256 unless another digest is given, and fsync it at the end.
 
     Raises OSError if writing fails, even where torch.save reports a RuntimeError instead.
     """
     with path.open("wb") as file:
-        made = Summed(file)
+        made = Summed(file, hashlib.sha256() if digest is None else digest)
         try:
             yield made
         except RuntimeError as error:

@@ -36,12 +36,11 @@ from torch import Tensor, nn
 from leanify.architecture import Architecture
 from leanify.errors import DirectoryError, ShapeError
 from leanify.lens import surgery
-from leanify.sources import side_files, timm_hooks
+from leanify.sources import side_files, sums, timm_hooks
 from leanify.sources.describe import describe
 from leanify.sources.files import read_json
 from leanify.sources.same_shape import as_type
 from leanify.sources.source import ModelSource
-from leanify.sources.tensors import digest
 from leanify.upstream import diffusion
 from leanify.upstream.origin import Origin, origin_of
 from leanify.upstream.wall import wall
@@ -103,7 +102,7 @@ def _card(model: nn.Module, found: ModelSource, tied: dict[str, str], folder: Pa
         "architecture": surgery.read(model).to_json(),
         "upstream": found.architecture is None,
         "tied": tied,
-        "sums": {file.name: digest(file) for file in sorted(folder.glob("*.safetensors"))},
+        "sums": {file.name: sums.of(file) for file in sorted(folder.glob("*.safetensors"))},
         "requires": requirements(origin),
         "written_with": {name: metadata.version(name) for name in ("leanify", "torch", "timm", "transformers")},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import re
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from leanify.errors import SourceError
 from leanify.lens.located import name_of
-from leanify.sources.checkpoints import DIGESTS
+from leanify.sources import sums
 from leanify.upstream.origin import is_hf
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -104,20 +103,15 @@ def check_sum(path: Path) -> None:
     """Raise SourceError if a card beside the file lists a different checksum for it. Unreadable cards are skipped."""
     for card in (path.parent / name for name in CARDS):
         try:
-            sums = json.loads(card.read_text(encoding="utf-8")).get("sums", {}) if card.is_file() else {}
+            known = json.loads(card.read_text(encoding="utf-8")).get("sums", {}) if card.is_file() else {}
         except (OSError, ValueError, AttributeError, RecursionError):
             continue
-        wanted = sums.get(path.name) if isinstance(sums, dict) else None
-        if isinstance(wanted, str) and digest(path, DIGESTS.get(len(wanted), "sha256")) != wanted:
+        wanted = known.get(path.name) if isinstance(known, dict) else None
+        if isinstance(wanted, str) and sums.of(path, wanted) != wanted:
             raise SourceError(
                 f"{path} has changed since it was written: its checksum differs from the one in {card.name}. It is "
                 f"damaged, or another program overwrote it; if you trust that program, remove {card.name}"
             )
-
-
-def digest(path: Path, algorithm: str = "sha256") -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 # -- fit ----------------------------------------------------------------------------------------------------------
