@@ -97,6 +97,7 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
         ".parquet",
         ".arrow",
         ".npz",
+        ".tar",
         *CONLL,
         *get_img_extensions(as_set=True),
     }

@@ -1,9 +1,9 @@
 """Images in tables: CSV, TSV or JSON lines with paths, Parquet with bytes, or a data set saved by ``datasets``.
 
-``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), or the output of
-``datasets``' ``save_to_disk``. ``data.image`` and ``data.label`` name the columns; by default they are guessed by name.
-Paths are relative to the table. Parquet images are kept in memory, still encoded; those of ``datasets`` are
-memory-mapped.
+``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), a folder of tar shards
+(`tar_shards`), or the output of ``datasets``' ``save_to_disk``. ``data.image`` and ``data.label`` name the columns; by
+default they are guessed by name. Paths are relative to the table. Parquet images are kept in memory, still encoded;
+those of ``datasets`` are memory-mapped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from leanify.data import columns, hub
+from leanify.data import columns, hub, tar_shards
 from leanify.data.faults import Faults
 from leanify.data.own_texts import find_table
 from leanify.data.tables import rows_of_table
@@ -37,12 +37,14 @@ class Rows:
 
     def filename(self, index: int, absolute: bool = True) -> str:
         picture = self.pictures[index]
-        return str(picture) if isinstance(picture, Path) else f"{self.place}, row {index + 1}"
+        return str(picture) if isinstance(picture, Path | tar_shards.Piece) else f"{self.place}, row {index + 1}"
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         picture, label = self.pictures[index], int(self.labels[index])
         if isinstance(picture, Path):
             return picture.open("rb"), label
+        if isinstance(picture, tar_shards.Piece):
+            return picture.open(), label
         stored = picture.get("bytes") if isinstance(picture, dict) else picture
         return (io.BytesIO(stored) if stored is not None else Path(picture["path"]).open("rb")), label
 
@@ -63,6 +65,8 @@ def lies_at(place: Path, split: str) -> bool:
         return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if there are tables beside them
     if any((place / name).is_file() for name in ON_DISK):
         return True
+    if tar_shards.of(place, split):
+        return True
     table = find_table(place, split)
     named = table is not None and table.stem in columns.SPLITS.get(split, (split,))
     return named or (table is not None and (place.is_file() or sum(entry.is_dir() for entry in place.iterdir()) < 2))
@@ -76,6 +80,8 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
     splits = [data.train, data.train if data.holdout else data.validation, *([data.test] if data.test else [])]
     if any((place / name).is_file() for name in ON_DISK):
         return _on_disk(data, place, splits)
+    if tar_shards.of(place, data.train):
+        return _in_shards(data, place, splits)
     files = [find_table(place, split) for split in splits]
     for split, file in zip(splits, files, strict=True):
         if file is None:
@@ -125,7 +131,7 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, 
     return str(image), str(label)
 
 
-def _numbered(tables: Sequence[tuple[Path, list[Any], list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
+def _numbered(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
     """Readers with labels turned into indices of the first table's sorted classes."""
     names = columns.in_order(set(tables[0][2]))
     if len(names) < 2:
@@ -136,6 +142,20 @@ def _numbered(tables: Sequence[tuple[Path, list[Any], list[str]]], source: str) 
             raise DataError(f"{file} has classes that {tables[0][0]} lacks: {', '.join(unknown[:5])}")
     found = [Rows(file, pictures, [number[label] for label in labels]) for file, pictures, labels in tables]
     return found, names, f"{tables[0][0]} {source}"
+
+
+def _in_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
+    found: dict[str, tuple[Path, Any, list[str]]] = {}
+    for split in dict.fromkeys(splits):
+        shards = tar_shards.of(place, split)
+        if not shards:
+            raise DataError(
+                f"{place} has no shards for {split}, {split}-*.tar; to hold out a tenth of train instead: "
+                "--set data.holdout=0.1"
+            )
+        found[split] = (place, *tar_shards.read(shards, Faults(data.on_error == "skip")))
+    many = len(tar_shards.of(place, splits[0]))
+    return _numbered([found[split] for split in splits], f"({many} shard{'s' * (many != 1)})")
 
 
 def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
@@ -158,4 +178,4 @@ def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[lis
         labels = [kind.int2str(value) if hasattr(kind, "int2str") else str(value) for value in rows[label]]
         raw = rows.cast_column(image, datasets.Image(decode=False))
         found.append((place, Column(raw, image), labels))
-    return _numbered(found, f"({image} → {label})")  # type: ignore[arg-type]
+    return _numbered(found, f"({image} → {label})")

@@ -1,0 +1,196 @@
+"""Images in tar shards: the same images, each read once by any number of processes; damage is one message."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import tarfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import outcome
+
+import leanify
+from leanify import training
+from leanify.data.found import look
+from leanify.data.image_folder import opened, read
+from leanify.data.samples import Reader
+from leanify.data.sampling import Order, Passes
+from leanify.errors import DataError
+from leanify.sources.recipe import DataSection
+from leanify.sources.run_directory import RunDirectory
+
+NAMES = ("blue", "green", "red")
+SIZE = 8
+
+
+def picture(number: int) -> bytes:
+    """A picture that its first pixel tells from all others."""
+    from PIL import Image
+
+    held = io.BytesIO()
+    Image.new("RGB", (SIZE, SIZE), (number, 40 * (number % 3), 7)).save(held, "png")
+    return held.getvalue()
+
+
+def add(shard: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    shard.addfile(member, io.BytesIO(content))
+
+
+def write(path: Path, numbers: range, label: Any = lambda number: ("cls", str(number % 3).encode())) -> None:
+    with tarfile.open(path, "w") as shard:
+        for number in numbers:
+            add(shard, f"./{number:06d}.png", picture(number))
+            kind, content = label(number)
+            add(shard, f"./{number:06d}.{kind}", content)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Three shards of 20 to train, one of 9 to validate."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(3):
+        write(folder / f"train-{number:06d}.tar", range(20 * number, 20 * number + 20))
+    write(folder / "val-000000.tar", range(60, 69))
+    return folder
+
+
+def section(place: Path, **more: Any) -> DataSection:
+    return DataSection("data", "classification", str(place), **more)
+
+
+def first_pixels(files: Any) -> list[int]:
+    return [opened(files, index, "RGB")[0].getpixel((0, 0))[0] for index in range(len(files))]
+
+
+def test_shards_hold_the_images_that_were_put_there(place: Path) -> None:
+    for _ in range(2):  # by headers, then by the index that is kept
+        (train, validation), names, where = read(section(place))
+        assert names == ["0", "1", "2"]
+        assert "3 shards" in where
+        assert first_pixels(train) == list(range(60))
+        assert first_pixels(validation) == list(range(60, 69))
+        assert [opened(train, index, "RGB")[1] for index in range(60)] == [index % 3 for index in range(60)]
+    write(place / "train-000001.tar", range(100, 110))
+    assert first_pixels(read(section(place))[0][0]) == [*range(20), *range(100, 110), *range(40, 60)]
+
+
+@pytest.mark.parametrize("kind", ["txt", "json"])
+def test_a_class_is_a_number_a_name_or_a_field(tmp_path: Path, kind: str) -> None:
+    def label(number: int) -> tuple[str, bytes]:
+        name = NAMES[number % 3]
+        return kind, json.dumps({"width": 8, "label": name}).encode() if kind == "json" else f"{name}\n".encode()
+
+    write(tmp_path / "train.tar", range(12), label)
+    (train, _), names, _ = read(section(tmp_path, holdout=0.25))
+    assert tuple(names) == NAMES
+    assert [opened(train, index, "RGB")[1] for index in range(12)] == [index % 3 for index in range(12)]
+
+
+@pytest.mark.parametrize(("world", "workers", "resumed"), [(1, 0, 0), (2, 1, 0), (3, 0, 2), (4, 0, 1)])
+def test_no_image_is_lost_or_doubled(place: Path, world: int, workers: int, resumed: int) -> None:
+    """Two epochs in all processes together, and what is left of them from any step on."""
+
+    class Numbers:
+        targets, workers = None, 0
+
+        def __init__(self) -> None:
+            self.files = read(section(place))[0][0]
+
+        def __len__(self) -> int:
+            return len(self.files)
+
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            return opened(self.files, index, "RGB")[0].getpixel((0, 0))[0], 0
+
+    samples, seen = Numbers(), Counter[int]()
+    for rank in range(world):
+        order = Order(len(samples), 16, 0, rank, world, 1)
+        steps = 2 * order.steps_per_epoch
+        weights = [order.counted(step) for step in range(resumed, steps)]
+        batches = Reader(samples, Passes(order, resumed, steps), 0, workers)  # type: ignore[arg-type]
+        for counted, (numbers, _) in zip(weights, batches, strict=True):
+            seen.update(numbers.tolist() if counted else [])
+    gone = Counter(
+        index for step in range(resumed) for index in Order(len(samples), 16, 0, 0, 1, 1).batch(step).tolist()
+    )
+    assert seen + gone == Counter(dict.fromkeys(range(60), 2))
+
+
+def test_a_run_on_shards_goes_on_to_the_same_bits(place: Path, tmp_path: Path) -> None:
+    found = look(place)
+    assert found is not None
+    assert found.kind == "images"
+    assert "3 tar shards" in found.description
+    sizes = {"img_size": SIZE, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    leanify.save(leanify.load("vit_tiny_patch16_224", overrides={**sizes, "num_classes": 3}), tmp_path / "model")
+    told = [f"data.path={place}", "schedule.epochs=2", "schedule.batch_size=16", "run.checkpoint_every=2", "run.keep=0"]
+    run = training.train(training.resolve(tmp_path / "model", told), tmp_path / "run")
+    whole = outcome(run)
+    for point in RunDirectory.open(run).checkpoints():
+        if point.step > 2:
+            shutil.rmtree(point.path)
+    training.train(resume=run)
+    assert outcome(run) == whole
+
+
+def cut_off(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[: 39 * 512 + 60])
+
+
+def packed(shard: Path) -> None:
+    shard.write_bytes(gzip.compress(shard.read_bytes()))
+
+
+def noise(shard: Path) -> None:
+    shard.write_bytes(b"\x93" * 4096)
+
+
+def unlabelled(shard: Path) -> None:
+    write(shard, range(3), lambda number: ("seg", b"0"))
+
+
+def linked(shard: Path) -> None:
+    """Links, pipes and names that lead out are no images."""
+    with tarfile.open(shard, "w") as file:
+        for name, kind in (("../../out.png", tarfile.SYMTYPE), ("pipe.png", tarfile.FIFOTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            file.addfile(member)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut_off, "is no tar archive that can be read|goes beyond the end of the file"),
+        (packed, "compressed ones must be unpacked"),
+        (noise, "is no tar archive that can be read"),
+        (unlabelled, "has no label: expected cls or txt or json beside it"),
+        (linked, "have no image with a label"),
+    ],
+)
+def test_damaged_shards_are_one_message(tmp_path: Path, damage: Any, words: str) -> None:
+    write(tmp_path / "train.tar", range(12))
+    damage(tmp_path / "train.tar")
+    with pytest.raises(DataError, match=words) as found:
+        read(section(tmp_path, holdout=0.25))
+    assert "\n" not in str(found.value)
+
+
+def test_a_missing_split_is_named_and_what_has_no_label_can_be_skipped(place: Path) -> None:
+    (place / "val-000000.tar").unlink()
+    with pytest.raises(DataError, match=r"has no shards for validation, .*data\.holdout=0\.1"):
+        read(section(place))
+    with tarfile.open(place / "train-000002.tar", "a") as shard:
+        add(shard, "999.png", picture(99))
+    with pytest.raises(DataError, match=r"999 in .*train-000002\.tar has no label"):
+        read(section(place, holdout=0.1))
+    (train, _), _, _ = read(section(place, holdout=0.1, on_error="skip"))
+    assert first_pixels(train) == list(range(60))
