@@ -3,6 +3,7 @@
 project = "leanify"
 author = "The leanify developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton"]
+html_show_copyright = False  # the licence is in the repository
 html_theme = "furo"
 html_title = "leanify"
 templates_path: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,13 @@ MISTAKES = [
     Mistake("vit_tiny", "no command", "redesign vit_tiny --target-params 0.5", "redesign vit_tiny --target-params 0.5"),
     Mistake("train --set=optim.lr", "= between", says="--set optim.lr=VALUE"),
     Mistake("hlep train", "No such command", "help train"),
+    Mistake("compare --data pictures", "key of the recipe", says="--set data.path=pictures"),
+    Mistake("train vit_tiny --device cpu", "no option --device", says="CUDA_VISIBLE_DEVICES"),
+    Mistake("train digits --num-classes 10", "key of the recipe", says="--set model.override.num_classes=10"),
+    Mistake("predict study a.png", "study is not a run", "show study/runs/lean-0", "study/runs/lean-0"),
+    Mistake("profile study --no-measure", "study is not a model", "show study/runs/lean-0", "study/runs/lean-0"),
+    Mistake("train digits --resume run", "another recipe", "train --resume run", "leanify train --resume run"),
+    Mistake("redesign pictures --depth 2", "is not a model", says="leanify train pictures"),
 ]
 
 
@@ -169,6 +177,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("here")
     training.train(recipes.with_settings(recipes.load("digits"), RUN), folder / "run")
+    shutil.copytree(folder / "run", folder / "study" / "runs" / "lean-0")
     for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
         (folder / "pictures" / name).mkdir(parents=True)
         for i in range(10):

@@ -95,17 +95,20 @@ def _check_option(word: str, options: dict[str, Any], value: str) -> None:
         name.startswith("--")
         and "--set" in options
         and f"--{key}" not in options
-        and (setting := _setting(key.replace("-", "_"))) is not None
+        and (meant := _meant(key.replace("-", "_"))) is not None
     ):
-        raise LeanifyError(f"{name} is a key of the recipe: --set {setting}={value}")
+        if " " in meant:
+            raise LeanifyError(f"there is no option {name}; it is {meant}")
+        raise LeanifyError(f"{name} is a key of the recipe: --set {meant}={value}")
 
 
-def _setting(key: str) -> str | None:
-    """The recipe's key that a word means: ``lr`` → ``optim.lr``."""
+def _meant(key: str) -> str | None:
+    """What a word means: the recipe's key, ``lr`` → ``optim.lr``, or words of what has none."""
     from leanify.sources import meanings, recipe
 
-    found = meanings.meant(key, "", recipe.keys())
-    return found if found in set(recipe.keys()) else None
+    known = set(recipe.keys())
+    found = meanings.meant(key, "", known)
+    return found if found in known or key in meanings.UPSTREAM else None
 
 
 def _check_word(word: str, options: dict[str, Any], surplus: bool, before: str) -> None:

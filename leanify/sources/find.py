@@ -18,6 +18,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import nn
@@ -148,12 +149,13 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None) -> Mod
     if (path / adapters.CONFIG).is_file():
         return _adapted(path, overrides, cls)
     inside = sorted(p.name for p in path.iterdir())
-    if models := [name for name in inside if any((path / name / card).is_file() for card in CARDS)]:
+    inner = [*inside, *sorted(f"runs/{run.name}" for run in path.glob("runs/*"))]  # a study's
+    if models := [name for name in inner if any((path / name / card).is_file() for card in CARDS)]:
         raise SourceError(f"{path} is not a model but contains {few(models)}: name one of them, as {path / models[0]}")
     here = ", ".join(inside[:5]) or "nothing"
     raise SourceError(
         f"{path} is not a model: it has neither {lean_directory.CARD} (a lean directory) nor config.json "
-        f"(timm's or transformers'); found {here}"
+        f"(timm's or transformers'); found {here}. Is it data? leanify train {quote(str(path))} says what to do"
     )
 
 

@@ -63,6 +63,7 @@ MEANINGS: Mapping[str, str] = {
     "save_total_limit": "run.keep",
     "report_to": "run.trackers",
     "dataset": "data.name",
+    "data": "data.path",
     "dir": "data.path",
     "data_dir": "data.path",
     "folder": "data.path",

@@ -80,9 +80,9 @@ class RunDirectory:
     def open(path: str | Path) -> RunDirectory:
         """Open an existing run. Raises DirectoryError if it is not a run or contains a pipe or a device."""
         if not is_run(path):
-            raise DirectoryError(
-                f"{path} is not a run: it has no {RECIPE} with {CHECKPOINTS}/; `leanify runs` lists the runs here"
-            )
+            below = sorted(card.parent for card in Path(path).glob(f"runs/*/{RECIPE}"))  # of a study
+            one = f"one of its runs is {below[0]}" if below else "`leanify runs` lists the runs here"
+            raise DirectoryError(f"{path} is not a run: it has no {RECIPE} with {CHECKPOINTS}/; {one}")
         check_regular(Path(path), DirectoryError, below=True)
         return RunDirectory(Path(path))
 
@@ -98,7 +98,9 @@ class RunDirectory:
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise RecipeError, listing every difference, unless the run was started with this recipe."""
         if changes := _differences(self.recipe.to_dict(), recipe.to_dict()):
-            raise RecipeError(f"{self.path} cannot be resumed with this recipe; it was started with another: {changes}")
+            raise RecipeError(
+                f"{self.path} was started with another recipe: {changes}; resume its own: {self.resume_line}"
+            )
 
     def check_unedited(self) -> None:
         """Raise RecipeError if recipe.toml differs from the copy in leanify.json (runs of old versions have none)."""
