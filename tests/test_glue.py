@@ -463,7 +463,7 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
     begun = [len(json.loads((out / name / "environment.json").read_text())) for name in ("stsb-1", "stsb-0")]
     assert begun == [2, 1]
     assert all(len(list((out / name / "checkpoints").iterdir())) == 1 for name in ("stsb-0", "stsb-1", "mnli-0"))
-    with pytest.raises(RecipeError, match=r"started with another: .*optim.lr"):
+    with pytest.raises(RecipeError, match=r"started with another recipe: .*optim.lr"):
         table.glue(bert, files, seeds=2, output=out, settings=[*quick, "optim.lr=1e-3"])
 
 
