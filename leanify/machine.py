@@ -196,11 +196,32 @@ def environment() -> dict[str, Any]:
 
 def _git() -> dict[str, Any] | None:
     """Commit of the working directory's repository and whether files were changed; None outside git."""
-
-    def ask(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout
-
     try:
-        return {"commit": ask("rev-parse", "HEAD").strip(), "changed": bool(ask("status", "--porcelain"))}
+        commit = _asked("rev-parse", "HEAD").strip()
+        changed = _asked("status", "--porcelain", "--ignore-submodules=all", **_without_programs())
+        return {"commit": commit, "changed": bool(changed)}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _without_programs() -> dict[str, str]:
+    """Environment variables that keep `git status` from running the programs that a repository's own files name.
+
+    The working directory may have come with a model or a study of somebody else: its .git may have hooks, a
+    configuration with a file monitor or filters, and objects to be fetched by a command.
+    """
+    arguments = ["git", "config", "--null", "--name-only", "--get-regexp", "^filter[.]"]
+    filters = subprocess.run(arguments, capture_output=True, text=True, timeout=10).stdout.split("\0")[:-1]
+    settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, **dict.fromkeys(filters, "")}
+    given = {"GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0", "GIT_CONFIG_COUNT": str(len(settings))}
+    for place, (key, value) in enumerate(settings.items()):
+        given |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}
+    return given
+
+
+def _asked(*arguments: str, **environment: str) -> str:
+    """What git prints."""
+    changed = os.environ | environment
+    return subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=True, timeout=10, env=changed
+    ).stdout

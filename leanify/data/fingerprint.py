@@ -19,6 +19,8 @@ from torch import Tensor
 from leanify.data import hub
 from leanify.data.columns import CONLL
 from leanify.data.samples import Splits
+from leanify.errors import DataError
+from leanify.sources.files import check_links
 from leanify.sources.recipe import DataSection
 from leanify.sources.run_directory import is_run
 
@@ -101,6 +103,7 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
         *CONLL,
         *get_img_extensions(as_set=True),
     }
+    check_links(root, DataError)
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = sorted(name for name in below if not name.startswith(".") and not is_run(Path(folder, name)))
         for name in sorted(names):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.errors import DataError
+from leanify.sources.files import few
 from leanify.sources.recipe import DataSection
 from leanify.upstream.wall import wall
 
@@ -68,7 +69,7 @@ def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[s
         file = pyarrow.parquet.ParquetFile(path)
         found = [name for name in columns or () if name in file.schema_arrow.names][:1]
         if columns and not found:
-            known = ", ".join(file.schema_arrow.names)
+            known = few(file.schema_arrow.names, 8)
             raise DataError(f"{path} has no text column: looked for {', '.join(columns)}, found {known}")
         for batch in file.iter_batches(columns=found or None):
             yield from batch.to_pylist()

@@ -18,6 +18,7 @@ from leanify.data import hub, image_tables
 from leanify.data.common import folder_of, held_out, subset
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
+from leanify.sources.files import check_links
 from leanify.sources.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
@@ -150,6 +151,8 @@ def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], st
         if unknown := sorted(set(classes_in(place)) - set(classes)):
             raise DataError(f"{place} has classes that {train} lacks: {', '.join(unknown[:5])}")
     labels = {name: index for index, name in enumerate(classes)}
+    for place in dict.fromkeys(places):
+        check_links(place, DataError)
     readers = [create_dataset("", root=str(place), search_split=False, class_map=labels).reader for place in places]
     return readers, classes, str(folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -85,7 +86,7 @@ def _of_cells(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[tupl
         names = [f"column {number}" for number in range(1, len(names) + 1)]
     else:
         del ahead[0]
-    if twice := next((name for name in names if name and names.count(name) > 1), None):
+    if twice := next((name for name, times in Counter(names).items() if name and times > 1), None):
         raise DataError(f"{path} has more than one column {twice}")
     for number, cells in chain(ahead, rows):
         where = f"{path}, line {number}"

@@ -14,6 +14,7 @@ from leanify.data.columns import TABLES
 from leanify.data.faults import Faults
 from leanify.data.tables import Row, rows_of_table
 from leanify.errors import DataError
+from leanify.sources.files import few
 
 Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
@@ -93,7 +94,7 @@ def column_of_texts(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults)
     for place, row in rows:
         column = column or next((name for name in COLUMNS if name in row), None)
         if column is None:
-            names = ", ".join(map(str, row))
+            names = few(list(map(str, row)), 8)
             raise DataError(f"{path} has no text column: looked for {', '.join(COLUMNS)}, found {names}")
         if column not in row:
             faults.found(f"{path}, {place} has no {column}")

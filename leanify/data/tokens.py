@@ -20,6 +20,7 @@ from leanify.data import cache, hub, tables, text
 from leanify.data.columns import TABLES
 from leanify.data.faults import Faults
 from leanify.errors import DataError
+from leanify.sources.files import read_json
 
 END = "<|endoftext|>"
 BLOCK = 2**22  # characters encoded at a time
@@ -149,7 +150,7 @@ def of_text(source: Text, encode: Encode, by: str) -> Ids:
 def _read(home: Path) -> tuple[Ids, list[str]] | None:
     """The cached ids and the skipped rows; None if there is no cache, or a damaged one."""
     try:
-        card = json.loads(cache.regular(home / "card.json").read_text("utf-8"))
+        card = read_json(home / "card.json")
         ids = np.memmap(cache.regular(home / "ids.bin"), dtype=card["dtype"], mode="r")
         whole = len(ids) == card["ids"] and ids.dtype.kind in "iu"
         return (Ids(ids, int(card["bytes"]), int(card["top"])), list(map(str, card["skipped"]))) if whole else None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.data import cache
 from leanify.errors import DataError
-from leanify.sources.files import check_regular
+from leanify.sources.files import check_regular, check_size
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.wall import wall
 
@@ -59,6 +59,8 @@ def load(name: str | Path, instead: str = OTHERS) -> Any:
     )
     if Path(name).is_dir():
         check_regular(Path(name), DataError)
+        for file in Path(name).glob("*token*.json"):
+            check_size(file, DataError)
     with wall(asked, DataError):
         tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
         _check_not_empty(tokenizer, name, instead)

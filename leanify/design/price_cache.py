@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import leanify
 from leanify.architecture import Architecture
-from leanify.data.cache import home, regular
+from leanify.data.cache import home
 from leanify.design.cost import Cost
 from leanify.design.facts import Appraiser, Facts
-from leanify.errors import RecipeError, ShapeError
+from leanify.errors import LeanifyError, RecipeError, ShapeError
 from leanify.sources import recipe
+from leanify.sources.files import read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -236,10 +237,10 @@ def place_of(kind: str, key: str) -> Path:
 def read(file: Path, key: str, parse: Callable[[Any], Value]) -> Value | None:
     """What a file of the cache holds, parsed; None where that is anything but what was written for this key."""
     try:
-        kept = json.loads(regular(file).read_text("utf-8"))
+        kept = read_json(file)
         ours = kept["key"] == key and kept["sum"] == _sum(kept["answers"])
         return parse(kept["answers"]) if ours else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, ShapeError):
+    except (LeanifyError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

@@ -27,7 +27,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from leanify.errors import SourceError
 from leanify.sources import shards, sums
+from leanify.sources.files import read_json
 
 WEIGHTS, STATE, CARD = "model.safetensors", "state.pt", "checkpoint.json"
 CHUNK = 1 << 22  # bytes hashed and then written at a time: small enough to stay in the processor's cache
@@ -59,8 +61,8 @@ class Checkpoint:
     def read(folder: Path) -> Checkpoint | None:
         """Read a checkpoint's card (not its tensors); None if the card is missing or damaged."""
         try:
-            found = Checkpoint(folder, **json.loads((folder / CARD).read_text()))
-        except (OSError, ValueError, TypeError, RecursionError):
+            found = Checkpoint(folder, **read_json(folder / CARD))
+        except (SourceError, TypeError):
             return None
         return found if found._is_typed() else None
 

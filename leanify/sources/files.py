@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from leanify.errors import LeanifyError, SourceError
 
+OFTEN = 16  # links from one folder of data to the same other one that are followed
+DIGITS = 300  # of an integer in JSON; floats hold no more than 308
 LARGEST = 64 << 20  # bytes; the largest config.json and tokenizer.json in use are a few MB to 30 MB
 
 
 def read_text(path: Path, error: type[LeanifyError] = SourceError) -> str:
     """Return a small text file's content. Raises ``error`` for a device, a FIFO, over 64 MB, or invalid UTF-8."""
-    if not path.is_file():
-        raise error(f"{path} is not a regular file" if path.exists() else f"{path} does not exist")
+    check_size(path, error)
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise error(f"{path} has {size >> 20} MB; at most {LARGEST >> 20} MB are accepted for a file of this kind")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as caught:
         raise error(f"{path} is not text in UTF-8: {caught.reason} at byte {caught.start}") from caught
     except OSError as caught:
         raise error(f"{path} cannot be read: {caught.strerror or caught}") from caught
+
+
+def check_size(path: Path, error: type[LeanifyError] = SourceError, largest: int = LARGEST) -> None:
+    """Raise ``error`` unless a path is a regular file of at most ``largest`` bytes."""
+    if not path.is_file():
+        raise error(f"{path} is not a regular file" if path.exists() else f"{path} does not exist")
+    if (size := path.stat().st_size) > largest:
+        raise error(f"{path} has {size >> 20:,} MB; at most {largest >> 20:,} MB are accepted for a file of this kind")
 
 
 def check_regular(folder: Path, error: type[LeanifyError] = SourceError, below: bool = False) -> None:
@@ -36,17 +45,49 @@ def check_regular(folder: Path, error: type[LeanifyError] = SourceError, below: 
             raise error(f"{path} is a pipe, a socket or a device, not a file; remove it")
 
 
+def check_links(folder: Path, error: type[LeanifyError] = SourceError) -> None:
+    """Raise ``error`` if links below a folder lead back to where they lie, or again and again to the same folder.
+
+    Readers of folders follow links: one loop gives every file forty times, and two of them never end.
+    """
+    top = os.path.realpath(folder)
+    above, times = {str(folder): {top}}, Counter({top: 1})
+    for place, below, _ in os.walk(folder, followlinks=True):
+        for name in below:
+            path = os.path.join(place, name)  # noqa: PTH118  a hundred thousand times
+            real = os.path.realpath(path)
+            times[real] += 1
+            if real in above[place] or times[real] > OFTEN:
+                raise error(f"{path} is a link that leads to {real} again; remove it")
+            above[path] = {*above[place], real}
+
+
+def few(names: Sequence[str], shown: int = 3) -> str:
+    return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")
+
+
 def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
     """Parse a small JSON file. Raises ``error`` as `read_text` does, and for invalid or too deeply nested JSON.
 
     transformers writes an infinite number as {"__float__": "Infinity"}, since JSON has no word for it.
     """
     try:
-        return json.loads(read_text(path, error), object_hook=_special_float)
+        return parsed(read_text(path, error), object_hook=_special_float)
     except ValueError as caught:  # JSONDecodeError, or an integer of too many digits
         raise error(f"{path} is not JSON: {caught}") from caught
     except RecursionError as caught:
         raise error(f"{path} cannot be read: its JSON is nested too deeply") from caught
+
+
+def parsed(text: str, **how: Any) -> Any:
+    """Parse JSON as `json.loads` does, but raise ValueError for an integer that no float can hold."""
+    return json.loads(text, parse_int=_integer, **how)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"an integer of {len(digits):,} digits")
+    return int(digits)
 
 
 def _special_float(found: dict[str, Any]) -> Any:

@@ -32,7 +32,7 @@ from leanify.lens import surgery
 from leanify.sources import checkpoints, lean_directory
 from leanify.sources import recipe as recipes
 from leanify.sources.checkpoints import Checkpoint, write_small
-from leanify.sources.files import check_regular
+from leanify.sources.files import check_regular, check_size, parsed, read_json
 from leanify.sources.recipe import Recipe
 from leanify.upstream.origin import origin_of
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
 DATA, SKIPPED = "data.json", "skipped.json"
+LARGEST_LOG = 1 << 30  # bytes
 
 
 def is_run(path: str | Path) -> bool:
@@ -207,6 +208,7 @@ class RunDirectory:
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError if one is damaged."""
         path = self.path / METRICS
+        check_size(path, DirectoryError, LARGEST_LOG)
         try:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         except (OSError, UnicodeDecodeError) as error:
@@ -217,7 +219,7 @@ class RunDirectory:
         """What is wrong with the first ``length`` bytes of metrics.jsonl; None if they are valid rows."""
         try:
             with (self.path / METRICS).open("rb") as file:
-                text = file.read(length)
+                text = file.read(min(length, LARGEST_LOG))
         except OSError as error:
             return f"{METRICS}: {error.strerror}"
         if len(text) < length:
@@ -388,14 +390,14 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def _json(path: Path) -> Any:
     """Parse a small JSON file; None if it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except SourceError:
         return None
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = parsed(line)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

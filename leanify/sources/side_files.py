@@ -69,10 +69,15 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _copy(path: Path, target: Path) -> None:
-    if path.is_dir():
-        shutil.copytree(path, target, dirs_exist_ok=True)
+    """Copy a file or a folder, but nothing that a link to a folder leads to: that could be the whole disk."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.copytree(path, target, dirs_exist_ok=True, ignore=_linked_folders)
     elif path.is_file():
         shutil.copyfile(path, target)
+
+
+def _linked_folders(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (path := Path(folder, name)).is_symlink() and not path.is_file()]
 
 
 def _copy_modules(source: Path, folder: Path) -> None:

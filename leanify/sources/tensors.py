@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import warnings
@@ -19,6 +18,8 @@ from torch import Tensor, nn
 from leanify.errors import SourceError
 from leanify.lens.located import name_of
 from leanify.sources import sums
+from leanify.sources.files import few as few
+from leanify.sources.files import read_json
 from leanify.upstream.origin import is_hf
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -103,8 +104,8 @@ def check_sum(path: Path) -> None:
     """Raise SourceError if a card beside the file lists a different checksum for it. Unreadable cards are skipped."""
     for card in (path.parent / name for name in CARDS):
         try:
-            known = json.loads(card.read_text(encoding="utf-8")).get("sums", {}) if card.is_file() else {}
-        except (OSError, ValueError, AttributeError, RecursionError):
+            known = read_json(card).get("sums", {}) if card.is_file() else {}
+        except (SourceError, AttributeError):
             continue
         wanted = known.get(path.name) if isinstance(known, dict) else None
         if isinstance(wanted, str) and sums.of(path, wanted) != wanted:
@@ -135,10 +136,6 @@ def misfits(wanted: Shapes, given: Shapes) -> str:
     ]
     kinds = (("missing", missing), ("unknown", surplus), ("of another shape", odd))
     return "; ".join(f"{len(names)} {what} ({few(names)})" for what, names in kinds if names)
-
-
-def few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -> None:

@@ -32,7 +32,7 @@ from leanify.lens import surgery
 from leanify.sources import find
 from leanify.sources.find import ModelSource
 from leanify.sources.recipe import ModelSection, Recipe
-from leanify.study.plan import BASELINE, PlannedDesign, ranked
+from leanify.study.plan import BASELINE, PlannedDesign, check_names, ranked
 from leanify.upstream.inputs import example_inputs
 
 AXES = ("depth", "heads", "head_dim", "mlp")
@@ -51,7 +51,7 @@ class Designer:
     def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
         """The named designs, then the grid's, with ranks. Raises LeanifyError for an unknown or duplicate name."""
         found = self.priced(lambda: [*self._all_named(names), *(self.shaped(*shape) for shape in grid(sweep))])
-        _check_names([design.name for design in found])
+        check_names([design.name for design in found])
         return ranked(tuple(found))
 
     def priced(self, make: Callable[[], Iterable[PlannedDesign]]) -> list[PlannedDesign]:
@@ -255,15 +255,6 @@ def _count(name: str) -> int:
     if not number.isdigit() or int(number) < 1:
         raise ShapeError(f"{name!r}: front needs a number of designs, such as front:6")
     return int(number)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ShapeError(f"two designs are called {twice[0]!r}; names must be unique")
-    odd = [name for name in names if not name.replace("-", "").replace("_", "").replace(".", "").isalnum()]
-    if odd:
-        raise ShapeError(f"{odd[0]!r} cannot name a folder of runs; use letters, digits, '-', '_' and '.'")
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------

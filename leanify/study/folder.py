@@ -25,7 +25,7 @@ from typing import Any, Literal
 from leanify.errors import DirectoryError
 from leanify.sources import lean_directory, run_directory
 from leanify.sources.checkpoints import write_small
-from leanify.sources.files import check_regular
+from leanify.sources.files import check_regular, parsed, read_text
 from leanify.sources.recipe import ModelSection, Recipe
 from leanify.sources.run_directory import METRICS
 from leanify.study import plan as plans
@@ -138,7 +138,9 @@ class StudyFolder:
         if not file.exists():
             return None
         try:
-            found = Outcome.from_json(json.loads(file.read_text(encoding="utf-8")))
+            found = Outcome.from_json(parsed(read_text(file, DirectoryError)))
+            if found.key != key:
+                raise ValueError(f"it is the outcome of {found.key}")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DirectoryError(
                 f"{file} is damaged: {first_line(error)}; remove it, and the run will be evaluated again"
@@ -187,7 +189,7 @@ class StudyFolder:
         if not file.exists():
             return ()
         try:
-            entries = json.loads(file.read_text(encoding="utf-8"))
+            entries = parsed(read_text(file, DirectoryError))
             return tuple(Rung(entry["share"], entry["losses"], tuple(entry["kept"])) for entry in entries)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DirectoryError(
@@ -205,7 +207,7 @@ class StudyFolder:
         if not file.exists():
             return {}
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = parsed(read_text(file, DirectoryError))
             if not isinstance(found, dict):
                 raise ValueError("expected a JSON object")
         except (ValueError, RecursionError) as error:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from leanify.errors import DirectoryError, RecipeError
+from leanify.errors import DirectoryError, RecipeError, ShapeError
 from leanify.sources import recipe as recipes
 from leanify.sources.files import read_text
 from leanify.sources.recipe import ModelSection, Recipe
@@ -93,6 +93,9 @@ class StudyPlan:
     weights: str | None = None
 
     def __post_init__(self) -> None:
+        check_names([design.name for design in self.designs])
+        if odd := [seed for seed in self.seeds if type(seed) is not int]:
+            raise RecipeError(f"the seed {odd[0]!r} is not an integer")
         if len(self.seeds) < 2:
             raise RecipeError(
                 f"{len(self.seeds)} seed gives no confidence interval, so no difference could be judged: "
@@ -152,7 +155,7 @@ class StudyPlan:
         text = read_text(path, DirectoryError)
         try:
             return _plan(tomllib.loads(text))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecipeError, ShapeError) as error:
             raise DirectoryError(f"{path} is not a study's plan: {first_line(error)}") from error
 
     # -- growing ------------------------------------------------------------------------------------------------------
@@ -179,6 +182,15 @@ class StudyPlan:
         seeds = tuple(dict.fromkeys((*self.seeds, *other.seeds)))
         margin = self.margin if other.margin is None else other.margin
         return replace(self, designs=ranked((*self.designs, *fresh)), seeds=seeds, margin=margin)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise ShapeError unless designs' names are unique and can name a folder of runs."""
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ShapeError(f"two designs are called {twice!r}; names must be unique")
+    odd = [name for name in names if not name.replace("-", "").replace("_", "").replace(".", "").isalnum()]
+    if odd:
+        raise ShapeError(f"{odd[0]!r} cannot name a folder of runs; use letters, digits, '-', '_' and '.'")
 
 
 def ranked(designs: tuple[PlannedDesign, ...]) -> tuple[PlannedDesign, ...]:

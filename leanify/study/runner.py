@@ -62,7 +62,7 @@ class Worker:
         self.folder, self.closed = folder, False
         with (folder.path / RUNS / LOG).open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "leanify.study.worker", str(folder.path)],
+                [sys.executable, "-P", "-m", "leanify.study.worker", str(folder.path)],  # -P: no module of this folder
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from leanify.sources.files import read_json
 from leanify.sources.run_directory import ENVIRONMENT, RunDirectory, is_run
 
 State = Literal["running", "done", "interrupted", "broken"]
@@ -72,7 +72,7 @@ def overview(run: RunDirectory) -> RunOverview:
 
 
 def _steps(run: RunDirectory) -> int | None:
-    entries = json.loads((run.path / ENVIRONMENT).read_text(encoding="utf-8"))
+    entries = read_json(run.path / ENVIRONMENT)
     return next((entry["steps"] for entry in reversed(entries) if "steps" in entry), None)
 
 
