@@ -42,6 +42,7 @@ def trained(recipe: Recipe, output: Path | None) -> list[dict[str, Any]]:
     assert recipe.schedule.steps is not None
     steps = recipe.schedule.steps
     order = np.concatenate([ours.order.batch(step) for step in range(steps)])
+    each = recipe.schedule.batch_size // ours.accelerator.num_processes
     batches = recipe.run.eval_batches or 10**9
     held = np.arange(min(len(ours.splits.validation), batches * recipe.schedule.batch_size))
 
@@ -55,8 +56,8 @@ def trained(recipe: Recipe, output: Path | None) -> list[dict[str, Any]]:
 
     arguments = TrainingArguments(
         output_dir=str(output or "."),
-        per_device_train_batch_size=recipe.schedule.batch_size,
-        per_device_eval_batch_size=recipe.schedule.batch_size,
+        per_device_train_batch_size=each,
+        per_device_eval_batch_size=each,
         max_steps=steps,
         learning_rate=recipe.optim.lr,
         weight_decay=recipe.optim.weight_decay,
@@ -75,6 +76,7 @@ def trained(recipe: Recipe, output: Path | None) -> list[dict[str, Any]]:
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
+        ddp_backend="gloo" if ours.accelerator.num_processes > 1 else None,
         seed=recipe.run.seed,
     )
     held_out = Windows(ours.splits.validation, held)

@@ -262,7 +262,10 @@ def of_longer(teacher: dict[str, Any], rows: Sequence[tuple[str, dict[str, Any]]
                 "healing alone, on one shared core.", "", "| arm | sentences | cosine | STS-B | minutes |",
                 "|---|---|---|---|---|")  # fmt: skip
     for arm, row in rows:
-        yield (f"| {arm} | {row['samples']:,} | {row['cosine']:.3f} | {row['stsb']:.1f} | {row['heal_s'] / 60:.0f} |")
+        note = f" ({row['note']})" if "note" in row else ""
+        yield (
+            f"| {arm}{note} | {row['samples']:,} | {row['cosine']:.3f} | {row['stsb']:.1f} | {row['heal_s'] / 60:.0f} |"
+        )
     arm, best = max(rows, key=lambda one: one[1]["cosine"])
     reached = best["cosine"] >= GOAL and teacher["stsb"] - best["stsb"] <= 2
     yield ""
