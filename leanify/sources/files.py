@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,28 @@ def check_size(path: Path, error: type[LeanifyError] = SourceError, largest: int
         raise error(f"{path} is not a regular file" if path.exists() else f"{path} does not exist")
     if (size := path.stat().st_size) > largest:
         raise error(f"{path} has {size >> 20:,} MB; at most {largest >> 20:,} MB are accepted for a file of this kind")
+
+
+def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
+    """A folder and those below it, by path: links are followed, each is met once, ``closed`` ones are not entered.
+
+    Hidden folders, virtual environments and what may not be read are left out.
+    """
+    seen, ahead = set(), [folder]
+    while ahead:
+        place = ahead.pop()
+        try:
+            about = place.stat()
+            if (about.st_dev, about.st_ino) in seen or (place / "pyvenv.cfg").is_file():
+                continue
+            seen.add((about.st_dev, about.st_ino))
+            with os.scandir(place) as entries:
+                inside = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        except OSError:
+            continue
+        yield place
+        if not closed(place):
+            ahead += [place / name for name in sorted(inside, reverse=True)]
 
 
 def check_regular(folder: Path, error: type[LeanifyError] = SourceError, below: bool = False) -> None:

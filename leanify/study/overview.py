@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from leanify.errors import LeanifyError
+from leanify.sources.files import folders_below
 from leanify.sources.run_directory import RunDirectory, is_run
 from leanify.study.folder import StudyFolder, is_study
 
@@ -38,11 +38,9 @@ class StudyOverview:
 
 def studies_below(folder: Path) -> Iterator[StudyOverview]:
     """Yield the studies in a folder and its subfolders, sorted by path."""
-    for place, below, _ in os.walk(folder):
-        below[:] = sorted(name for name in below if not name.startswith("."))
+    for place in folders_below(folder, is_study):
         if is_study(place):
-            below.clear()
-            yield overview(StudyFolder(Path(place)))
+            yield overview(StudyFolder(place))
 
 
 def overview(study: StudyFolder) -> StudyOverview:

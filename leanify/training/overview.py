@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.sources.files import read_json
+from leanify.sources.files import folders_below, read_json
 from leanify.sources.run_directory import ENVIRONMENT, RunDirectory, is_run
 
 State = Literal["running", "done", "interrupted", "broken"]
@@ -44,16 +44,9 @@ def runs_below(folder: Path, apart: Callable[[Path], bool] = lambda folder: Fals
 
     ``apart`` tells folders that are not looked into.
     """
-    if apart(folder):
-        return
-    if is_run(folder):
-        yield overview(RunDirectory.open(folder))
-        return
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        try:
-            yield from runs_below(inner, apart)
-        except PermissionError:
-            continue
+    for place in folders_below(folder, lambda place: is_run(place) or apart(place)):
+        if is_run(place) and not apart(place):
+            yield overview(RunDirectory.open(place))
 
 
 def overview(run: RunDirectory) -> RunOverview:
