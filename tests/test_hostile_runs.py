@@ -130,6 +130,23 @@ def test_rows_that_are_no_rows_are_named(copied: Path) -> None:
         RunDirectory.open(copied).rows()
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"step": [2], "split": "validation", "top1": 3.0}', "step is no int"),
+        ('{"step": 2, "split": "validation", "top1": [3.0, 4.0]}', "top1 is no float"),
+        ('{"step": 2, "split": "validation", "loss": "low"}', "loss is no float"),
+        ('{"step": 2, "split": null}', "split is no str"),
+        ('{"step": true, "split": "train"}', "step is no int"),
+        ('{"loss": 2.0}', "it lacks step or split"),
+    ],
+)
+def test_rows_with_odd_values_are_named(copied: Path, row: str, words: str) -> None:
+    (copied / "metrics.jsonl").write_text(f"{row}\n")
+    with pytest.raises(DirectoryError, match=rf"metrics\.jsonl, line 1 is no row of a run: {words}"):
+        RunDirectory.open(copied).rows()
+
+
 @pytest.mark.parametrize("sums", [None, [], ["model.safetensors"], "x", 3, {"../x": "0"}, {"state.pt": None}])
 def test_a_checkpoint_card_with_odd_sums_is_no_checkpoint(tmp_path: Path, sums: Any) -> None:
     card = {"step": 2, "rows": 10, "score": None, "metrics": {}, "sums": {"state.pt": "0" * 64}}

@@ -402,4 +402,9 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise DirectoryError(f"{path}, line {number} is not a JSON object: {line[:40]!r}")
+    kinds = {"step": int, "split": str}
+    odd = [name for name, value in found.items() if type(value) not in (kinds.get(name, int), kinds.get(name, float))]
+    if odd or not kinds.keys() <= found.keys():
+        what = f"{odd[0]} is no {kinds.get(odd[0], float).__name__}" if odd else "it lacks step or split"
+        raise DirectoryError(f"{path}, line {number} is no row of a run: {what}, in {line[:40]!r}")
     return found
