@@ -64,6 +64,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "test_hostile_runs.py::test_a_lost_log_is_one_message_and_nothing_is_written",
         "test_hostile_runs.py::test_a_lost_card_is_written_again_and_the_run_is_a_source",
         "test_hostile_runs.py::test_a_checkpoint_card_with_odd_sums_is_no_checkpoint",
+        "test_hostile_runs.py::test_rows_with_odd_values_are_named",
         "test_hostile_folders.py::test_a_plan_names_no_folder_outside_its_study",
         "test_hostile_folders.py::test_an_outcome_names_no_run_but_its_own",
         "test_hostile_folders.py::test_numbers_beyond_all_bounds_in_a_folder_are_damage",
