@@ -248,7 +248,10 @@ def flipped(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda file: os.truncate(file, 100), flipped])
-def test_a_damaged_cache_is_made_again(home: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_cache_is_made_again(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # what other tests kept is not made again here
     train(home, tmp_path / "first")
     kept = {file: file.read_bytes() for file in (cache.home() / "teachers").iterdir()}
     for file in kept:
