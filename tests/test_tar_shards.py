@@ -141,6 +141,17 @@ def test_a_run_on_shards_goes_on_to_the_same_bits(place: Path, tmp_path: Path) -
     assert outcome(run) == whole
 
 
+def test_an_archive_beside_the_folders_that_came_out_of_it_is_no_shard(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "0.png").write_bytes(picture(1))
+    write(tmp_path / "train.tar", range(12))
+    found = look(tmp_path)
+    assert found is not None
+    assert (found.classes, found.samples) == (3, 3)
+    assert read(section(tmp_path, holdout=0.3))[1] == [*NAMES]
+
+
 def cut_off(shard: Path) -> None:
     shard.write_bytes(shard.read_bytes()[: 39 * 512 + 60])
 

@@ -97,15 +97,15 @@ def look(path: str | Path, named: Named = GUESSED) -> Found | None:
 def _folder(place: Path, named: Named) -> Found | None:
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _on_disk(place)
+    train = next((place / name for name in TRAINING if (place / name).is_dir()), place)
+    counts = {folder.name: number for folder in _folders(train) if (number := _images(folder))}
+    if len(counts) > 1:
+        return _of_classes(place, train, counts)
     from leanify.data import tar_shards  # imports numpy
 
     if shards := tar_shards.of(place, "train"):
         text = f"{len(shards)} tar shard{'s' * (len(shards) != 1)} of images in {place}"
         return Found("images", text, bool(tar_shards.of(place, "validation")))
-    train = next((place / name for name in TRAINING if (place / name).is_dir()), place)
-    counts = {folder.name: number for folder in _folders(train) if (number := _images(folder))}
-    if len(counts) > 1:
-        return _of_classes(place, train, counts)
     for stem in TRAINING:
         for suffix in (*columns.TABLES, *columns.CONLL, ".txt"):
             if (file := place / f"{stem}{suffix}").is_file():
