@@ -1,6 +1,7 @@
 """A seeded fuzzer of files: what somebody hands over, damaged or made up, and what leanify makes of it.
 
-    python tests/fuzz.py 10000              every kind in turn; prints what failed, each as KIND SEED
+    python tests/fuzz.py                    300 cases, every kind in turn; prints what failed, each as KIND SEED
+    python tests/fuzz.py 10000              more of them
     python tests/fuzz.py 3000-10000         those of them
     python tests/fuzz.py KIND SEED …        these cases again, with their tracebacks
 
@@ -39,7 +40,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SECONDS, WALL = 10, 300  # of the processor, after which a case hangs; and of the clock, for one that only waits
 GIGABYTES = 2
 WHOLE = ("leanify.json", "model.safetensors")  # one of them is in an output that is whole
-LAZY = ("typer._adapters", "peft", "datasets", "pyarrow.parquet", "pydantic")  # imported on first use
+LAZY = (
+    "typer._adapters",
+    "peft",
+    "datasets",
+    "pyarrow.parquet",
+    "pydantic",
+    "sklearn.linear_model",
+    "matplotlib.pyplot",
+)
 ONCE = (  # what fills the libraries' own tables on first use
     ("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"),
     ("redesign", "lean-hf", "--depth", "1"),
@@ -154,6 +163,44 @@ def warm() -> Path:
     return home
 
 
+def _shared(cases: range, intact: Path, workers: int) -> list[int]:
+    """The findings of each worker: a fork a core, and every worker its share of the cases."""
+    began, ends = time.monotonic(), []
+    for worker in range(workers):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(KeyboardInterrupt):
+                os.write(writer, str(_cases(cases[worker::workers], intact, began)).encode())
+                code = 0
+            sys.stdout.flush()
+            os._exit(code)
+        os.close(writer)
+        ends.append((child, reader))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child, _ in ends]
+    if any(codes):
+        raise SystemExit(f"a worker ended with {max(codes)}")
+    return [int(os.read(reader, 100)) for _, reader in ends]
+
+
+def _cases(cases: range, intact: Path, began: float) -> int:
+    """How many of these cases ended badly; each is printed, and how far it is."""
+    names, found = list(KINDS), 0
+    spent = dict.fromkeys(names, 0.0)
+    for done, number in enumerate(cases, 1):
+        kind, seed = names[number % len(names)], number // len(names)
+        start = time.monotonic()
+        if (words := run(kind, seed, intact)) is not None:
+            found += 1
+            print(kind, seed, words, flush=True)
+        spent[kind] += time.monotonic() - start
+        if done % 500 == 0:
+            slow = ", ".join(f"{name} {spent[name]:.0f}" for name in sorted(names, key=spent.__getitem__)[-5:])
+            print(f"{done} of {len(cases)} cases, {time.monotonic() - began:.0f} s; {slow}", flush=True)
+    return found
+
+
 def main(arguments: list[str]) -> None:
     intact = warm()
     try:
@@ -161,20 +208,9 @@ def main(arguments: list[str]) -> None:
             for kind, seed in zip(arguments[::2], arguments[1::2], strict=True):
                 print(kind, seed, run(kind, int(seed), intact, shown=True) or "well", flush=True)
             return
-        names, found, began = list(KINDS), 0, time.monotonic()
-        first, dash, last = arguments[0].partition("-")
+        first, dash, last = (arguments or ["300"])[0].partition("-")
         cases = range(int(first), int(last)) if dash else range(int(first))
-        spent = dict.fromkeys(names, 0.0)
-        for number in cases:
-            kind, seed = names[number % len(names)], number // len(names)
-            start = time.monotonic()
-            if (words := run(kind, seed, intact)) is not None:
-                found += 1
-                print(kind, seed, words, flush=True)
-            spent[kind] += time.monotonic() - start
-            if number % 500 == 499:
-                slow = ", ".join(f"{name} {spent[name]:.0f}" for name in sorted(names, key=spent.__getitem__)[-5:])
-                print(f"{number + 1} cases, {time.monotonic() - began:.0f} s; {slow}", flush=True)
+        found = sum(_shared(cases, intact, len(os.sched_getaffinity(0))))
         print(f"{found} of {len(cases)} cases ended badly")
     finally:
         shutil.rmtree(intact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ checkpoint_every = 1
 """
 
 
+class Here:
+    """An engine that trains in this process: a worker of its own would first import everything again."""
+
+    def submit(self, function: Any, /, study: str, design: str, seed: int, share: float | None) -> Future[None]:
+        from leanify.study import worker
+        from leanify.study.folder import StudyFolder
+        from leanify.study.plan import Key
+
+        worker.work(StudyFolder.open(Path(study)), Key(design, seed), share)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
 def samples_in(home: Path) -> None:
     """The intact files that cases are made of; made once."""
     import torch
@@ -57,7 +72,7 @@ def samples_in(home: Path) -> None:
     torch.save({"state_dict": tensors, "epoch": 3, "args": {"lr": [0.1]}}, home / "loose" / "a.bin")
     shapes = ("small=depth:1,heads:2,mlp:32", "wide=depth:1,heads:4,mlp:16", "thin=depth:2,heads:2,mlp:16")
     designs = ("baseline", *shapes)  # as many as a surface over shapes needs
-    leanify.compare(recipes.parse(RECIPE), home / "study", seeds=2, designs=designs, measure=False)
+    leanify.compare(recipes.parse(RECIPE), home / "study", seeds=2, designs=designs, engine=Here(), measure=False)
     _tables(home)
     _images(home / "images")
     _upstreams(home)
