@@ -31,7 +31,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-from fuzz_cases import KINDS, NEEDED, looked_at
+from fuzz_cases import KINDS, NEEDED, SHALLOW, looked_at
 from fuzz_commands import command
 from fuzz_intact import HF, samples_in
 
@@ -54,6 +54,8 @@ ONCE = (  # what fills the libraries' own tables on first use
     ("redesign", "lean-hf", "--depth", "1"),
     ("train", "run", "--dry-run"),
     ("train", "hf", "--dry-run", "--set", "data.path=rows.csv", "--set", "data.holdout=0.2"),
+    ("train", "masked-small", "--dry-run", "--set", "data.path=rows.txt", "--set", "data.length=8", *SHALLOW["masked"]),
+    ("train", "own-images", "--dry-run", "--set", "data.path=images", *SHALLOW["images"]),
     ("profile", "lean-hf", "--no-measure"),
     ("condition", "adapter", "--samples", "2"),
 )

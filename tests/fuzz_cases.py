@@ -13,6 +13,17 @@ from fuzz_commands import command
 from fuzz_files import mutate, mutated_bytes, mutated_value, some_file
 from fuzz_intact import HF, RECIPE, TIMM
 
+SHALLOW = {  # recipes' models with one layer: how deep they are is of no interest here, and costs
+    "masked": ("--set", "model.override.depth=1"),
+    "text": ("--set", "model.override.n_layer=1"),
+    "sentences": ("--set", "model.override.num_hidden_layers=1"),
+    "images": [
+        part
+        for key in ("patch_size", "embed_dim", "depth", "num_heads")
+        for part in ("--set", f"model.override.{key}={TIMM[key]}")
+    ],
+}
+
 
 def looked_at(source: Any, **words: Any) -> None:
     from leanify.lens import surgery
@@ -88,8 +99,8 @@ def of_labelled(draw: random.Random, home: Path) -> None:
             "--set",
             "data.length=16",
         ),
-        ("train", "masked-small", "--dry-run", "--set", masked, "--set", "data.length=8", *skip),
-        ("train", "chars", "--dry-run", "--set", masked, *skip),
+        ("train", "masked-small", "--dry-run", "--set", masked, "--set", "data.length=8", *SHALLOW["masked"], *skip),
+        ("train", "chars", "--dry-run", "--set", masked, *SHALLOW["text"], *skip),
         ("condition", "hf", "--samples", "2", "--data", table.removeprefix("data.path=")),
     ]
     command(*draw.choice(uses))
@@ -186,12 +197,11 @@ def of_own_data(draw: random.Random, home: Path) -> None:
         if any(path.is_file() for path in place.rglob("*")):  # the one before may have taken the last file away
             mutate(draw, some_file(draw, place))
     settings = [f"data.path={home / folder}", f"data.on_error={draw.choice(['stop', 'skip'])}"]
-    if recipe == "images":
-        settings += [f"model.override.{key}={TIMM[key]}" for key in ("patch_size", "embed_dim", "depth", "num_heads")]
     if draw.random() < 0.2:
         command("train", folder)
     else:
-        command("train", f"own-{recipe}", "--dry-run", *(part for word in settings for part in ("--set", word)))
+        words = [part for word in settings for part in ("--set", word)]
+        command("train", f"own-{recipe}", "--dry-run", *SHALLOW[recipe], *words)
 
 
 def of_cache(draw: random.Random, home: Path) -> None:
@@ -203,7 +213,8 @@ def of_cache(draw: random.Random, home: Path) -> None:
     tokens.LARGE = 100  # bytes: the ids of a small text are kept as those of a large one
     encode, _ = corpus.encoder(None, 256)
     teach = ("train", "hf", "--teacher", "hf", "--dry-run", "--set", "data.path=rows.csv", "--set", "data.holdout=0.2")
-    words = ("train", "masked-small", "--dry-run", "--set", f"data.path={home}/rows.txt", "--set")
+    words = ("train", "masked-small", "--dry-run", "--set", f"data.path={home}/rows.txt")
+    words = (*words, *SHALLOW["masked"], "--set")
     uses: list[Callable[[], Any]] = [
         lambda: command("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1"),
         lambda: command(*teach, "--set", "model.class=BertModel"),
