@@ -40,7 +40,14 @@ class RecipeError(LeanifyError):
 
 
 class BudgetError(LeanifyError):
-    """A budget that is malformed, or that no design meets."""
+    """A budget that is malformed, or that no design meets.
+
+    ``flags`` ends the message: the flags of ``leanify redesign`` that would reach a design.
+    """
+
+    def __init__(self, message: str, flags: str = "") -> None:
+        super().__init__(message + flags)
+        self.message, self.flags = message, flags
 
 
 class DataError(LeanifyError):

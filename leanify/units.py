@@ -48,5 +48,13 @@ def digits(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
+PERCENT = ("top1", "top5", "accuracy", "majority", "f1", "f1_micro", "f1_macro", "exact", "precision", "recall")
+
+
+def metric(name: str, value: float) -> str:
+    """A metric's name and value, with its unit: "top1 95.28 %", "loss 0.3433"."""
+    return f"{name} {digits(value)}{' %' if name in PERCENT else ''}"
+
+
 def kappa(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.2f}"

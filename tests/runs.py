@@ -132,7 +132,7 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
     if kind in ("event", "aim"):
         sys.addaudithook(count)
     if kind == "write":
-        from leanify.sources.checkpoints import Summed
+        from leanify.sources.checkpoint_writing import Summed
 
         write = Summed.write
 

@@ -19,7 +19,7 @@ from flows import FAMILIES
 from test_disk import lean_of, mixed_bert
 
 import leanify
-from leanify.sources import find, lean_directory, same_shape, tensors
+from leanify.sources import find, new_directory, same_shape, tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -369,7 +369,7 @@ def test_a_number_of_too_many_digits_is_one_message(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom leanify.sources.lean_directory import new_directory\n"
+        "import sys, time\nfrom leanify.sources.new_directory import new_directory\n"
         "with new_directory(sys.argv[1]) as folder:\n"
         "    (folder / 'model.safetensors').write_bytes(b'x')\n    print('begun', flush=True)\n    time.sleep(600)"
     )
@@ -378,11 +378,11 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> 
         one.stdout.readline()
         [folder] = tmp_path.iterdir()
         os.utime(folder, (time.time() - 3600,) * 2)
-        lean_directory.remove_litter(tmp_path)
+        new_directory.remove_litter(tmp_path)
         assert folder.is_dir()  # its process lives
         one.kill()
     os.utime(folder, (time.time() - 3600,) * 2)
-    with lean_directory.new_directory(tmp_path / "b"):
+    with new_directory.new_directory(tmp_path / "b"):
         assert not folder.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 

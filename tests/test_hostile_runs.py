@@ -20,7 +20,7 @@ import leanify
 from leanify import training
 from leanify.data import fingerprint
 from leanify.errors import DataError, DirectoryError, RecipeError, TrainingError
-from leanify.sources import checkpoints
+from leanify.sources import checkpoint_writing, checkpoints
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
 from leanify.training import loop
@@ -168,13 +168,13 @@ def test_files_of_a_checkpoint_follow_the_umask(tmp_path: Path) -> None:
 
 def test_weights_are_written_as_the_library_writes_them(tmp_path: Path) -> None:
     """An oracle, byte for byte: every type, no elements, no dimension, names beyond ASCII."""
-    tensors = {f"é{i}": torch.ones(3, 2).to(kind) for i, kind in enumerate(checkpoints.DTYPES)}
+    tensors = {f"é{i}": torch.ones(3, 2).to(kind) for i, kind in enumerate(checkpoint_writing.DTYPES)}
     tensors |= {"none": torch.ones(0, 3), "one": torch.tensor(1.5), "turned": torch.arange(6.0).view(2, 3).T}
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "a", metadata={"format": "pt"}
     )
-    with checkpoints.summed(tmp_path / "b") as file:
-        checkpoints.write_tensors(tensors, file)
+    with checkpoint_writing.summed(tmp_path / "b") as file:
+        checkpoint_writing.write_tensors(tensors, file)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -259,7 +259,7 @@ def test_a_disk_full_inside_a_checkpoint_is_named_in_plain_words(room: int, tmp_
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     try:
         with pytest.raises(OSError, match="File too large"):
-            checkpoints.write(tmp_path / "1", {"a": torch.ones(5_000)}, {"b": torch.ones(50_000)}, {})
+            checkpoint_writing.write(tmp_path / "1", {"a": torch.ones(5_000)}, {"b": torch.ones(50_000)}, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,26 @@ def test_interrupted_running_and_broken_runs_are_told_apart(done: Path, tmp_path
     with run.held():
         assert [found.state for found in runs_below(run.path)] == ["running"]
     assert [found.state for found in runs_below(run.path)] == ["interrupted"]
+
+
+@pytest.mark.parametrize("command", ["runs", "show"])
+def test_runs_are_listed_and_shown_without_torch(done: Path, command: str) -> None:
+    script = (
+        "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
+        "try: main()\n"
+        "finally: print(sorted({'numpy', 'scipy', 'timm', 'torch'} & set(sys.modules)), file=sys.stderr)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, command, str(done)], capture_output=True, text=True, check=True
+    )
+    assert "top1" in told.stdout
+    assert told.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_card_says_the_shape_that_is_built(done: Path) -> None:
+    from leanify.cli.show import _noted, _shape
+
+    assert _noted(RunDirectory.open(done)) == _shape(str(done))
 
 
 def test_a_folder_without_runs_has_none(tmp_path: Path) -> None:

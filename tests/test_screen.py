@@ -44,13 +44,13 @@ def test_progress_fits_and_evaluations_stay(monkeypatch: Any, capsys: Any, width
     lines = on_terminal(monkeypatch, capsys, width)
     assert max(map(len, lines)) <= width
     (first,) = (line for line in lines if line.startswith("epoch 1"))
-    assert first.startswith("epoch 1 · top1 61.5 best · step 50")
+    assert first.startswith("epoch 1 · top1 61.5 % best · step 50")
     (second,) = (line for line in lines if line.startswith("epoch 2"))
     assert "best" not in second
     assert ("loss 1" in second) == (width > 40)
     bar = next(line for line in reversed(lines) if "100/1,000" in line)
     assert "loss 1.5" in bar
-    assert ("best top1 61.5" in bar) == (width > 40)
+    assert ("best top1 61.5 %" in bar) == (width > 40)
 
 
 def test_a_pipe_gets_a_line_for_every_row_and_no_bar(capsys: Any) -> None:

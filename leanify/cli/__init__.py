@@ -73,8 +73,7 @@ def _speaking(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **words)
         except KeyboardInterrupt as error:
-            if str(error):
-                say(f"leanify: {error}")
+            say(f"leanify: {error}" if str(error) else "leanify: interrupted")
             raise SystemExit(getattr(error, "code", 130)) from None
 
     return called
@@ -100,6 +99,7 @@ def main() -> None:
             say(f"leanify: {error}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
+        say("leanify: interrupted")
         raise SystemExit(130) from None
     except BrokenPipeError:
         unheard()
@@ -163,7 +163,7 @@ def called() -> None:
         with starting(f"leanify {asked}"):
             import typer
 
-            command = typer.main.get_command(app(asked))
+            command = plainly(typer.main.get_command(app(asked)))
         import_module("leanify.cli.slips").check(command, arguments[1:])
         command(args=arguments[1:], prog_name=f"leanify {asked}")
         return
@@ -173,6 +173,16 @@ def called() -> None:
             "--target-params 0.5; leanify -h lists all commands"
         )
     app(*COMMANDS)(args=arguments, prog_name="leanify")
+
+
+def plainly(command: Any) -> Any:
+    """Name arguments in the help by their metavar alone: typer adds braces and the type in Python."""
+    for param in command.params:
+        if param.param_type_name == "argument":
+            name = param.metavar if param.required else f"[{param.metavar}]"
+            param._usage_display_name = lambda name=name: name
+            param.display_type_rich = lambda ctx: None
+    return command
 
 
 def unheard() -> None:

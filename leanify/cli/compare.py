@@ -33,7 +33,7 @@ def compare(
         Words,
         typer.Option(
             metavar="NAME,…",
-            help="baseline, lean, control, depth-only, mlp-only, wide-heads, split, front:N, a lean directory, or a "
+            help="baseline, lean, control, split, depth-only, mlp-only, wide-heads, front:N, a lean directory, or a "
             "shape, narrow=depth:7,heads:18,mlp:1536 (default: the first three)",
         ),
     ] = None,
@@ -80,10 +80,12 @@ def compare(
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
-        from leanify import study as studies
         from leanify.cli import study_tables
+        from leanify.study import comparing as studies
         from leanify.study.designs import parse_sweep, split_names
         from leanify.study.engines import check_engine
+        from leanify.study.folder import REPORT, is_study
+        from leanify.study.forecast import forecast
 
     check_engine(engine)
     at_once = jobs if jobs is not None else 2 if recipe is None else 1
@@ -101,19 +103,19 @@ def compare(
         weights=weights,
         teacher=teacher,
     )
-    if report and (recipe is None or not studies.is_study(recipe)):
+    if report and (recipe is None or not is_study(recipe)):
         raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")
     if dry_run:
         with progress("pricing the designs and timing two steps of each", None):
-            forecast = studies.forecast(studies.planned(request), at_once)
-        return show(kind, forecast, forecast["designs"], lambda: study_tables.render_forecast(forecast))
+            found = forecast(studies.planned(request), at_once)
+        return show(kind, found, found["designs"], lambda: study_tables.render_forecast(found))
     with progress("planning the study", None):
         folder = studies.folder_of(request, output, here=engine == "local" and not report)
     if not report:
         _train(folder, at_once, engine, retry)
     with progress("comparing the runs", None):
         study = studies.finished(folder)
-        page = study.html(folder.path / studies.REPORT)
+        page = study.html(folder.path / REPORT)
     data = study.to_json()
     show(kind, data, data["designs"], lambda: study_tables.render_study(study, page))
 
@@ -121,7 +123,7 @@ def compare(
 def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
     from shlex import quote
 
-    from leanify import study as studies
+    from leanify.study import comparing as studies
     from leanify.study.engines import engine_of
     from leanify.terminal import progress
 

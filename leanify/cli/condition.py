@@ -57,32 +57,37 @@ def condition(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="a folder of images, a .txt, or a .csv, .tsv, .jsonl of texts; else random input"),
+        typer.Option(
+            metavar="DATA", help="a folder of images, a .txt, or a .csv, .tsv, .jsonl of texts; else random input"
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="number of samples")] = 16,
-    batch_size: Annotated[int, typer.Option(min=1, help="samples at a time; only this affects memory")] = 8,
+    samples: Annotated[int, typer.Option(metavar="N", help="number of samples")] = 16,
+    batch_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="samples at a time; only this affects memory")
+    ] = 8,
     tokens: Tokens = None,
     heads: Annotated[
-        str | None, typer.Option(help="re-initialise with these numbers of heads (2,4,8), grown and split")
+        str | None,
+        typer.Option(metavar="N,…", help="re-initialise with so many heads (2,4,8), grown and split"),
     ] = None,
     checkpoints: Annotated[Path | None, typer.Option(metavar="RUN", help="follow a run during training")] = None,
     theory: Annotated[bool, typer.Option("--theory", help="show the Gaussian prediction too")] = False,
     per_head: Annotated[bool, typer.Option("--per-head", help="κ of every A_i too")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="show κ of each head's W_q, W_k, W_v, W_o too")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="write a plot: .png, .svg or .html")] = None,
-    seed: Annotated[int, typer.Option(help="of random input, of image order, and of fresh weights")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="with --heads: fresh models averaged at each point")] = 3,
+    seed: Annotated[int, typer.Option(metavar="N", help="of random input, of image order, and of fresh weights")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="with --heads: fresh models averaged a point")] = 3,
     override: Override = None,
     model_class: ModelClass = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="fetch upstream's pretrained weights")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps")] = "cpu",
     format: Format = None,
     as_json: Json = False,
 ) -> None:
     """Singular values and condition number κ of every layer's concatenated heads A = [A_1 … A_h].
 
     A is the input of the output projection, tokens × inner, per sample. κ = σ_max/σ_min over min(tokens, inner)
-    singular values; infinite if A is rank-deficient at its own precision.
+    singular values; infinite if A lacks full rank at its own precision.
     """
     kind = kind_of(format, as_json)
     with progress("loading PyTorch", None):

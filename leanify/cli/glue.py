@@ -13,13 +13,14 @@ from leanify.cli.options import Format, Json
 
 def glue(
     source: Annotated[
-        str, typer.Argument(help="the encoder: a run, a directory, a checkpoint, a hub id, a model type")
+        str,
+        typer.Argument(metavar="SOURCE", help="the encoder: a run, a directory, a checkpoint, a hub id, a model type"),
     ],
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="sst2/train.tsv, rte/train.tsv, … (default: the hub)")
     ] = None,
     tasks: Annotated[str | None, typer.Option(metavar="NAMES", help="sst2,cola (default: all that DIR has)")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="runs per task; the table shows their median")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="runs per task; the table shows their median")] = 5,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="folder of the runs (default: runs/glue-NAME)")
     ] = None,

@@ -34,6 +34,7 @@ def complete_recipe(typed: str) -> list[str]:
 Source = Annotated[
     str,
     typer.Argument(
+        metavar="SOURCE",
         help="a timm or transformers name, a hub id, a directory, a config.json or a lean directory",
         autocompletion=complete_source,
     ),
@@ -46,7 +47,7 @@ ModelClass = Annotated[
     str | None, typer.Option("--class", metavar="NAME", help="a transformers class, such as AutoModelForCausalLM")
 ]
 Tokens = Annotated[
-    int | None, typer.Option("--tokens", min=1, help="length of a text input (default: 512, or what fits)")
+    int | None, typer.Option("--tokens", min=1, metavar="N", help="length of a text input (default: 512, or what fits)")
 ]
 
 Format = Annotated[

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(help="print this recipe; without a name, list them all", autocompletion=complete_recipe),
+        typer.Argument(
+            metavar="NAME", help="print this recipe; without a name, list them all", autocompletion=complete_recipe
+        ),
     ] = None,
     audit: Annotated[bool, typer.Option("--audit", help="rebuild every row of the paper and count it")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="list every key of a recipe: type, default, meaning")] = False,
@@ -44,7 +46,7 @@ def recipes(
         recipe_list.show(kind)
 
 
-def _show(kind: Kind, key: str, rows: list[dict[str, Any]], table: Callable[[], Table]) -> None:
+def _show(kind: Kind, key: str, rows: list[dict[str, Any]], table: Callable[[], Table | str]) -> None:
     from leanify.terminal import console
 
     show(kind, {key: rows}, rows, lambda: console().print(table()))
@@ -74,14 +76,21 @@ def _keys() -> list[dict[str, Any]]:
     ]
 
 
-def _key_table(listed: list[dict[str, Any]]) -> Table:
-    from leanify.cli.tables import table
+def _key_table(listed: list[dict[str, Any]]) -> Table | str:
+    from leanify.cli.tables import WIDE, entries, table
+    from leanify.terminal import console
 
+    defaults = ["required" if key["required"] else key["default"] or "–" for key in listed]
+    if (width := console().width) < WIDE:
+        heads = [
+            f"{key['key']} · {key['type']}" + ("" if value == "–" else f" · {value}")
+            for key, value in zip(listed, defaults, strict=True)
+        ]
+        return entries(zip(heads, (key["about"] for key in listed), strict=True), width)
     shown = table(("key", "type", "default", "meaning"), [], left=4)
     for column in shown.columns[1:]:
         column.no_wrap, column.overflow = False, "fold"
-    for key in listed:
-        default = "required" if key["required"] else key["default"] or "–"
+    for key, default in zip(listed, defaults, strict=True):
         shown.add_row(key["key"], key["type"], default, key["about"])
     return shown
 

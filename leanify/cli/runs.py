@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="folder to search, including subfolders")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder to search, including subfolders")] = Path(),
     format: Format = None,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +71,9 @@ def _print_studies(studies: list[StudyOverview]) -> None:
 
 def _row(run: RunOverview) -> tuple[str, ...]:
     steps = "–" if run.step is None else f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else "")
-    best = "–" if run.best is None else f"{run.metric} {run.best:.4g}"
+    from leanify.units import metric
+
+    best = "–" if run.best is None else metric(run.metric, run.best)
     return str(run.path), run.source, run.data, steps, best, run.state
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from leanify.terminal import console, drawn, progress
-from leanify.units import binary, digits, seconds
+from leanify.units import PERCENT, binary, digits, metric, seconds
 
 if TYPE_CHECKING:
     from leanify.sources.recipe import DataSection
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 HIGHER = ("top1", "f1", "f1_micro", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
 NO_METRICS = ("step", "epoch", "split", "lr", "samples_per_s")
-PERCENT = ("top1", "top5", "accuracy", "majority", "f1", "f1_micro", "f1_macro", "exact", "precision", "recall")
 OWN = ("classification", "text-classification", "text-regression", "multi-label-classification", "token-classification")
 NARROW = 60  # columns; narrower terminals get no bar
 
@@ -86,18 +85,18 @@ class Screen:
         """The parts of an evaluation's line, most important first."""
         yield f"epoch {row['epoch']:.4g}"
         name, value = quality(row)
-        numbers = [(name, value), *((key, row[key]) for key in row if key not in (*NO_METRICS, name))]
-        yield " ".join(f"{key} {shown(number)}" for key, number in numbers[:1]) + (" best" if best else "")
+        others = [(key, row[key]) for key in row if key not in (*NO_METRICS, name)]
+        yield metric(name, value) + (" best" if best else "")
         yield f"step {row['step']:,}"
         if self.training is not None:
             yield f"training loss {shown(self.training)}"
-        yield from (f"{key} {shown(number)}" for key, number in numbers[1:])
+        yield from (metric(*pair) if isinstance(pair[1], float) else f"{pair[0]} {shown(pair[1])}" for pair in others)
 
     def _words(self) -> str:
         """The bar's text: step, time left, loss and best, as far as they fit."""
         parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
         parts += [f"loss {shown(self.training)}"] if self.training is not None else []
-        parts += [f"best {self.best[0]} {shown(self.best[1])}"] if self.best is not None else []
+        parts += [f"best {metric(*self.best)}"] if self.best is not None else []
         return fitted(parts, self.console.width - (2 if self.console.width < NARROW else 14))
 
     def _left(self, step: int) -> str:
@@ -213,5 +212,16 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     if data is not None and is_own(data):
         recipe = data.path  # a model's name does not determine the data
         out.print(f"      leanify predict {path} FILES", soft_wrap=True)
-    if recipe is not None:
+    if recipe is not None and _can_be_leaner(run):
         out.print(f"      leanify compare {quote(recipe)}", soft_wrap=True)
+    elif data is not None and data.name == "digits":
+        out.print("      leanify compare", soft_wrap=True)  # its own model is deep enough
+
+
+def _can_be_leaner(run: RunDirectory) -> bool:
+    """Whether the rules of redesign leave the run's model fewer layers, so that it can be compared without more ado."""
+    from leanify.architecture import Architecture
+    from leanify.design.constraints import Constraints
+
+    stages = Architecture.from_json(run.card()["architecture"]).stages
+    return any(stage.primary is not None and Constraints().depth_floor(stage) < stage.depth for stage in stages)

@@ -17,6 +17,7 @@ from leanify.errors import LeanifyError
 
 if TYPE_CHECKING:
     from leanify.sources.recipe import Recipe
+    from leanify.sources.run_directory import RunDirectory
     from leanify.training.curves import Curves
 
 Facts = dict[str, Any]
@@ -89,12 +90,15 @@ def _run(what: str) -> Page:
     from leanify.sources.run_directory import RunDirectory
     from leanify.training.curves import curves_of
     from leanify.training.overview import overview
+    from leanify.units import metric
 
     run = RunDirectory.open(what)
     facts, recipe, rows, best = overview(run), run.recipe, run.rows(), run.best()
-    shape, params = _shape(what)
+    shape, params = _noted(run) or _shape(what)
     done = "–" if facts.step is None else f"{facts.step:,}" + (f" of {facts.steps:,}" if facts.steps else "")
-    found = "no evaluation yet" if facts.best is None else f"best {facts.metric} {facts.best:.4g} at step {_at(best)}"
+    found = (
+        "no evaluation yet" if facts.best is None else f"best {metric(facts.metric, facts.best)} at step {_at(best)}"
+    )
     name, own = quote(what), recipe.data is not None and is_own(recipe.data)
     hints = {
         "interrupted": [f"go on:  {run.resume_line}"],
@@ -116,6 +120,19 @@ def _run(what: str) -> Page:
         f"{what} · {facts.source}",
         hints.get(facts.state, []),
     )
+
+
+def _noted(run: RunDirectory) -> tuple[str, str] | None:
+    """`_shape` as the run's card has it, without torch; None for an older run or a damaged card."""
+    from leanify.architecture import Architecture
+    from leanify.units import millions
+
+    card = run.card()
+    try:
+        shape, params = Architecture.from_json(card["architecture"]), card["params"]
+    except (LeanifyError, LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return (str(shape), f"{millions(params)} parameters") if type(params) is int else None
 
 
 def _at(best: Any) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from leanify.cli.tables import table
 from leanify.spectra.report import known
 from leanify.terminal import console
-from leanify.units import binary, digits, gigas, millions, seconds
+from leanify.units import PERCENT, binary, digits, gigas, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.study import Study
@@ -25,7 +25,7 @@ def render_study(study: Study, page: Path | None) -> None:
     out = console()
     out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
     out.print()
-    quality = f"{study.metric or 'quality'} (95 %)"
+    quality = f"{study.metric or 'quality'}{' %' if study.metric in PERCENT else ''} (± 95%)"
     shown = table(("", "depth", "heads × dim", "mlp", "params", quality, "seeds", "κ"), [])
     for result in study.results:
         shown.add_row(*_design_row(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from leanify.training.glue_table import Report, Score
 
 
+WIDE = 100  # columns that a table with sentences needs
 WIDEST = 1000  # columns: the width of a table without limits
 
 
@@ -29,6 +31,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def entries(rows: Iterable[tuple[str, str]], width: int) -> str:
+    """What a narrow terminal gets in place of a table: each first text in a line, the second one indented below it."""
+    lines = []
+    for first, second in rows:
+        lines.append(first)
+        lines += textwrap.wrap(
+            second, width, initial_indent="    ", subsequent_indent="    ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines)
 
 
 def fit(made: Any, out: Console, last: Sequence[str]) -> Any:
@@ -54,10 +68,7 @@ def render_profiles(profiles: Sequence[Profile]) -> None:
         values = [get(profile) for profile in profiles]
         if all(value is None for value in values):
             continue
-        cells = [
-            unit(value) + (f" ×{value / values[0]:.3f}" if i and value and values[0] else "")
-            for i, value in enumerate(values)
-        ]
+        cells = [unit(value) + (_ratio(value, values[0]) if place else "") for place, value in enumerate(values)]
         shown.add_row(name, *cells)
     out.print(shown)
     out.print()
@@ -65,6 +76,12 @@ def render_profiles(profiles: Sequence[Profile]) -> None:
     for profile in profiles:
         name = f"{profile.source}: " if len(profiles) > 1 else ""
         out.print(f"{name}MACs: {profile.cross_check}; neither counts {', '.join(profile.uncounted) or 'nothing else'}")
+
+
+def _ratio(value: Any, first: Any) -> str:
+    """A number's ratio to the first source's; of what is no number, nothing."""
+    numbers = all(isinstance(one, int | float) and one for one in (value, first))
+    return f" ×{value / first:.3f}" if numbers else ""
 
 
 def _kernels(calls: Mapping[str, int] | None) -> str:

@@ -67,7 +67,7 @@ def train(
     from leanify.terminal import progress
 
     with progress("loading PyTorch", None):
-        from leanify import training
+        from leanify.training import start as training
 
         value = None if chosen is None else training.resolve(chosen, settings or [], teacher)
     if dry_run:

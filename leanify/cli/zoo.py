@@ -13,8 +13,6 @@ from leanify.cli.options import Format, Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from leanify.zoo.verdict import Verdict
 
 _HOW = (
@@ -25,13 +23,12 @@ _HOW = (
     "redesign loosened where a note names flags), and every law that "
     "applies held. refused: leanify says why not. failing: neither."
 )
-WIDE = 100  # columns
 _SIGNS = {True: "yes", False: "no", None: "–"}
 _ANSWERS = ("read", "grow", "redesign", "control")
 
 
 def zoo(
-    library: Annotated[str | None, typer.Option(help="only timm or hf")] = None,
+    library: Annotated[str | None, typer.Option(metavar="timm|hf", help="only this library")] = None,
     check: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,13 +72,9 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
 
     from rich.console import Console
 
-    from leanify.terminal import progress
-
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 120) if console.is_terminal else 120
-    with progress("drawing the table", None), console.capture() as drawn:
-        console.print(_rendered(models, _ANSWERS if console.width >= WIDE else ()))
-    print(drawn.get(), end="")
+    print(_listed(models, console.width))
     libraries = sorted({model["library"] for model in models})
     for name in libraries:
         counts = Counter(model["status"] for model in models if model["library"] == name)
@@ -95,19 +88,19 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
         console.print(f"{count} of these rows were checked again, with code {code}")
 
 
-def _rendered(models: Sequence[dict[str, Any]], asked: Sequence[str] = _ANSWERS) -> Table:
-    """A row a model, with the answers that are ``asked`` for: all of them need 100 columns."""
-    from rich import box
-    from rich.table import Table
+def _listed(models: Sequence[dict[str, Any]], width: int) -> str:
+    """Name, status and, from 100 columns on, the answers in a line; below it reasons, and laws that did not apply."""
+    from leanify.cli.tables import WIDE, entries
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("model", "status", *asked):
-        table.add_column(name, no_wrap=True)
-    table.add_column("reason, and laws that had nothing to test", overflow="fold")
-    for model in models:
-        answers = (_SIGNS[model.get(answer)] for answer in asked)
-        table.add_row(f"{model['library']}/{model['name']}", model["status"], *answers, _notes(model))
-    return table
+    asked = _ANSWERS if width >= WIDE else ()
+    names = [f"{one['library']}/{one['name']}" for one in models]
+    longest = max(map(len, names), default=0)
+    rows = [(f"{'model':{longest}}  {'status':9}" + "".join(f"  {answer:8}" for answer in asked), "")]
+    for name, one in zip(names, models, strict=True):
+        answers = "".join(f"  {_SIGNS[one.get(answer)]:8}" for answer in asked)
+        notes = _notes(one if asked else {**one, "untested": ()})
+        rows.append((f"{name:{longest}}  {one['status']:9}{answers}".rstrip(), notes))
+    return entries(rows, width)
 
 
 def _notes(model: dict[str, Any]) -> str:

@@ -158,8 +158,9 @@ class Plan:
         """
         from leanify.design.build import room_for
         from leanify.sources import lean_directory
+        from leanify.sources.new_directory import check_new_directory, new_directory
 
-        lean_directory.check_new_directory(directory, force)
+        check_new_directory(directory, force)
         if not control and carry is None and model_type is None and self._streamed(weights, seed, directory, force):
             return replace(self, directory=str(directory))
         if not control:
@@ -169,7 +170,7 @@ class Plan:
         if self.control is None:
             raise LeanifyError(f"there is no control to write beside lean ({'; '.join(self.warnings)})")
         room_for(4 * (self.chosen.params + self.control.params), Path(directory))
-        with lean_directory.new_directory(directory, force) as folder:
+        with new_directory(directory, force) as folder:
             for name, design in (("lean", self.chosen), ("control", self.control)):
                 lean_directory.save(
                     self.build(weights, seed, pretrained, design, carry), folder / name, False, model_type

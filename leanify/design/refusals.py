@@ -35,10 +35,11 @@ def refusal(prices: PriceList, request: Request, grids: Sequence[Grid], shares: 
         total = getattr(whole, cost)
         least = smallest(grids, request, cost, total)
         if least is None:
-            why = _floors(grids, request) + "." + _looser(prices, request, cost, total, least)
-            return BudgetError(f"no sensible design has fewer layers and more heads: {why}")
+            why = f"no sensible design has fewer layers and more heads: {_floors(grids, request)}."
+            return BudgetError(why, _looser(prices, request, cost, total, least))
         if least > limit:
-            return BudgetError(_below(prices, request, grids, cost, total, least))
+            why = _below(prices, request, grids, cost, total, least)
+            return BudgetError(why, _looser(prices, request, cost, total, least))
     return BudgetError("each limit can be met, but no sensible design meets all of them; loosen one")
 
 
@@ -51,7 +52,7 @@ def _below(prices: PriceList, request: Request, grids: Sequence[Grid], cost: str
     return (
         f"the budget of {request.limits[cost] // per:,} {unit} is below every sensible design{where} has "
         f"{math.ceil(least / per):,} ({flag} {_enough(least / per, total / per, cost)}).{_single_block(grids)}"
-        f"{_unpinned(prices, request, cost, total, least)}{_looser(prices, request, cost, total, least)}"
+        f"{_unpinned(prices, request, cost, total, least)}"
     )
 
 

@@ -9,7 +9,8 @@
     tokenizer.json, …  the tokenizer in Hugging Face layout, if the run trained its own
     checkpoints/STEP/  see `checkpoints`
 
-A checkpoint's card records the length of metrics.jsonl, so that a resumed run can drop rows written after it.
+A checkpoint's card records the length of metrics.jsonl, so that a resumed run can drop rows written after it. Reading
+a run imports no torch, so that `leanify runs` and `leanify show` answer at once.
 """
 
 from __future__ import annotations
@@ -24,19 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
-from leanify import machine
 from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingError
-from leanify.lens import surgery
-from leanify.sources import checkpoints, lean_directory
+from leanify.sources import checkpoints
 from leanify.sources import recipe as recipes
 from leanify.sources.checkpoints import Checkpoint, write_small
 from leanify.sources.files import check_regular, check_size, parsed, read_json
+from leanify.sources.new_directory import CARD, new_directory
 from leanify.sources.recipe import Recipe
-from leanify.upstream.origin import origin_of
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
 
 RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
@@ -64,11 +62,13 @@ class RunDirectory:
         classes: Sequence[str] = (),
     ) -> RunDirectory:
         """Create a run's directory atomically, with the data's fingerprint and class names. Raises DirectoryError."""
+        from leanify.sources.run_card import card_of
+
         card = card_of(recipe, model, classes)
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-        with lean_directory.new_directory(path) as folder:
+        with new_directory(path) as folder:
             (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
-            (folder / lean_directory.CARD).write_text(card)
+            (folder / CARD).write_text(card)
             (folder / DATA).write_text(json.dumps(data or {}, indent=2) + "\n")
             (folder / METRICS).touch()
             (folder / ENVIRONMENT).write_text("[]\n")
@@ -114,7 +114,7 @@ class RunDirectory:
 
     def card(self) -> dict[str, Any]:
         """The contents of leanify.json; {} if it is missing or damaged."""
-        found = _json(self.path / lean_directory.CARD)
+        found = _json(self.path / CARD)
         return found if isinstance(found, dict) else {}
 
     @property
@@ -133,9 +133,11 @@ class RunDirectory:
         """Rewrite leanify.json if it is missing or damaged. Returns a message in that case, else None."""
         if self.card():
             return None
-        with self._written(lean_directory.CARD):
-            write_small(self.path / lean_directory.CARD, card_of(self.recipe, model, classes))
-        return f"{self.path / lean_directory.CARD} was missing or damaged and has been rewritten"
+        from leanify.sources.run_card import card_of
+
+        with self._written(CARD):
+            write_small(self.path / CARD, card_of(self.recipe, model, classes))
+        return f"{self.path / CARD} was missing or damaged and has been rewritten"
 
     # -- the data -----------------------------------------------------------------------------------------------------
 
@@ -255,6 +257,8 @@ class RunDirectory:
 
     def note_environment(self, **facts: Any) -> list[str]:
         """Record this process's environment. Returns warnings about differences from the run's first start."""
+        from leanify import machine
+
         path, warnings = self.path / ENVIRONMENT, []
         entries = _json(path)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -293,6 +297,8 @@ class RunDirectory:
         sharded tensors, of which every process writes its own rows; then every process must call this. Raises
         TrainingError if writing fails.
         """
+        from leanify.sources import checkpoint_writing
+
         target = self.path / CHECKPOINTS / f"{step:08d}"
         if target.is_dir():
             return target
@@ -302,9 +308,9 @@ class RunDirectory:
                 os.fsync(file.fileno())
             facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
             if parts is None:
-                checkpoints.write(target, tensors, state, facts)
+                checkpoint_writing.write(target, tensors, state, facts)
             else:
-                checkpoints.write_together(target, tensors, parts, state, facts)
+                checkpoint_writing.write_together(target, tensors, parts, state, facts)
         except OSError as error:
             reason = error.strerror or str(error)
             raise TrainingError(
@@ -352,23 +358,6 @@ class RunDirectory:
         if scored:
             return max(scored, key=lambda entry: entry.score or 0.0)
         return found[-1] if found else None
-
-
-def card_of(recipe: Recipe, model: nn.Module, classes: Sequence[str] = ()) -> str:
-    """The text of a run's leanify.json. Raises SourceError for a model that did not come from a known library."""
-    origin = origin_of(model)
-    if origin is None:
-        raise SourceError(f"this {type(model).__name__} was not created by leanify, timm or transformers")
-    card = {
-        "format": lean_directory.FORMAT,
-        "origin": vars(origin),
-        "architecture": surgery.read(model).to_json(),
-        "tied": lean_directory.untied(model)[1],
-        "requires": lean_directory.requirements(origin),
-        "recipe": recipe.to_dict(),
-        "classes": list(classes),
-    }
-    return json.dumps(card, indent=2) + "\n"
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

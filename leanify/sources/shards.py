@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from leanify.errors import TrainingError
-
-FOLDER = "shards"
+from leanify.sources.checkpoints import SHARDS
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[str, str]:
@@ -27,9 +26,9 @@ def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[str, s
 
     Returns file name → SHA-256 for the files of this process. Raises TrainingError before torch 2.9.
     """
-    library, where = _library(), folder / FOLDER
+    library, where = _library(), folder / SHARDS
     library.save(dict(tensors), storage_writer=library.HuggingFaceStorageWriter(str(where), save_distributed=True))
-    return {f"{FOLDER}/{path.name}": _on_disk(path) for path in sorted(where.glob(f"shard-{rank + 1:05d}-*"))}
+    return {f"{SHARDS}/{path.name}": _on_disk(path) for path in sorted(where.glob(f"shard-{rank + 1:05d}-*"))}
 
 
 def _on_disk(path: Path) -> str:
@@ -41,7 +40,7 @@ def _on_disk(path: Path) -> str:
 
 def sizes(folder: Path) -> dict[str, torch.Size]:
     """The full shapes of the tensors saved under ``folder``, by name."""
-    found = _library().HuggingFaceStorageReader(str(folder / FOLDER)).read_metadata().state_dict_metadata
+    found = _library().HuggingFaceStorageReader(str(folder / SHARDS)).read_metadata().state_dict_metadata
     return {name: about.size for name, about in found.items()}
 
 
@@ -50,7 +49,7 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     import torch.distributed as dist
 
     library = _library()
-    reader = library.HuggingFaceStorageReader(str(folder / FOLDER))
+    reader = library.HuggingFaceStorageReader(str(folder / SHARDS))
     library.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
 
 

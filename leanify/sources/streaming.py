@@ -22,7 +22,8 @@ from leanify.lens.resize import resize
 from leanify.lens.sites import locate
 from leanify.sources.describe import describe
 from leanify.sources.files import read_json
-from leanify.sources.lean_directory import new_directory, write_around
+from leanify.sources.lean_directory import write_around
+from leanify.sources.new_directory import new_directory
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.transformers_hooks import bring_in_line
 

@@ -1,261 +1,57 @@
 """Studies: does trading depth for heads pay off on the user's own data?
 
-`designs` finds and prices the designs to compare, `plan` is a study as a value, `folder` its directory on disk.
-`warm_start` writes initial weights, `worker` executes one run, `runner` many, `engines` schedules them. `values` and
-`results` hold the findings, computed with `statistics`; `efficiency`, `measure` and `forecast` cover costs; `report`
-writes the page.
+`comparing` is what is called. `designs` finds and prices the designs to compare, `plan` is a study as a value, `folder`
+its directory on disk. `warm_start` writes initial weights, `worker` executes one run, `runner` many, `engines`
+schedules them. `values` and `results` hold the findings, computed with `statistics`; `efficiency`, `measure` and
+`forecast` cover costs; `report` writes the page.
+
+Names are loaded when they are first used: what only looks at a folder imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from shlex import quote
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from leanify import training
-from leanify.errors import DirectoryError, RecipeError, TrainingError
-from leanify.sources import find
-from leanify.sources.recipe import Recipe
-from leanify.study import engines, runner, warm_start
-from leanify.study import tournament as tournaments
-from leanify.study.designs import Designer
-from leanify.study.folder import REPORT, StudyFolder, is_study
-from leanify.study.forecast import forecast
-from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, PlannedDesign, StudyPlan, ranked
-from leanify.study.results import Study, study_of
-from leanify.study.runner import Engine
-from leanify.study.tournament import field_of
-from leanify.training.preparation import trainable
-from leanify.upstream.wall import wall
+if TYPE_CHECKING:
+    from leanify.study.comparing import Request as Request
+    from leanify.study.comparing import compare as compare
+    from leanify.study.comparing import finished as finished
+    from leanify.study.comparing import folder_of as folder_of
+    from leanify.study.comparing import measure_costs as measure_costs
+    from leanify.study.comparing import new_folder as new_folder
+    from leanify.study.comparing import planned as planned
+    from leanify.study.comparing import telling as telling
+    from leanify.study.comparing import title_of as title_of
+    from leanify.study.comparing import train_all as train_all
+    from leanify.study.folder import REPORT as REPORT
+    from leanify.study.folder import StudyFolder as StudyFolder
+    from leanify.study.folder import is_study as is_study
+    from leanify.study.plan import StudyPlan as StudyPlan
+    from leanify.study.results import Study as Study
 
-ALONE = "digits-study"  # the default recipe
-DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL), 3, "0.5"
-
-
-@dataclass(frozen=True)
-class Request:
-    """The arguments of a study; None means the default, or the existing study's value when one is continued."""
-
-    recipe: str | Path | Recipe | None = None
-    target_params: float | int | str | None = None
-    seeds: int | Sequence[int] | None = None
-    designs: Sequence[str] | None = None
-    sweep: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    settings: Sequence[str] = ()
-    margin: float | None = None
-    jobs: int = 1
-    tournament: int | None = None
-    more: int | None = None
-    weights: str | Path | None = None
-    teacher: str | Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise RecipeError(f"--jobs must be at least 1, not {self.jobs}")
-
-    @property
-    def usual_seeds(self) -> int:
-        return SEEDS if self.tournament is None else tournaments.SEEDS
-
-    @property
-    def study(self) -> StudyFolder | None:
-        """The existing study to continue, if ``recipe`` is its folder."""
-        known = not isinstance(self.recipe, Recipe) and self.recipe is not None and is_study(self.recipe)
-        return StudyFolder(Path(str(self.recipe))) if known else None
+_HOMES = {
+    "REPORT": "folder",
+    "Request": "comparing",
+    "Study": "results",
+    "StudyFolder": "folder",
+    "StudyPlan": "plan",
+    "compare": "comparing",
+    "finished": "comparing",
+    "folder_of": "comparing",
+    "is_study": "folder",
+    "measure_costs": "comparing",
+    "new_folder": "comparing",
+    "planned": "comparing",
+    "telling": "comparing",
+    "title_of": "comparing",
+    "train_all": "comparing",
+}
 
 
-def compare(
-    recipe: str | Path | Recipe | None = None,
-    output: str | Path | None = None,
-    *,
-    target_params: float | int | str | None = None,
-    seeds: int | Sequence[int] | None = None,
-    designs: Sequence[str] | None = None,
-    sweep: Mapping[str, Sequence[int]] | None = None,
-    settings: Sequence[str] = (),
-    margin: float | None = None,
-    tournament: int | None = None,
-    more: int | None = None,
-    weights: str | Path | None = None,
-    teacher: str | Path | None = None,
-    jobs: int = 1,
-    engine: str | Engine = "local",
-    retry: bool = False,
-    measure: bool = True,
-) -> Study:
-    """Train every design with every seed, and return the study that ``leanify compare`` prints.
+if not TYPE_CHECKING:
 
-    recipe         what `leanify.train` takes, or a study's folder to continue it; default: a study on the digits
-    output         the study's folder; finished runs are kept, so the same call resumes, and more seeds or designs add
-    target_params  the parameter budget: a share of the baseline (default 0.5) or a count
-    seeds          the number of seeds, or a list of them
-    designs        names, lean directories or shapes (`study.designs`); default: baseline, lean, control
-    sweep          values per axis; every combination becomes a design
-    margin         the non-inferiority margin in the metric's unit; default: the task's
-    tournament     try this many designs within the budget and train the best three to the end
-    more           add this many designs, those expected to be most informative about all others
-    weights        a trained model of the recipe's shape from which all designs start
-    teacher        a model from which all designs are distilled
-    jobs           runs at a time on this machine
-    engine         ``"local"``, ``"slurm"``, ``"ray"``, or an object with ``submit`` as in `concurrent.futures`
-    retry          run failed runs again
-    measure        measure latency, throughput and memory of the designs at the end
-
-    Raises LeanifyError.
-    """
-    request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament, more)
-    request = replace(request, weights=weights, teacher=teacher)
-    if isinstance(engine, str):
-        engines.check_engine(engine)
-    folder = folder_of(request, output, here=engine == "local")
-    if retry:
-        folder.forget_failures()
-    opened = engines.engine_of(engine, folder, jobs) if isinstance(engine, str) else nullcontext(engine)
-    with opened as runs:
-        train_all(folder, runs)
-    if measure:
-        measure_costs(folder)
-    return finished(folder)
-
-
-def planned(request: Request) -> StudyPlan:
-    """Resolve and price a study without writing anything. Raises LeanifyError."""
-    old = request.study.plan if request.study is not None else None
-    chosen = ALONE if request.recipe is None else request.recipe
-    settings = list(request.settings)
-    if request.teacher is not None:
-        settings.append(f"distill.teacher={find.located(request.teacher)}")
-    value = training.resolve(chosen if old is None else old.recipe, settings)
-    trainable(value)
-    if request.margin is not None and not request.margin > 0:
-        raise RecipeError(f"--margin must be above 0, the acceptable loss in the metric's unit; not {request.margin:g}")
-    budget = request.target_params if request.target_params is not None else BUDGET if old is None else old.budget
-    seeds = request.seeds if request.seeds is not None else request.usual_seeds if old is None else old.seeds
-    names = request.designs if request.designs is not None else DESIGNS if old is None else ()
-    plan = StudyPlan(
-        title=title_of(chosen),
-        recipe=value,
-        budget=str(budget),
-        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        designs=(),
-        threads=runner.threads_for(request.jobs),
-        margin=request.margin,
-        tournament=request.tournament is not None,
-        weights=None if request.weights is None else find.located(request.weights),
-    )
-    if plan.weights is None and old is not None:
-        plan = replace(plan, weights=old.weights)
-    designer = Designer(value, str(budget))
-    made = _designs(request, designer, names)
-    plan = replace(plan, designs=made, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
-    if old is None:
-        return plan
-    return old.joined(replace(plan, title=old.title, threads=old.threads, tournament=old.tournament))
-
-
-def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tuple[PlannedDesign, ...]:
-    """The requested designs: by name and sweep, by a tournament, or as the most informative ones."""
-    if request.tournament is not None and (request.designs is not None or request.sweep):
-        raise RecipeError("--tournament chooses its own designs; it cannot be combined with --designs or --sweep")
-    if request.more is not None:
-        if request.study is None:
-            raise RecipeError("--more adds designs to an existing study: leanify compare STUDY --more 4")
-        return telling(study_of(request.study), designer, request.more)
-    if request.tournament is not None:
-        return field_of(designer, request.tournament)
-    return designer.all(names, request.sweep)
-
-
-def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign, ...]:
-    """``count`` designs within the study's budget that are most informative about the others, by its surface."""
-    from leanify.study.surface import of_grid, surface_of
-
-    surface = surface_of(study)
-
-    def make() -> Iterator[PlannedDesign]:
-        grid, inside = tournaments.spending(designer.plan, tournaments.CHOICE * count)
-        begun = sum(design.name.startswith("more-") for design in study.plan.designs)
-        for place, row in enumerate(surface.most_telling(of_grid(grid)[inside], count), begun + 1):
-            yield designer.planned(f"more-{place}", designer.design(grid.candidate(int(inside[row]))))
-
-    return ranked(tuple(designer.priced(make)))
-
-
-def folder_of(request: Request, output: str | Path | None = None, here: bool = False) -> StudyFolder:
-    """Create the study's folder, or extend an existing one. Raises RecipeError if it contains a different study.
-
-    ``here`` means that this machine will run it; then too many jobs for its memory raise RecipeError before anything is
-    written.
-    """
-    path = Path(output) if output is not None else new_folder(request)
-    folder = request.study or (StudyFolder(path) if is_study(path) else None)
-    if folder is not None and request.study is not None and request == Request(request.recipe, jobs=request.jobs):
-        return folder
-    plan = planned(request) if folder is None else folder.plan.joined(planned(request))
-    if here:
-        runner.check_jobs(plan, request.jobs)
-    if folder is None:
-        return StudyFolder.create(path, plan)
-    if plan != folder.plan:  # a continued study has been joined above
-        folder.replan(plan)
-    return folder
-
-
-def title_of(recipe: str | Path | Recipe) -> str:
-    return "study" if isinstance(recipe, Recipe) else Path(recipe).stem
-
-
-def new_folder(request: Request) -> Path:
-    """The default folder: studies/NAME."""
-    return Path("studies") / title_of(ALONE if request.recipe is None else request.recipe)
-
-
-def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
-    """Train every run that has not ended; in a tournament, first reduce the field to its finalists."""
-    warm_start.prepare(folder)
-    if folder.plan.tournament:
-        tournaments.play(folder, engine, on_end)
-    for key in runner.run_all(folder, folder.missing(), engine):
-        if on_end is not None:
-            on_end(key)
-        _check_hope(folder)
-
-
-def _check_hope(folder: StudyFolder) -> None:
-    """Raise TrainingError if a run of every design has failed for one reason, and no run has ended well."""
-    found = [outcome for key in folder.plan.runs() if (outcome := folder.outcome(key)) is not None]
-    designs = {outcome.design for outcome in found if outcome.status == "failed"}
-    reasons = {outcome.reason for outcome in found}
-    if len(reasons) == 1 and designs == {design.name for design in folder.plan.designs} and folder.missing():
-        raise TrainingError(
-            f"all {len(found)} runs so far failed for the same reason: {reasons.pop()}. The others are left; once this "
-            f"is mended: leanify compare {quote(str(folder.path))} --retry"
-        )
-
-
-def measure_costs(folder: StudyFolder) -> None:
-    """Measure the designs' costs, unless all of them have been measured."""
-    from leanify.study.measure import measure
-
-    study = study_of(folder)
-    if all(result.costs is not None for result in study.results):
-        return
-    costs = measure(folder.plan)
-    data = study.to_json()
-    for design in data["designs"]:
-        design |= vars(costs[design["name"]])
-    folder.write_results(data)
-
-
-def finished(folder: StudyFolder) -> Study:
-    """Return the study's current results and update ``results.json``. Raises DirectoryError for a damaged file."""
-    study = study_of(folder)
-    with wall(f"a file of {folder.path} is damaged", DirectoryError):
-        found = study.to_json()
-    folder.write_results(found)
-    return study
-
-
-__all__ = ["REPORT", "Study", "StudyFolder", "StudyPlan", "compare", "forecast", "is_study"]
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -95,8 +95,25 @@ class Designer:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan under the study's budget."""
-        return self.asked(target_params=self.budget)
+        """The plan under the study's budget. Its BudgetError names what a study takes, not flags of redesign."""
+        try:
+            return self.asked(target_params=self.budget)
+        except BudgetError as error:
+            if not error.flags:
+                raise
+            raise BudgetError(f"{error.message} {self._other_ways()}") from error
+
+    def _other_ways(self) -> str:
+        """What works where the rules leave no lean design: a shape of one's own, or a deeper baseline."""
+        stages = surgery.read(find.build_on_meta(find.find(self._file))).stages
+        depth, primary = stages[0].depth, stages[0].primary
+        if len(stages) > 1 or primary is None:
+            return "A shape that is named keeps to no rule: --designs baseline,small=depth:N/N/…,heads:N/N/…"
+        shape = f"depth:{max(1, depth // 2)},heads:{2 * primary.heads}"
+        return (
+            f"A shape that is named keeps to no rule: --designs baseline,small={shape}; "
+            f"or compare a deeper model: --set model.depth={3 * depth}"
+        )
 
     @cached_property
     def unpressed(self) -> Plan:

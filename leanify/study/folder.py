@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanify.errors import DirectoryError
-from leanify.sources import lean_directory, run_directory
+from leanify.sources import run_directory
 from leanify.sources.checkpoints import write_small
 from leanify.sources.files import check_regular, parsed, read_text
+from leanify.sources.new_directory import new_directory
 from leanify.sources.recipe import ModelSection, Recipe
 from leanify.sources.run_directory import METRICS
 from leanify.study import plan as plans
@@ -97,7 +98,7 @@ class StudyFolder:
     def create(path: Path, plan: StudyPlan) -> StudyFolder:
         """Create a study's folder atomically. Raises DirectoryError."""
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with lean_directory.new_directory(path) as folder:
+        with new_directory(path) as folder:
             (folder / plans.FILE).write_text(plan.to_toml(), encoding="utf-8")
             (folder / RUNS).mkdir()
         return StudyFolder(path)

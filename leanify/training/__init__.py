@@ -1,123 +1,37 @@
 """Train a recipe: start a run, resume one, or rehearse it.
 
-`loop` is the training loop, to be read from top to bottom. `defaults` and `preparation` build the model and the data of
-a recipe, `engine`, `memory` and `heap` handle the device, `schedule` and `distillation` define a step, `saver` writes
-checkpoints, and `window`, `watcher` and `interrupts` are the log, its reader and signals. What a run keeps on the disk
-is `leanify.sources.run_directory`.
+`start` is what is called, `loop` the training loop, to be read from top to bottom. `defaults` and `preparation` build
+the model and the data of a recipe, `engine`, `memory` and `heap` handle the device, `schedule` and `distillation`
+define a step, `saver` writes checkpoints, and `window`, `watcher` and `interrupts` are the log, its reader and signals.
+What a run keeps on the disk is `leanify.sources.run_directory`.
+
+Names are loaded when they are first used: what only looks at a folder imports no torch.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from leanify import machine
-from leanify.data import vocabulary
-from leanify.errors import RecipeError
-from leanify.sources import lean_directory
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import Recipe
-from leanify.sources.run_directory import RunDirectory
-from leanify.training import defaults, guards, heap
-from leanify.training.loop import Trainer, Watcher
-from leanify.upstream.wall import wall
+if TYPE_CHECKING:
+    from leanify.training.start import new_folder as new_folder
+    from leanify.training.start import rehearse as rehearse
+    from leanify.training.start import resolve as resolve
+    from leanify.training.start import train as train
+    from leanify.training.start import with_tokenizer_of as with_tokenizer_of
 
-
-def train(
-    recipe: str | Path | Recipe | None = None,
-    output: str | Path | None = None,
-    *,
-    resume: str | Path | None = None,
-    settings: tuple[str, ...] | list[str] = (),
-    teacher: str | None = None,
-    accept_changed_data: bool = False,
-    watcher: Watcher | None = None,
-) -> Path:
-    """Train a recipe and return the run's folder: ``output``, else ``runs/NAME``.
-
-    ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: then the usual recipe of the model's
-    kind, on the data that ``settings`` name in ``data.path``. ``teacher`` is a SOURCE with weights that it learns from.
-
-    ``resume`` goes on with a run from its newest intact checkpoint. A recipe given with it must be the run's own, and
-    the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the step, write a
-    checkpoint and raise KeyboardInterrupt. Raises LeanifyError.
-    """
-    if resume is not None:
-        run = RunDirectory.open(resume)
-        run.check_unedited()
-        value = run.recipe
-        if recipe is not None or settings or teacher is not None:
-            run.check_recipe(resolve(value if recipe is None else recipe, settings, teacher))
-        with guards.raised_by_all():
-            trainer = Trainer(with_tokenizer_of(run), watcher)
-        trainer.fit(run, accept_changed_data)
-        return run.path
-    if recipe is None:
-        raise RecipeError(
-            "a recipe is needed: a file, a name (leanify train --list) or a leanify.sources.recipe.Recipe"
-        )
-    value = resolve(recipe, settings, teacher)
-    folder = Path(output) if output is not None else new_folder(recipe)
-    lean_directory.check_new_directory(folder) if folder.parent.is_dir() else None
-    with guards.raised_by_all():
-        trainer = Trainer(value, watcher)
-    return trainer.fit(trainer.new_run(folder)).path
+_HOMES = {
+    "new_folder": "start",
+    "rehearse": "start",
+    "resolve": "start",
+    "train": "start",
+    "with_tokenizer_of": "start",
+}
 
 
-def with_tokenizer_of(run: RunDirectory) -> Recipe:
-    """The recipe of a run as it was begun: with the tokenizer that it keeps, and of an older run the first samples."""
-    value, data = run.recipe, run.recipe.data
-    if data is not None and vocabulary.lies_in(run.path):
-        data = replace(data, tokenizer=str(run.path))
-    if data is not None and run.is_older:
-        data = replace(data, subset="first")
-    return replace(value, data=data)
+if not TYPE_CHECKING:
 
-
-@wall("the recipe cannot be found", RecipeError)
-def resolve(
-    recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = (), teacher: str | None = None
-) -> Recipe:
-    """The recipe that is named, that of a run, or the usual one of a model; with its teacher and its settings."""
-    path = next((each.partition("=")[2].strip() for each in settings if each.startswith("data.path=")), None)
-    if isinstance(recipe, Recipe):
-        value = defaults.with_teacher(recipe, teacher)
-    else:
-        value = defaults.recipe_of(recipe, path, teacher, defaults.named_in(settings))
-    value = recipes.with_settings(value, settings) if settings else value
-    if not isinstance(recipe, Recipe):
-        defaults.check_data(recipe, value)
-    return value
-
-
-def new_folder(recipe: str | Path | Recipe) -> Path:
-    """runs/NAME, or the first of runs/NAME-2, … that does not exist."""
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    names = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
-    return next(path for path in names if not path.exists())
-
-
-def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
-    """Build everything and do two steps; what the run would take. Nothing is written. Raises LeanifyError."""
-    trainer = Trainer(recipe, watcher)
-    first = min(trainer.order.ramp, max(trainer.steps - 2, 0))  # the batch has grown to its size
-    batches, begun = trainer.batches(first), 0.0
-    with heap.kept():
-        for step in range(first, min(first + 2, trainer.steps)):
-            begun = time.perf_counter()
-            trainer.step(step, batches)
-    seconds = time.perf_counter() - begun  # of the second step: the first one warms up
-    passes = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
-    available = machine.available(trainer.accelerator.device)
-    return {
-        "model": recipe.model.source,
-        "parameters": sum(p.numel() for p in trainer.bare.parameters()),
-        "data": trainer.splits.description,
-        "steps": trainer.steps,
-        "seconds_a_step": seconds,
-        "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,
-        "memory_predicted_bytes": None if trainer.need is None else trainer.need.of(passes),
-        "memory_available_bytes": available,
-    }
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -30,6 +30,7 @@ from leanify.design.counting import call
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
 from leanify.sources import find, lean_directory, side_files
 from leanify.sources.describe import describe
+from leanify.sources.new_directory import new_directory
 from leanify.sources.timm_hooks import config_of as timm_config
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
@@ -63,7 +64,7 @@ def export(source: str | Path, *, format: str, output: str | Path, with_code: bo
     with torch.no_grad(), uncached(model):
         expected = outputs_of(call(model, inputs))
     if format in ("hf", "timm"):
-        with lean_directory.new_directory(target) as folder:
+        with new_directory(target) as folder:
             (_write_hf if format == "hf" else _write_timm)(model, folder, with_code)
             _compare(format, expected, _loaded_elsewhere(format, model, folder, inputs))
     else:

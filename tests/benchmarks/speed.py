@@ -98,7 +98,7 @@ def checkpoints(runs: int = 5) -> Iterator[Figure]:
     import torch
 
     import leanify
-    from leanify.sources import checkpoints as files
+    from leanify.sources import checkpoint_writing as files
     from leanify.training.saver import Saver
 
     model = leanify.load("vit_base")

@@ -1,0 +1,87 @@
+"""What is printed on a narrow terminal: whole words, units, and commands that work when they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import DIGITS
+
+from leanify import study as studies
+from leanify import training
+from leanify.cli import COMMANDS
+from leanify.cli.screen import print_end
+from leanify.cli.tables import entries
+from leanify.errors import BudgetError
+from leanify.sources import recipe as recipes
+from leanify.sources.run_directory import RunDirectory
+from leanify.units import metric
+
+
+def on_terminal(command: str, width: int = 80, before: str = "pass") -> subprocess.CompletedProcess[str]:
+    """A command as on a terminal of this width, without colours."""
+    code = f"import sys; {before}; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+    env = {**os.environ, "COLUMNS": str(width), "FORCE_COLOR": "1", "NO_COLOR": "1"}
+    return subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, env=env)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_no_types_of_python_and_breaks_no_word(command: str) -> None:
+    lines = on_terminal(f"{command} --help").stdout.splitlines()
+    assert lines[0].startswith(f"Usage: leanify {command} ")
+    assert [line for line in lines if re.search(r"[<{}]", line) or line.endswith("-") or len(line) > 80] == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(("command", "rows", "key"), [("recipes --keys", "keys", "about"), ("zoo", "models", "reason")])
+def test_lists_of_sentences_keep_words_whole(command: str, rows: str, key: str, width: int) -> None:
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(command, width).stdout)
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= width
+    listed = json.loads(on_terminal(f"{command} --json").stdout)[rows]
+    there = set(printed.split())
+    assert {word for row in listed for word in row[key].split()} <= there
+
+
+def test_entries_are_wrapped_between_words() -> None:
+    assert entries([("a", "one two-three four"), ("b", "")], 14) == "a\n    one\n    two-three\n    four\nb"
+
+
+def test_percentages_have_their_unit() -> None:
+    assert (metric("top1", 95.2777), metric("loss", 0.34331)) == ("top1 95.28 %", "loss 0.3433")
+
+
+def test_an_interruption_is_said() -> None:
+    when = (
+        "import _thread; sys.addaudithook("
+        "lambda event, args: _thread.interrupt_main() if event == 'import' and args[0] == 'torch' else None)"
+    )
+    done = on_terminal("profile vit_tiny --no-measure --quiet", before=when)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "leanify: interrupted")
+
+
+def test_a_study_names_ways_of_its_own_where_the_rules_leave_no_lean_design() -> None:
+    with pytest.raises(BudgetError) as refused:
+        studies.planned(studies.Request("digits"))
+    assert "--min-depth" not in str(refused.value)
+    (designs,) = re.findall(r"--designs (\S+);", str(refused.value))
+    (deeper,) = re.findall(r"--set (\S+)", str(refused.value))
+    named = studies.planned(studies.Request("digits", designs=tuple(designs.split(",", 1))))
+    assert [design.name for design in named.designs] == ["baseline", "small"]
+    assert len(studies.planned(studies.Request("digits", settings=(deeper,))).designs) == 3
+
+
+@pytest.mark.parametrize(("depth", "line"), [(2, "leanify compare"), (6, "leanify compare digits")])
+def test_the_study_that_is_proposed_can_be_planned(
+    depth: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["schedule.steps=1", "schedule.epochs=", "data.samples=64", f"model.depth={depth}"]
+    short = recipes.with_settings(recipes.parse(DIGITS), settings)
+    print_end(RunDirectory.open(training.train(short, tmp_path / "run")), "digits")
+    assert capsys.readouterr().out.splitlines()[-1].strip() == line
+    chosen = line.removeprefix("leanify compare").strip() or None
+    assert studies.planned(studies.Request(chosen, settings=(f"model.depth={depth}",) if chosen else ())).designs
