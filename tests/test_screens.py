@@ -16,10 +16,12 @@ from leanify import study as studies
 from leanify import training
 from leanify.cli import COMMANDS
 from leanify.cli.screen import print_end
+from leanify.cli.study_tables import _interval
 from leanify.cli.tables import entries
 from leanify.errors import BudgetError
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
+from leanify.spectra.plots import _html_table
 from leanify.units import metric
 
 
@@ -53,6 +55,20 @@ def test_entries_are_wrapped_between_words() -> None:
 
 def test_percentages_have_their_unit() -> None:
     assert (metric("top1", 95.2777), metric("loss", 0.34331)) == ("top1 95.28 %", "loss 0.3433")
+
+
+@pytest.mark.parametrize(
+    ("low", "mean", "high", "printed"),
+    [(85.68, 90.68, 95.68, "90.7 ± 5.0"), (68.1, 83.33, 98.5, "83 ± 15"), (0.3, 0.3123, 0.3246, "0.312 ± 0.012")],
+)
+def test_a_mean_has_the_digits_that_its_interval_leaves(low: float, mean: float, high: float, printed: str) -> None:
+    assert _interval(mean, low, high) == printed
+
+
+def test_a_page_puts_every_value_below_its_name() -> None:
+    rows = [{"step": 5, "top1": 25.0}, {"step": 15, "lr": 1.0926199633097156e-05, "top1": None}]
+    cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", _html_table(rows))
+    assert cells == ["step", "top1", "lr", "5", "25", "", "15", "", "1.093e-05"]
 
 
 def test_an_interruption_is_said() -> None:

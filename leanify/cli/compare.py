@@ -175,6 +175,8 @@ class Board:
         """Show that a run has finished or failed."""
         if key in self.tasks:
             self.progress.remove_task(self.tasks.pop(key))
+        from leanify.units import metric
+
         outcome = self.folder.outcome(key)
         self.progress.advance(self.whole)
         if outcome is None:
@@ -182,7 +184,8 @@ class Board:
         if outcome.status == "failed":
             self.console.print(f"{key} failed: {outcome.reason}", soft_wrap=True)
         else:
-            self.console.print(f"{key} · {outcome.metric} {outcome.quality:.4g}", soft_wrap=True)
+            said = metric(outcome.metric, outcome.quality) if outcome.quality is not None else outcome.status
+            self.console.print(f"{key} · {said}", soft_wrap=True)
 
 
 def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, todo: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -25,11 +27,13 @@ def render_study(study: Study, page: Path | None) -> None:
     out = console()
     out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
     out.print()
-    quality = f"{study.metric or 'quality'}{' %' if study.metric in PERCENT else ''} (± 95%)"
+    quality = f"{study.metric or 'quality'}{' %' if study.metric in PERCENT else ''}"
     shown = table(("", "depth", "heads × dim", "mlp", "params", quality, "seeds", "κ"), [])
     for result in study.results:
         shown.add_row(*_design_row(result))
     out.print(shown)
+    out.print()
+    out.print(f"{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads")
     if any(result.costs for result in study.results):
         out.print()
         out.print(_costs(study))
@@ -41,6 +45,8 @@ def render_study(study: Study, page: Path | None) -> None:
     _conclusions(study)
     if page is not None:
         out.print(f"page: {page}", soft_wrap=True)
+        seeds = 2 * len(study.plan.seeds)
+        out.print(f"more seeds: leanify compare {quote(str(page.parent))} --seeds {seeds}", soft_wrap=True)
 
 
 def _about(study: Study) -> str:
@@ -75,7 +81,11 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str:
         return "–"
     if low is None or high is None:
         return f"{mean:.4g}"
-    return f"{mean:.4g} ± {(high - low) / 2:.2g}"
+    half = (high - low) / 2
+    if not half:
+        return f"{mean:.4g} ± 0"
+    places = max(0, 1 - math.floor(math.log10(half)))  # two digits of the uncertainty, and as many of the mean
+    return f"{mean:.{places}f} ± {half:.{places}f}"
 
 
 def _costs(study: Study) -> Any:
@@ -110,7 +120,7 @@ def _efficiency(study: Study) -> Any:
 
 def _pairs(study: Study) -> Any:
     better = "more" if study.higher_is_better else "less"
-    shown = table((f"difference ({better} {study.metric} is +)", "mean", "95 % interval", "p (Holm)", "seeds"), [])
+    shown = table((f"difference ({better} {study.metric} is +)", "mean", "95% interval", "p (Holm)", "seeds"), [])
     for pair in study.pairs:
         shown.add_row(*_pair_row(pair))
     return shown
@@ -139,7 +149,7 @@ def render_predictions(predicted: Mapping[str, Any]) -> None:
     """Print a study's predictions for the designs of a plan."""
     rows = [(name, predicted[name]) for name in ("baseline", "chosen", "control") if predicted[name]]
     rows += [("also", entry) for entry in predicted["candidates"][1:]]
-    head = (f"predicted by {predicted['study']}", predicted["metric"] or "", "95 % interval")
+    head = (f"predicted by {predicted['study']}", predicted["metric"] or "", "95% interval")
     span = [(name, f"{p['mean']:.4g}", f"{p['low']:.4g} to {p['high']:.4g}") for name, p in rows]
     out = console()
     out.print()

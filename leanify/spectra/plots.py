@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from leanify.errors import DirectoryError
 from leanify.spectra.results import LayerProbe, Point, Probe
 from leanify.spectra.theory import gaussian_kappa
+from leanify.units import digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -262,11 +263,16 @@ def page(draw: Draw, title: str, rows: Sequence[Mapping[str, Any]], notes: Seque
 def _html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
+    names = list(dict.fromkeys(name for row in rows for name in row))  # rows may lack some
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>\n" for row in rows
+        "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in names) + "</tr>\n" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else digits(value) if isinstance(value, float) else str(value)
 
 
 _PAGE = """<!doctype html>
@@ -281,11 +287,11 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem aut
   color: #111; background: white; }}
 h1 {{ font-size: 1.4rem; }}
 p {{ max-width: 46rem; }}
-svg {{ width: 100%; height: auto; max-height: 36rem; }}
+svg {{ width: 100%; min-width: 40rem; height: auto; max-height: 36rem; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }}
 th, td {{ padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd; }}
 th:first-child, td:first-child {{ text-align: left; white-space: nowrap; }}
-div.wide {{ overflow-x: auto; }}
+div.wide, .light, .dark {{ overflow-x: auto; }}
 .dark {{ display: none; }}
 @media (prefers-color-scheme: dark) {{
   body {{ color: #e6e6e6; background: #16181d; }}

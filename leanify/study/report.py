@@ -15,7 +15,7 @@ from leanify.study import efficiency
 from leanify.study.figures import figures
 from leanify.study.folder import StudyFolder
 from leanify.study.values import DesignResult, Findings, Pair
-from leanify.units import binary, digits, millions, seconds
+from leanify.units import PERCENT, binary, digits, millions, seconds
 
 TEMPLATE = "page.html.j2"
 
@@ -106,7 +106,7 @@ def tables(study: Findings) -> list[Table]:
             "heads × dim",
             "MLP",
             "parameters",
-            f"{study.metric}, 95 %",
+            f"{study.metric}{' %' if study.metric in PERCENT else ''} (95%)",
             "κ start → end",
             "predicted",
             "runs",
@@ -127,7 +127,7 @@ def tables(study: Findings) -> list[Table]:
     better = "higher" if study.higher_is_better else "lower"
     pairs = Table(
         f"Paired differences; positive means {better} {study.metric}",
-        ("", "mean", "95 % interval", "p (Holm)", "seeds"),
+        ("", "mean", "95% interval", "p (Holm)", "seeds"),
         tuple(_pair(pair) for pair in study.pairs),
     )
     return [table for table in (designs, costs, efficient, pairs) if table.rows]

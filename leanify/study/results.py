@@ -17,6 +17,7 @@ from leanify.study import efficiency, report, statistics
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
+from leanify.units import PERCENT
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ def _verdicts(
 
 def _verdict(pair: Pair, margin: float, metric: str, failures: Sequence[DesignResult]) -> Verdict:
     name, unit = pair.design, metric.replace("_", " ")
+    if metric in PERCENT:
+        unit = f"point{'s' * (margin != 1)} of {unit}"
     if margin:
         question = f"Is {name} not worse than the {pair.against} by more than {margin:g} {unit}?"
         claims = (
@@ -202,7 +205,7 @@ def _size(pair: Pair) -> str:
     if pair.low is None or pair.high is None:
         return f"the difference is {pair.difference:+.3g} in the only pair"
     return (
-        f"the difference is {pair.difference:+.3g}, 95 % interval {pair.low:+.3g} to {pair.high:+.3g}, "
+        f"the difference is {pair.difference:+.3g}, 95% interval {pair.low:+.3g} to {pair.high:+.3g}, "
         f"{len(pair.seeds)} seeds"
     )
 
