@@ -1,11 +1,10 @@
-"""Kills of every kind of run, a time limit, disks of every size: the end is the same bit for bit, and nothing is left.
+"""Kills of every kind of run, a time limit: the end is the same bit for bit, and nothing is left.
 
-`tests/test_hostile_runs.py` has the plain kind; here are distillation, image workers, two processes, and small disks.
+`tests/test_hostile_runs.py` has the plain kind; here are distillation, image workers and two processes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -140,48 +139,3 @@ def test_a_time_limit_again_and_again_loses_nothing(tmp_path: Path) -> None:
     forked(tmp_path / "whole", "whole", recipe=SHORT.to_toml())
     nothing_left(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-
-
-# -- small disks ------------------------------------------------------------------------------------------------------
-
-
-def said(*arguments: str) -> tuple[int, list[str]]:
-    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, cwd="/")
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("leanify:")]
-
-
-def mounted(place: Path, kilobytes: int, *more: str) -> bool:
-    options = ["-o", ",".join([f"size={kilobytes}k", *more])]
-    return subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True).returncode == 0
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root mounts a small disk")
-@pytest.mark.parametrize(
-    "kilobytes", [64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2560, 5120]
-)
-def test_a_disk_of_any_size_is_one_message_and_room_ends_the_run_as_if_nothing_were(
-    tmp_path: Path, kilobytes: int
-) -> None:
-    recipe = tmp_path / "r.toml"
-    recipe.write_text(recipes.with_settings(SHORT, ["model.override.embed_dim=32", "run.keep=0"]).to_toml())
-    assert said("train", str(recipe), "-o", str(tmp_path / "whole"))[0] == 0
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if not mounted(disk, kilobytes):
-        pytest.skip("no disk can be mounted here")
-    try:
-        code, words = said("train", str(recipe), "-o", str(disk / "run"))
-        assert (code, len(words)) in ((0, 0), (2, 1)), words
-        if code:
-            assert "No space left" in words[0] or "room" in words[0] or "free" in words[0], words
-        assert mounted(disk, 20_000, "remount")
-        begun = (disk / "run" / "recipe.toml").exists()
-        again = ("--resume", str(disk / "run")) if begun else (str(recipe), "-o", str(disk / "run"))
-        assert said("train", *again)[0] == 0
-        nothing_left(disk / "run")
-        assert outcome(disk / "run") == outcome(tmp_path / "whole")
-        assert json.loads((disk / "run" / "environment.json").read_text())
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from leanify.errors import DirectoryError
 
 CARD = "leanify.json"  # in every directory that leanify writes
@@ -44,6 +46,8 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
         _put(folder, target)
     except OSError as error:
         raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
+    except SafetensorError as error:  # a full disk under its writer, which raises no OSError
+        raise DirectoryError(f"{target} could not be written: {error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock >= 0:

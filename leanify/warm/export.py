@@ -12,6 +12,7 @@ is left behind.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -27,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leanify.design.counting import call
-from leanify.errors import LeanifyError, SourceError, UnsupportedModel
+from leanify.errors import DirectoryError, LeanifyError, SourceError, UnsupportedModel
 from leanify.sources import find, lean_directory, side_files
 from leanify.sources.describe import describe
 from leanify.sources.new_directory import new_directory
@@ -47,7 +48,7 @@ def export(source: str | Path, *, format: str, output: str | Path, with_code: bo
     """Write the model of any SOURCE with weights for another loader. Returns ``output``.
 
     Raises UnsupportedModel where the loader cannot take the shape or gives other outputs, DirectoryError for an output
-    that exists, LeanifyError where a package is missing.
+    that cannot be written, LeanifyError where a package is missing.
     """
     if format not in FORMATS:
         raise LeanifyError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
@@ -68,12 +69,15 @@ def export(source: str | Path, *, format: str, output: str | Path, with_code: bo
             (_write_hf if format == "hf" else _write_timm)(model, folder, with_code)
             _compare(format, expected, _loaded_elsewhere(format, model, folder, inputs))
     else:
-        with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder_name:
-            file = Path(folder_name) / target.name
-            given = (_write_onnx if format == "onnx" else _write_program)(model, inputs, file)
-            _compare(format, expected, given)
-            for written in sorted(Path(folder_name).iterdir(), reverse=True):
-                written.replace(target.parent / written.name)
+        try:
+            with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder_name:
+                file = Path(folder_name) / target.name
+                given = (_write_onnx if format == "onnx" else _write_program)(model, inputs, file)
+                _compare(format, expected, given)
+                for written in sorted(Path(folder_name).iterdir(), reverse=True):
+                    written.replace(target.parent / written.name)
+        except OSError as error:
+            raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
     return target
 
 
@@ -203,7 +207,9 @@ def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Any]:
 
 
 def _write_program(model: nn.Module, inputs: Mapping[str, Tensor], file: Path) -> list[Tensor]:
-    torch.export.save(next(_programs(model, inputs)), file)
+    written = io.BytesIO()  # torch's own writer ends the process where the disk is full
+    torch.export.save(next(_programs(model, inputs)), written)
+    file.write_bytes(written.getbuffer())
     with torch.no_grad():
         return list(torch.export.load(file).module()(*inputs.values()))
 

@@ -1,0 +1,149 @@
+"""Disks of every size under every command that writes: whole or one message, nothing in part, and room mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from runs import outcome
+from test_kills import CODE, SHORT, nothing_left
+from test_streams import here, is_plain, ran
+
+from leanify.sources import recipe as recipes
+
+ROOM = ("No space left", "room", "free")  # one of them is in the message
+SIZES = [64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2560, 5120]
+
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root mounts a small disk")
+
+
+__all__ = ["here"]  # the fixture
+
+
+def said(*arguments: str) -> tuple[int, list[str]]:
+    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, cwd="/")
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("leanify:")]
+
+
+def mounted(place: Path, kilobytes: int, *more: str) -> bool:
+    options = ["-o", ",".join([f"size={kilobytes}k", *more])]
+    return subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True).returncode == 0
+
+
+@contextmanager
+def small(disk: Path, kilobytes: int) -> Iterator[Path]:
+    disk.mkdir()
+    if not mounted(disk, kilobytes):
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def whole_or_one_message(code: int, words: list[str]) -> None:
+    assert (code, len(words)) in ((0, 0), (2, 1)), words
+    if code:
+        assert any(word in words[0] for word in ROOM), words
+
+
+@pytest.mark.long
+@needs_root
+@pytest.mark.parametrize("kilobytes", SIZES)
+def test_room_ends_a_run_as_if_nothing_were(tmp_path: Path, kilobytes: int) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(recipes.with_settings(SHORT, ["model.override.embed_dim=32", "run.keep=0"]).to_toml())
+    assert said("train", str(recipe), "-o", str(tmp_path / "whole"))[0] == 0
+    with small(tmp_path / "disk", kilobytes) as disk:
+        whole_or_one_message(*said("train", str(recipe), "-o", str(disk / "run")))
+        assert mounted(disk, 20_000, "remount")
+        begun = (disk / "run" / "recipe.toml").exists()
+        again = ("--resume", str(disk / "run")) if begun else (str(recipe), "-o", str(disk / "run"))
+        assert said("train", *again)[0] == 0
+        nothing_left(disk / "run")
+        assert outcome(disk / "run") == outcome(tmp_path / "whole")
+        assert json.loads((disk / "run" / "environment.json").read_text())
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    """Every file's bytes; of a page, whose figure has a date and drawn names, the last ones."""
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    ends = {".html": slice(-100, None), ".pt2": slice(0, 2)}  # an archive's order is its writer's
+    return {str(path.relative_to(place)): path.read_bytes()[ends.get(path.suffix, slice(None))] for path in files}
+
+
+WRITERS = {
+    "redesign": "redesign lean --depth 1 -o {out}/lean",
+    "weights": "redesign lean --depth 1 --weights lean -o {out}/lean",
+    "export": "export run --format timm -o {out}/timm",
+    "program": "export run --format torch-export -o {out}/model.pt2",
+    "figure": "show run --plot {out}/curves.png",
+    "page": "condition lean --samples 2 --plot {out}/kappa.html",
+}
+
+
+def one(line: str, here: Path) -> tuple[int, list[str]]:
+    code, _, err = ran(line, here, lambda: None)
+    assert is_plain(err), err
+    return code, [words for words in err.splitlines() if words.startswith("leanify:") and "wrote" not in words]
+
+
+SLOW = ("export", "program")  # they load what they wrote elsewhere, and trace
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("name", "kilobytes"),
+    [
+        pytest.param(name, size, marks=[pytest.mark.long] if name in SLOW or size in (16, 256) else [])
+        for name in WRITERS
+        for size in (4, 16, 64, 256)
+    ],
+)
+def test_what_a_command_writes_is_whole_or_not_there(here: Path, tmp_path: Path, name: str, kilobytes: int) -> None:
+    (tmp_path / "large").mkdir()
+    assert one(WRITERS[name].format(out=tmp_path / "large"), here) == (0, [])
+    with small(tmp_path / "disk", kilobytes) as disk:
+        line = WRITERS[name].format(out=disk)
+        code, lines = one(line, here)
+        whole_or_one_message(code, lines)
+        if code:
+            assert list(disk.rglob("*")) == []
+            assert mounted(disk, 20_000, "remount")
+            assert one(line, here) == (0, [])
+        assert contents(disk) == contents(tmp_path / "large")
+
+
+@pytest.mark.long
+@needs_root
+@pytest.mark.parametrize("kilobytes", [16, 64, 128, 256, 512, 1024, 2048])
+def test_room_ends_a_study_as_if_nothing_were(tmp_path: Path, kilobytes: int) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(recipes.with_settings(SHORT, ["model.override.embed_dim=32", "run.keep=0"]).to_toml())
+    words = ("compare", str(recipe), "--seeds", "1", "--designs", "x=depth:1,heads:4", "-o")
+    assert said(*words, str(tmp_path / "whole"))[0] == 0
+    with small(tmp_path / "disk", kilobytes) as disk:
+        code, lines = said(*words, str(disk / "study"))
+        assert code in (0, 1, 2), lines
+        assert mounted(disk, 50_000, "remount")
+        assert said(*words, str(disk / "study")) == (0, [])
+        runs = sorted(path.parent for path in (tmp_path / "whole").rglob("metrics.jsonl"))
+        assert len(runs) > 1
+        for run in runs:
+            assert outcome(disk / "study" / run.relative_to(tmp_path / "whole")) == outcome(run)
+
+
+@needs_root
+def test_a_cache_without_room_is_gone_without(here: Path, tmp_path: Path) -> None:
+    with small(tmp_path / "disk", 4) as disk:
+        (disk / "filled").write_bytes(bytes(4096))
+        code, out, err = ran("redesign lean --depth 1", here, lambda: os.environ.update(XDG_CACHE_HOME=str(disk)))
+        assert (code, bool(out), is_plain(err)) == (0, True, True)
+        assert [path.name for path in disk.rglob("*") if path.is_file()] == ["filled"]
