@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -17,13 +18,39 @@ WIDTH = 100
 T = TypeVar("T")
 
 
-def console() -> Console:
-    """The console for standard output: at most 100 columns, colours only on a terminal."""
-    from rich.console import Console  # imported late: it takes 30 ms
-
-    out = Console(highlight=False, markup=False, emoji=False)  # paths may contain [x] and :x:
-    out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
+def console(stderr: bool = False, width: int = WIDTH) -> Console:
+    """A console without markup, with colours on terminals alone; on standard output at most ``width`` columns wide."""
+    out = _console_class()(stderr=stderr, highlight=False, markup=False, emoji=False)  # paths may contain [x] and :x:
+    if not stderr:
+        out.width = min(out.width, width) if out.is_terminal else width
     return out
+
+
+@cache
+def _console_class() -> type[Console]:
+    from rich.console import Console, ConsoleOptions, RenderableType  # imported late: it takes 30 ms
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class Visible(Console):
+        """Shows the control characters of names and messages instead of sending them to the terminal."""
+
+        def render_str(self, text: str, **words: Any) -> Text:
+            return super().render_str(visible(text), **words)  # before its width is measured
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for part in super().render(renderable, options):
+                yield part if part.control else part._replace(text=visible(part.text))
+
+    return Visible
+
+
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
+def visible(text: str) -> str:
+    """Control characters as escapes, newlines and tabs as they are: a file's name must not drive the terminal."""
+    return text if text.isprintable() else text.translate(CONTROLS)
 
 
 COMMAND = re.compile(r"(?:leanify|pip install|--set) [^,;)\n]*")
@@ -31,7 +58,7 @@ COMMAND = re.compile(r"(?:leanify|pip install|--set) [^,;)\n]*")
 
 def say(message: str) -> None:
     """Print a message on standard error; on a terminal, wrap it between words."""
-    print(broken(message, columns()), file=sys.stderr)
+    print(broken(visible(message), columns()), file=sys.stderr)
 
 
 def broken(message: str, width: int | None) -> str:
@@ -83,9 +110,7 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
     Yields a function to call with the number of steps done.
     """
-    from rich.console import Console
-
-    err = Console(stderr=True, markup=False, emoji=False)
+    err = console(stderr=True)
     if not err.is_terminal or os.environ.get("LEANIFY_QUIET"):
         yield lambda done: None
         return

@@ -17,7 +17,7 @@ from PIL import Image
 
 import leanify
 from leanify import machine
-from leanify.data import fingerprint, image_folder, tables, vocabulary
+from leanify.data import fingerprint, found, image_folder, tables, vocabulary
 from leanify.data.faults import Faults
 from leanify.errors import DataError, DirectoryError, LeanifyError
 from leanify.sources import checkpoints, tensors
@@ -164,6 +164,20 @@ def test_links_that_lead_back_are_named(pictures: Path, make: Callable[[Path], N
     for look in (lambda: image_folder.read(data), lambda: fingerprint.taken(data, splits)):
         with pytest.raises(DataError, match=r"train/[ab]/.* is a link that leads to .* again; remove it"):
             look()
+
+
+def test_folders_a_thousand_levels_deep_are_looked_through(pictures: Path) -> None:
+    place = pictures / "train" / "a"
+    try:
+        for _ in range(1100):
+            place /= "d"
+            place.mkdir()
+        shutil.copy(pictures / "train" / "a" / "0.png", place)
+        looked = found.look(pictures)
+        assert looked is not None
+        assert (looked.classes, looked.samples) == (2, 3)
+    finally:  # Python 3.11's own removal recurses
+        subprocess.run(["rm", "-rf", str(pictures / "train" / "a" / "d")], check=True)
 
 
 def test_what_lies_beside_a_model_is_copied_without_what_its_links_lead_to(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Commands run in forks of this process, which has their imports; what the interpr
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fuzz_intact import RECIPE, TIMM
+from PIL import Image
 
 import leanify
 from leanify.cli import COMMANDS, main
@@ -196,3 +198,19 @@ def test_a_dumb_terminal_gets_no_escapes(name: str, here: Path) -> None:
     assert code == 0, shown
     assert shown.strip()
     assert "\x1b" not in shown
+
+
+def test_names_and_files_do_not_drive_the_terminal(here: Path, tmp_path: Path) -> None:
+    """Folders, classes, settings and configurations whose names have escape sequences: shown, not sent."""
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+    shutil.copytree(here / "run", tmp_path / f"run{evil}")
+    for split in ("train", "validation"):
+        for name in (f"a{evil}", "b"):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            Image.new("L", (8, 8)).save(tmp_path / "images" / split / name / "0.png")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": evil, "architectures": [evil]}))
+    for line in ("runs .", "train images", "profile config.json", f"show {evil}", f"show run{evil}"):
+        terminal = pty.openpty()
+        _, shown, _ = forked(line, tmp_path, lambda: os.environ.update(TERM="dumb"), terminal, terminal)
+        assert "\\x1b]0;own" in shown, (line, shown)
+        assert not {"\x1b", "\x07", "\x9b"} & set(shown.encode("latin-1").decode()), (line, shown)

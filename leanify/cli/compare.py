@@ -142,11 +142,12 @@ class Board:
     """On a terminal, one bar for the study and one per run; otherwise one line per finished run."""
 
     def __init__(self, folder: StudyFolder) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from leanify.terminal import console
+
         self.folder, self.plan = folder, folder.plan
-        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.console = console(stderr=True)
         words = TextColumn("{task.description}", markup=False)
         columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)

@@ -302,7 +302,7 @@ def _show(result: Result, plot: Path | None, kind: Kind) -> None:
     for warning in result.warnings:
         say(f"leanify: {warning}")
     if plot is not None:
-        print(f"leanify: wrote {plot}", file=sys.stderr)
+        say(f"leanify: wrote {plot}")
 
 
 def _print(result: Result) -> None:

@@ -87,7 +87,7 @@ def _table(plan: Plan, dropped: tuple[str, ...]) -> Table:
 
 def print_warnings(plan: Plan) -> None:
     """Print warnings on standard error, one line each."""
-    err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    err = console(stderr=True)
     for warning in plan.warnings:
         err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=not err.is_terminal)
 

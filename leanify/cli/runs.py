@@ -66,7 +66,7 @@ def _print_studies(studies: list[StudyOverview]) -> None:
     console().print(shown)
     stopped = next((study for study in studies if study.state == "interrupted"), None)
     hint = f"go on with an interrupted one: leanify compare {stopped.path}\n" if stopped is not None else ""
-    print(f"\n{hint}")
+    console().print(f"\n{hint}", soft_wrap=True)
 
 
 def _row(run: RunOverview) -> tuple[str, ...]:
@@ -78,6 +78,8 @@ def _row(run: RunOverview) -> tuple[str, ...]:
 
 
 def _say_how_to_go_on(found: list[RunOverview]) -> None:
+    from leanify.terminal import console
+
     stopped = next((run for run in found if run.state == "interrupted"), None)
     if stopped is not None:
-        print(f"\ngo on with an interrupted one: leanify train --resume {stopped.path}")
+        console().print(f"\ngo on with an interrupted one: leanify train --resume {stopped.path}", soft_wrap=True)

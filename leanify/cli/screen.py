@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from leanify.terminal import console, drawn, progress
 from leanify.units import PERCENT, binary, digits, metric, seconds
 
@@ -28,7 +26,7 @@ class Screen:
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.console = console(stderr=True)
         self.live = self.console.is_terminal
         narrow = self.console.width < NARROW
         words = TextColumn("{task.description}", markup=False)

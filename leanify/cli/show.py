@@ -203,16 +203,16 @@ def _count(model: Any) -> int:
 
 
 def _draw(page: Page, plot: Path, what: str) -> None:
-    import sys
 
     from leanify.spectra.plots import write
+    from leanify.terminal import say
     from leanify.training.curves import figure
 
     curves = page.curves
     if curves is None or not (curves.train or curves.validation):
         raise LeanifyError(f"--plot draws the curves of a run, but {what} has none")
     write(lambda: figure(curves, page.title), plot, page.title, page.rows, page.lines)
-    print(f"leanify: wrote {plot}", file=sys.stderr)
+    say(f"leanify: wrote {plot}")
 
 
 def _print(page: Page) -> None:
@@ -227,6 +227,6 @@ def _print(page: Page) -> None:
         plots = 1 + (len(page.curves.quality) > 1)
         rows = max(SMALLEST, (out.height - len(page.lines) - len(page.after) - 5 - plots) // plots)
         if text := in_text(page.curves, min(out.width, 80), min(ROWS_OF_A_PLOT, rows)):
-            print(f"\n{text}\n")
+            out.print(f"\n{text}\n", soft_wrap=True)
     for line in page.after:
         out.print(line, markup=False, soft_wrap=True)

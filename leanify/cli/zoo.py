@@ -70,22 +70,21 @@ def _show(library: str | None, kind: Kind) -> None:
 def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
     from collections import Counter
 
-    from rich.console import Console
+    from leanify.terminal import console
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.width = min(console.width, 120) if console.is_terminal else 120
-    print(_listed(models, console.width))
+    out = console(width=120)
+    print(_listed(models, out.width))
     libraries = sorted({model["library"] for model in models})
     for name in libraries:
         counts = Counter(model["status"] for model in models if model["library"] == name)
-        console.print(f"{name}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+        out.print(f"{name}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
     if left := [name for name in table.get("not_checked", []) if name.partition("/")[0] in libraries]:
-        console.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
+        out.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
     versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
-    console.print(f"checked with {versions}\n{_HOW}")
+    out.print(f"checked with {versions}\n{_HOW}")
     later = Counter(model["checked_with"]["code"] for model in models if "checked_with" in model)
     for code, count in later.items():
-        console.print(f"{count} of these rows were checked again, with code {code}")
+        out.print(f"{count} of these rows were checked again, with code {code}")
 
 
 def _listed(models: Sequence[dict[str, Any]], width: int) -> str:

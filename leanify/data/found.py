@@ -14,7 +14,7 @@ from leanify.data import columns, guessing
 from leanify.data.faults import Faults
 from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
-from leanify.sources.files import read_json
+from leanify.sources.files import folders_below, read_json
 from leanify.upstream.wall import wall
 
 Kind = Literal["images", "sentences", "text"]
@@ -155,7 +155,9 @@ def _folders(place: Path) -> Iterator[Path]:
 
 
 def _images(folder: Path) -> int:
-    return sum(name.lower().endswith(columns.IMAGES) for _, _, names in os.walk(folder) for name in names)
+    """The images below a folder, however deep: os.walk would recurse (Python 3.11)."""
+    places = folders_below(folder)
+    return sum(entry.name.lower().endswith(columns.IMAGES) for place in places for entry in os.scandir(place))
 
 
 def _has_validation(place: Path, suffix: str) -> bool:
