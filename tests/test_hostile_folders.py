@@ -17,7 +17,7 @@ from PIL import Image
 
 import leanify
 from leanify import machine
-from leanify.data import fingerprint, found, image_folder, tables, vocabulary
+from leanify.data import cache, fingerprint, found, image_folder, tables, vocabulary
 from leanify.data.faults import Faults
 from leanify.errors import DataError, DirectoryError, LeanifyError
 from leanify.sources import checkpoints, tensors
@@ -253,3 +253,30 @@ def test_a_table_of_very_many_columns_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(",".join(names) + "\n" + ",".join(names) + "\n")
     [(_, row)] = tables.rows_of_table(tmp_path / "a.csv", Faults())
     assert row == dict(zip(names, names, strict=True))
+
+
+def test_a_cache_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a home the cache lies among everybody's temporary files, where its name can be guessed."""
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError)))
+    guessed = tmp_path / f"leanify-{os.getuid()}"
+
+    def homes() -> tuple[Path, Path]:
+        cache._of_user.cache_clear()
+        return cache.home(), cache.home()
+
+    assert homes() == (guessed, guessed)
+    guessed.chmod(0o777)
+    other, again = homes()
+    assert other == again != guessed
+    guessed.rmdir()
+    (tmp_path / "planted").mkdir(mode=0o700)
+    guessed.symlink_to(tmp_path / "planted")
+    assert guessed not in homes()
+    guessed.unlink()
+    guessed.mkdir(mode=0o700)
+    if os.getuid() == 0:
+        os.chown(guessed, 12345, 12345)
+        assert guessed not in homes()
+    cache._of_user.cache_clear()

@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,18 @@ def home() -> Path:
     """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify; a temporary one for a user without home."""
     with contextlib.suppress(RuntimeError):  # no HOME, and no user of this number either
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"
-    return Path(tempfile.gettempdir()) / f"leanify-{os.getuid()}"
+    return _of_user(Path(tempfile.gettempdir()) / f"leanify-{os.getuid()}")
+
+
+@cache
+def _of_user(place: Path) -> Path:
+    """A folder among everybody's temporary files, if it is this user's own; else a new one."""
+    with contextlib.suppress(OSError):
+        place.mkdir(mode=0o700, exist_ok=True)
+        about = place.lstat()
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022:
+            return place
+    return Path(tempfile.mkdtemp(prefix="leanify-"))
 
 
 def regular(path: Path) -> Path:
