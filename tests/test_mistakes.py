@@ -167,6 +167,15 @@ MISTAKES = [
     Mistake("profile study --no-measure", "study is not a model", "show study/runs/lean-0", "study/runs/lean-0"),
     Mistake("train digits --resume run", "another recipe", "train --resume run", "leanify train --resume run"),
     Mistake("redesign pictures --depth 2", "is not a model", says="leanify train pictures"),
+    Mistake("compare digits-study --seeds three", "--seeds takes a whole number, not 'three'"),
+    Mistake("compare digits-study --margin=much", "--margin takes a number, not 'much'"),
+    Mistake("recipes --show digits", "without one: digits", "recipes digits", "digits"),
+    Mistake("profile --model vit_tiny --no-measure", "without one", "profile vit_tiny --no-measure", "vit_tiny"),
+    Mistake("train --config=digits", "without one: digits", f"train digits {TINY}", "digits"),
+    Mistake("export run", "--output OUT is missing", says="a directory (hf, timm) or a file"),
+    Mistake("export run -o a.onnx", "--format hf|timm|onnx|torch-export is missing"),
+    Mistake("show", "is missing", says="a run, a study, a recipe"),
+    Mistake("./run", "a command comes first", "show ./run", "leanify show ./run"),
 ]
 
 

@@ -167,6 +167,8 @@ def called() -> None:
         import_module("leanify.cli.slips").check(command, arguments[1:])
         command(args=arguments[1:], prog_name=f"leanify {asked}")
         return
+    if "/" in asked and Path(asked).exists():
+        raise LeanifyError(f"a command comes first: leanify show {quote(asked)}; leanify -h lists all commands")
     if asked and not asked.startswith("-") and not get_close_matches(asked, [*COMMANDS, "help"]):
         raise LeanifyError(
             f"there is no command {asked!r}; a model is named after one: leanify redesign {quote(asked)} "

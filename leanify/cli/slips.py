@@ -28,6 +28,8 @@ OTHERS = {  # names that other tools have for an option; which of several is the
     "checkpoint": ("--resume", "--weights"),
 }
 
+PLAIN = ("model", "source", "recipe", "config", "run", "study", "input", "files", "show")  # words without an option
+NUMBERS = {"N": ("a whole number", int), "X": ("a number", float)}  # by metavar
 EVERYWHERE = ("-h", "--help", "-")
 
 
@@ -39,15 +41,20 @@ def check(command: Any, arguments: Sequence[str]) -> None:
     free = any("FILES" in str(one.metavar) for one in places)  # any words: texts to predict
     asked = any(argument.startswith("--target-params") for argument in arguments)
     words = 0
+    given = set()
     before = ""  # the value of a --set
     for word, value in _walked(options, arguments):
         if word == "--set" and value is not None and "=" not in value:
             raise LeanifyError(
                 f"--set takes a key and its value with = between: --set {value}={_after(value, arguments)}"
             )
+        if word in EVERYWHERE:
+            return
         if word.startswith("-"):
             if word not in options:
-                return _check_option(word, options, _after(word, arguments))
+                return _check_option(word, options, _after(word, arguments), places)
+            _check_number(word, value, options[word].metavar)
+            given.add(options[word].name)
         elif not free:
             words += 1
             _check_word(word, options, words > most, before)
@@ -56,6 +63,19 @@ def check(command: Any, arguments: Sequence[str]) -> None:
             if most == math.inf and re.fullmatch(r"[\w.-]+(,[\w.-]+)+", word) and not Path(word).exists():
                 raise LeanifyError(f"several sources have blanks between: {word.replace(',', ' ')}")
         before = value or "" if word == "--set" else ""
+    if not free and words < sum(one.required for one in places):
+        raise LeanifyError(f"{places[words].metavar} is missing: {places[words].help}")
+    for name, option in options.items():
+        if option.required and option.name not in given:
+            raise LeanifyError(f"{name} {option.metavar} is missing: {option.help}")
+
+
+def _check_number(word: str, value: str | None, metavar: str | None) -> None:
+    words, kind = NUMBERS.get(str(metavar), ("", str))
+    try:
+        kind(value or 0)
+    except ValueError:
+        raise LeanifyError(f"{word} takes {words}, not {value!r}") from None
 
 
 def _walked(options: dict[str, Any], arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
@@ -81,7 +101,7 @@ def _after(word: str, arguments: Sequence[str]) -> str:
     return quote(value) if value and not value.startswith("-") else "VALUE"
 
 
-def _check_option(word: str, options: dict[str, Any], value: str) -> None:
+def _check_option(word: str, options: dict[str, Any], value: str, places: Sequence[Any]) -> None:
     name = word.partition("=")[0]
     if name in EVERYWHERE:
         return
@@ -91,6 +111,8 @@ def _check_option(word: str, options: dict[str, Any], value: str) -> None:
     own = next((one for one in OTHERS.get(key, ()) if one in options), None)
     if own is not None:
         raise LeanifyError(f"there is no option {name}; it is {own}")
+    if key in PLAIN and places and value != "VALUE":
+        raise LeanifyError(f"there is no option {name}; {places[0].metavar} is named without one: {value}")
     if (
         name.startswith("--")
         and "--set" in options
