@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 
 def printed(script: str) -> list[str]:
     head = "import sys\nfrom leanify.upstream import lazy_dynamo\nlazy_dynamo.install()\nimport torch\n"
@@ -13,10 +15,39 @@ def printed(script: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_redesign_loads_no_compiler() -> None:
-    script = "import leanify; leanify.redesign('vit_tiny_patch16_224', depth=8)\n"
-    script += "print('torch._dynamo.eval_frame' in sys.modules, 'timm' in sys.modules)"
+@pytest.mark.parametrize(("name", "library"), [("vit_tiny_patch16_224", "timm"), ("hf/gpt2", "transformers")])
+def test_a_redesign_loads_no_compiler(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANIFY_PRICES", "off")  # else nothing is imported at all
+    script = f"import leanify; leanify.redesign({name!r}, depth=8)\n"
+    script += f"print('torch._dynamo.eval_frame' in sys.modules, {library!r} in sys.modules)"
     assert printed(script) == ["False", "True"]
+
+
+def test_marked_functions_stay_marked() -> None:
+    """transformers marks functions for the compiler and takes a file of its package while it is not there."""
+    script = """
+import torch._dynamo
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex as early
+@torch._dynamo.allow_in_graph
+def inside(x):
+    torch._dynamo.graph_break()  # as code that cannot be traced does
+    return x.relu()
+@torch._dynamo.assume_constant_result
+def constant(): return 3
+@torch.compiler.disable(recursive=False)
+def skipped(x): return x if not torch.compiler.is_compiling() else x * 0
+print("torch._dynamo.eval_frame" in sys.modules)
+graphs = []
+def backend(graph, inputs):
+    graphs.append(graph)
+    return graph.forward
+print(torch.compile(lambda x: skipped(x + 1), backend=backend)(torch.zeros(2)).tolist() == [1.0, 1.0])
+graphs.clear()
+f = torch.compile(lambda x: inside(x) + constant(), backend=backend, fullgraph=True)
+print(f(torch.ones(2)).tolist() == [4.0, 4.0], len(graphs))
+print(early is torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex)
+"""
+    assert printed(script) == ["False", "True", "True", "1", "True"]
 
 
 def test_compiling_loads_the_real_one_and_undoes_the_stand_in() -> None:

@@ -89,8 +89,40 @@ def test_a_rule_answers_as_torch_does(name):
         expected = facts(operator(*args))
         answered += RULES[operator](*args) is not None
         with Sizes():
-            assert facts(operator(*args)) == expected, args
+            assert facts(operator(*args)) == facts(operator(*args)) == expected, args
     assert answered
+
+
+def test_an_answer_is_kept_for_the_same_question_alone():
+    """Same shapes with other strides, types, numbers or options are other questions; what shares memory is asked."""
+    calls = [
+        lambda: aten.cumsum.default(x, 1), lambda: aten.cumsum.default(x, 1, dtype=torch.float64),
+        lambda: aten.cumsum.default(turned, 1), lambda: aten.cumsum.default(whole, 1),
+        lambda: aten.cumsum.default(half, 1), lambda: aten.remainder.Scalar(whole, 2),
+        lambda: aten.remainder.Scalar(whole, 2.0), lambda: aten.topk.default(x, 2), lambda: aten.topk.default(x, 3),
+        lambda: aten.native_layer_norm.default(half, [8], None, None, 1e-5),
+        lambda: aten.zeros_like.default(x, dtype=torch.int64), lambda: aten.max_pool2d_with_indices.default(last, [2]),
+        lambda: aten.split_with_sizes.default(x, [2, 3], 1), lambda: x.mT,
+    ]  # fmt: skip
+    expected = [facts(call()) for call in calls]
+    with Sizes():
+        assert [facts(call()) for call in calls] == expected
+        assert [facts(call()) for call in calls] == expected
+        one = meta(3)
+        assert one.view(3, 1).untyped_storage()._cdata == one.untyped_storage()._cdata
+        assert one.mul_(2) is one
+
+
+def test_multiply_adds_are_those_of_torch_s_counter():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = leanify.load("hf/t5", overrides={"num_layers": 2, "vocab_size": 50}, device="meta")
+    inputs = counting.unmasked_inputs(model, 16)
+    with counting.plain(model), counting.Countable(), FlopCounterMode(display=False) as counter:
+        counting.call(model, inputs)
+    found = counter.get_flop_counts()
+    names = {name.partition(".")[2] if name != "Global" else "": sum(by.values()) // 2 for name, by in found.items()}
+    assert counting.macs_by_module(model, inputs) == names
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,7 @@ def test_a_bare_loop_of_torch_finds_the_same_weights() -> None:
         (["schedule.cooldown=1"], RecipeError, "triangular"),
         (["schedule.batch_size=0"], RecipeError, "batch_size is below 1"),
         (["data.prefetch=0"], RecipeError, "prefetch is below 1"),
+        (["run.compile=true", "run.compile_mode=reduce-overhead", "run.accumulate=2"], RecipeError, "overwrites"),
         (["data.holdout=1.5"], RecipeError, "a share"),
         (["data.samples=1"], DataError, "would be empty"),
         (["data.img_size=16"], RecipeError, "do not apply"),

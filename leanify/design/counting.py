@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from leanify import machine
 from leanify.design.cost import Cost as Cost
+from leanify.design.flops import Flops
 from leanify.design.sizes import Sizes
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
@@ -53,20 +54,36 @@ def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
 
 
 def macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """Multiply-adds of one forward pass (FLOPs are twice as many), by torch's counter; exact where nothing is fused."""
-    return macs_by_module(model, inputs)[""]
+    """Multiply-adds of one forward pass (FLOPs are twice as many), by torch's formulas; exact if nothing is fused."""
+    with plain(model), Countable(), Flops() as flops:
+        call(model, inputs)
+    return int(flops.total) // 2
 
 
 def macs_by_module(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
     """Multiply-adds of one forward pass in each module that takes any, by its path; the whole is at ``""``."""
-    from torch.utils.flop_counter import FlopCounterMode
+    flops = Flops()
+    before: dict[str, list[int]] = {}
+    inside: dict[str, int] = {}
+    hooks = []
+    for path, module in model.named_modules():
 
-    with plain(model), Countable(), Sizes(), FlopCounterMode(display=False) as counter:
-        call(model, inputs)
-    root = type(model).__name__
-    counts = {name: sum(by_operator.values()) // 2 for name, by_operator in counter.get_flop_counts().items()}
-    paths = {name.removeprefix(f"{root}."): count for name, count in counts.items() if name.startswith(f"{root}.")}
-    return {**paths, "": int(counter.get_total_flops()) // 2}
+        def enter(_: nn.Module, args: Any, path: str = path) -> None:
+            before.setdefault(path, []).append(flops.total)
+
+        def leave(_: nn.Module, args: Any, result: Any, path: str = path) -> None:
+            began = before[path].pop()
+            if not before[path]:  # not in a call of itself
+                inside[path] = inside.get(path, 0) + flops.total - began
+
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        with plain(model), Countable(), flops:
+            call(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {**{path: count // 2 for path, count in inside.items() if count}, "": flops.total // 2}
 
 
 @contextmanager

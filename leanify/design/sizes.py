@@ -1,15 +1,16 @@
-"""The common operators on ``meta``, answered from the sizes of what they are given.
+"""The operators on ``meta``, answered from the sizes of what they are given.
 
 torch's own answers for ``meta`` are mostly programs in Python (``torch._refs``): 0.1 to 2 ms an operator, and the first
-of them imports sympy. A count of a model asks some thousand times. A rule gives the size, dtype and strides that torch
-would give, or None where it does not know; then torch is asked.
+of them imports sympy. A count of a model asks some thousand times, in every block the same. A rule gives the size,
+dtype and strides that torch would give, or None where it does not know; then torch is asked, and its answer is kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,19 +19,83 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Rule = Callable[..., Any]
 
 
+class _Size(NamedTuple):
+    """All that an operator which makes a new tensor can know of one without values."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
 class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers operators by RULES where all tensors are on ``meta``. Enter it before a mode that counts."""
+    """Answers operators by RULES, and by what torch answered before, where all tensors are on ``meta``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._known: dict[Any, _Size | tuple[_Size, ...]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked = _words(func, args, kwargs or {})
+        known = None if asked is None else self._known.get(asked)
+        if known is not None:
+            return known.tensor() if isinstance(known, _Size) else tuple(size.tensor() for size in known)
+        found = self._answer(func, args, kwargs or {})
+        if asked is not None:
+            if _is_new(found):
+                self._known[asked] = _size(found)
+            elif isinstance(found, tuple) and found and all(map(_is_new, found)):
+                self._known[asked] = tuple(map(_size, found))
+        return found
+
+    @staticmethod
+    def _answer(func: Any, args: Any, kwargs: Any) -> Any:
         rule = RULES.get(func)
         if rule is not None and not kwargs and all(arg.is_meta for arg in args if isinstance(arg, Tensor)):
             found = rule(*args)
             if found is not None:
                 return found
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _words(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the size of an operator's result depends on; None where that is more than sizes."""
+    if not _makes_new(func):
+        return None
+    try:
+        asked = func, torch.get_default_dtype(), _word(args), _word(tuple(kwargs.items()))
+        hash(asked)
+    except TypeError:  # a tensor with values, or something else that is no number, word or flag
+        return None
+    return asked
+
+
+def _word(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, torch.nn.Parameter) or not value.is_meta or value.is_complex():
+            raise TypeError
+        return _size(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_word, value))
+    return type(value), value  # 1, 1.0 and True are equal, and give other types
+
+
+def _size(value: Tensor) -> _Size:
+    return _Size(value.shape, value.stride(), value.dtype)
+
+
+def _is_new(value: Any) -> bool:
+    return type(value) is Tensor and value.is_meta and not value.storage_offset() and not value.is_complex()
+
+
+@cache
+def _makes_new(func: Any) -> bool:
+    """Whether an operator's results share no memory with what it is given, and do not depend on values."""
+    words = func._schema
+    shared = any(each.alias_info is not None for each in (*words.arguments, *words.returns))
+    return not shared and not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)
 
 
 def _new(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -33,6 +33,11 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
         raise RecipeError("run.compile and [distill] do not go together: a compiled model does not show its layers")
     if checked.parallel.static_graph and run.accumulate > 1:
         raise RecipeError("parallel.static_graph and run.accumulate above 1 do not go together: DDP refuses them")
+    if run.compile and run.compile_mode != "default" and run.accumulate > 1:
+        raise RecipeError(
+            f"run.compile_mode={run.compile_mode} and run.accumulate above 1 do not go together: a replayed CUDA graph "
+            "overwrites the gradients of the pass before; run.compile_mode=default adds them up"
+        )
     low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
     low["prefetch"] = data.prefetch
     low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
