@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -378,14 +379,23 @@ def flows_of(name: str) -> dict[str, Flow]:
     return {key: flow for key, flow in TRANSFORMERS.items() if key not in left_out}
 
 
-ALONE = """
-import sys, torch
-library = torch.library.Library("torchvision", "FRAGMENT")
+SCHEMAS = """
+import torch
+library = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):
-    try:
-        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except RuntimeError:
-        pass
+    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+
+@cache
+def before_timm() -> str:
+    """torchvision's missing schemas, declared by hand, where this torch does not fit it."""
+    tried = subprocess.run([sys.executable, "-c", "import timm"], capture_output=True, text=True)
+    return SCHEMAS if "torchvision::nms" in tried.stderr else ""
+
+
+ALONE = """
+import sys
 import timm, transformers
 transformers.logging.set_verbosity_error()
 for cls, folder in {asked}:
@@ -403,7 +413,9 @@ assert not any(name.partition(".")[0] == "leanify" for name in sys.modules)
 
 def alone(asked: list[tuple[str, str]]) -> list[str]:
     """What upstream answers in a process that never imports leanify: ``loads``, or why not."""
-    done = subprocess.run([sys.executable, "-c", ALONE.format(asked=asked)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", before_timm() + ALONE.format(asked=asked)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

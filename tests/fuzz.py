@@ -29,6 +29,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from fuzz_cases import KINDS, NEEDED, SHALLOW, looked_at
@@ -138,6 +139,20 @@ def _partial(home: Path) -> str | None:
     return f"left {', '.join(left)}" if left else None
 
 
+def _in_a_fork(action: Callable[[], object]) -> None:
+    """With a torch that knows GPUs, a process in which autograd ran has no forks in which it runs."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("the intact files could not be made")
+
+
 def warm() -> Path:
     """Import what cases need, make the intact files, and use them once, so that a case pays for nothing but itself."""
     import torch
@@ -155,11 +170,12 @@ def warm() -> Path:
     home = Path(tempfile.mkdtemp(prefix="fuzz-intact-"))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(home), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples_in(home)
+        _in_a_fork(lambda: samples_in(home))
         for name in HF:
             looked_at(name, overrides=HF[name])
         for words in ONCE:
-            command(*words)
+            if words[0] not in ("train", "profile") or torch.version.cuda is None:  # these two run autograd
+                command(*words)
     gc.collect()
     gc.freeze()  # else the collector touches, and so copies, every page in every case
     return home

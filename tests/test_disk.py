@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, TEXT, Case, equal, outputs
+from flows import before_timm
 from safetensors.torch import load_file, save_file
 
 import leanify
@@ -81,24 +82,13 @@ def test_timm_alone_does_not_build_something_else(tmp_path: Path) -> None:
     """Without leanify imported, timm stops at the attention string instead of taking another one."""
     folder = leanify.save(leanify.grow(CASES["vit"].load(), heads=4), tmp_path / "lean")
     code = "import torch\n{}import timm\nprint(timm.create_model('local-dir:{}').blocks[0].attn.head_dim)"
-    mend = (
-        "library = torch.library.Library('torchvision', 'DEF')\n"
-        "for name in ('nms', 'qnms'):\n"
-        "    library.define(name + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
-    )
-    alone = subprocess.run([sys.executable, "-c", code.format(_needed(mend), folder)], capture_output=True, text=True)
+    alone = subprocess.run([sys.executable, "-c", code.format(before_timm(), folder)], capture_output=True, text=True)
     assert alone.returncode != 0
     assert "Unknown attn_layer" in alone.stderr
     for order in ("import leanify\n", ""):
-        lines = code.format(order or _needed(mend), folder).replace("print", "import leanify\nprint")
+        lines = code.format(order or before_timm(), folder).replace("print", "import leanify\nprint")
         both = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
         assert both.stdout.strip() == "20", both.stderr
-
-
-def _needed(mend: str) -> str:
-    """torchvision's missing schemas, declared by hand where this torch does not fit it."""
-    tried = subprocess.run([sys.executable, "-c", "import timm"], capture_output=True, text=True)
-    return mend if "torchvision::nms" in tried.stderr else ""
 
 
 # -- sources ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import random
 import shutil
 import zlib
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(whole: Path) -> None:
 def test_a_run_holds_what_was_asked_and_where_it_ran(whole: Path) -> None:
     assert recipes.load(whole / "recipe.toml") == TINY
     entry = json.loads((whole / "environment.json").read_text())[0]
-    assert entry["versions"]["torch"] == torch.__version__
+    assert entry["versions"]["torch"] == version("torch")
     assert {"git", "command", "threads", "processes", "device"} <= entry.keys()
     assert {tuple(row)[:3] for row in RunDirectory.open(whole).rows()} == {("step", "epoch", "split")}
 
