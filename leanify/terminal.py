@@ -15,12 +15,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 100
+GREEN, CYAN, ORANGE, RED = "#008700", "#008787", "#af5f00", "#d70000"  # readable on white and on black alike
+BARS = {
+    "progress.elapsed": ORANGE,
+    "progress.remaining": CYAN,
+    "progress.download": GREEN,
+    "progress.spinner": GREEN,
+}
 T = TypeVar("T")
 
 
 def console(stderr: bool = False, width: int = WIDTH) -> Console:
     """A console without markup, with colours on terminals alone; on standard output at most ``width`` columns wide."""
-    out = _console_class()(stderr=stderr, highlight=False, markup=False, emoji=False)  # paths may contain [x] and :x:
+    from rich.theme import Theme
+
+    made = _console_class()
+    out = made(stderr=stderr, theme=Theme(BARS), highlight=False, markup=False, emoji=False)  # paths may contain [x]
     if not stderr:
         out.width = min(out.width, width) if out.is_terminal else width
     return out

@@ -174,6 +174,7 @@ MISTAKES = [
     Mistake("train --config=digits", "without one: digits", f"train digits {TINY}", "digits"),
     Mistake("export run", "--output OUT is missing", says="a directory (hf, timm) or a file"),
     Mistake("export run -o a.onnx", "--format hf|timm|onnx|torch-export is missing"),
+    Mistake("profile vit_tiny --dtype fp16 --no-measure", "is called float16", says="--dtype float16"),
     Mistake("show", "is missing", says="a run, a study, a recipe"),
     Mistake("./run", "a command comes first", "show ./run", "leanify show ./run"),
 ]

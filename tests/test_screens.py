@@ -22,6 +22,7 @@ from leanify.errors import BudgetError
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
 from leanify.spectra.plots import _html_table
+from leanify.terminal import CYAN, GREEN, ORANGE, RED
 from leanify.units import metric
 
 
@@ -69,6 +70,15 @@ def test_a_page_puts_every_value_below_its_name() -> None:
     rows = [{"step": 5, "top1": 25.0}, {"step": 15, "lr": 1.0926199633097156e-05, "top1": None}]
     cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", _html_table(rows))
     assert cells == ["step", "top1", "lr", "5", "25", "", "15", "", "1.093e-05"]
+
+
+def test_colours_are_read_on_white_and_on_black() -> None:
+    """The contrast of WCAG 2.2, of which 3 is asked for bold text and large signs."""
+    for colour in (GREEN, CYAN, ORANGE, RED):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        bright = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        assert min(1.05 / (bright + 0.05), (bright + 0.05) / 0.05) > 3.8
 
 
 def test_an_interruption_is_said() -> None:

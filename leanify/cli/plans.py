@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leanify.cli.tables import table
-from leanify.terminal import console
+from leanify.terminal import CYAN, GREEN, ORANGE, console
 from leanify.units import gigas, kappa, kilobytes, millions, seconds
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def print_warnings(plan: Plan) -> None:
     """Print warnings on standard error, one line each."""
     err = console(stderr=True)
     for warning in plan.warnings:
-        err.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=not err.is_terminal)
+        err.print(Text.assemble(("warning ", ORANGE), warning), soft_wrap=not err.is_terminal)
 
 
 def _inputs(plan: Plan) -> str:
@@ -99,9 +99,9 @@ def _inputs(plan: Plan) -> str:
 
 def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
     yield "baseline", plan.baseline, ""
-    yield "lean", plan.chosen, "bold green"
+    yield "lean", plan.chosen, f"bold {GREEN}"
     if plan.control is not None:
-        yield "control", plan.control, "cyan"
+        yield "control", plan.control, CYAN
     if plan.plain is not None:
         yield str(plan.plain_name), plan.plain, "magenta"  # yellow is hard to read on white
     for i, other in enumerate(plan.candidates[1:]):

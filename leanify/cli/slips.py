@@ -30,6 +30,7 @@ OTHERS = {  # names that other tools have for an option; which of several is the
 
 PLAIN = ("model", "source", "recipe", "config", "run", "study", "input", "files", "show")  # words without an option
 NUMBERS = {"N": ("a whole number", int), "X": ("a number", float)}  # by metavar
+DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 EVERYWHERE = ("-h", "--help", "-")
 
 
@@ -71,6 +72,8 @@ def check(command: Any, arguments: Sequence[str]) -> None:
 
 
 def _check_number(word: str, value: str | None, metavar: str | None) -> None:
+    if word == "--dtype" and (meant := DTYPES.get(str(value))) is not None:
+        raise LeanifyError(f"--dtype {value} is called {meant}: --dtype {meant}")
     words, kind = NUMBERS.get(str(metavar), ("", str))
     try:
         kind(value or 0)

@@ -12,14 +12,14 @@ from rich.text import Text
 
 from leanify.cli.tables import table
 from leanify.spectra.report import known
-from leanify.terminal import console
+from leanify.terminal import GREEN, ORANGE, RED, console
 from leanify.units import PERCENT, binary, digits, gigas, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.study import Study
     from leanify.study.values import DesignResult, Pair
 
-STYLES = {"shown": "bold green", "refuted": "bold red", "undecided": "bold yellow"}
+STYLES = {"shown": f"bold {GREEN}", "refuted": f"bold {RED}", "undecided": f"bold {ORANGE}"}
 
 
 def render_study(study: Study, page: Path | None) -> None:
@@ -142,7 +142,9 @@ def _conclusions(study: Study) -> None:
     for result in study.results:
         for run in result.runs:
             if run.status == "failed":
-                out.print(Text.assemble(("failed", "bold red"), f"  {result.name}, seed {run.seed}: {run.reason}"))
+                out.print(
+                    Text.assemble(("failed", STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
+                )
 
 
 def render_predictions(predicted: Mapping[str, Any]) -> None:
