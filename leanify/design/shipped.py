@@ -1,7 +1,8 @@
 """Prices of common names, shipped with the package; ``python -m leanify.design.shipped`` counts them again.
 
-They are believed only under the versions of leanify, timm, transformers and torch that they were made with (`made_with`
-in the file). A test counts some of them in every run, and all of them in the long one.
+They are believed only under the versions of leanify, timm and transformers that they were made with, and the versions
+of torch under which every one of them was counted alike (`made_with` in the file; counting them again under another
+torch adds it). A test counts some of them in every run, and all of them in the long one.
 """
 
 from __future__ import annotations
@@ -69,27 +70,34 @@ def counted(source: str) -> dict[str, Any] | None:
 def main(asked: Sequence[str]) -> None:
     """Count the models that are asked for, by their full names, or all; of others what is there is kept."""
     path = Path(leanify.__file__).parent / "design" / price_cache.SHIPPED
-    made_with, models = price_cache.versions(), _models(path)
+    here = price_cache.versions()
+    models, torches = _known(path, here)
+    if asked and models and here["torch"] not in torches:
+        raise SystemExit(
+            f"the others were counted under torch {', '.join(torches)}, this is {here['torch']}: count all"
+        )
+    before = dict(models)
     for library, full in track([pair for pair in EVERY if not asked or pair[1] in asked], "counting", len(EVERY)):
         answers = counted(f"{library}/{full}")
         if answers is not None:
-            models[f"{library}/{full}"] = answers
-        _write(path, made_with, models)
-    print(f"{len(models)} models in {path}", file=sys.stderr)
+            models[f"{library}/{full}"] = json.loads(json.dumps(answers))
+    alike = all(models[name] == before[name] for name in before)
+    _write(path, {**here, "torch": sorted({*torches, here["torch"]}) if alike else [here["torch"]]}, models)
+    print(f"{len(models)} models in {path}{'' if alike else '; some have other prices than before'}", file=sys.stderr)
 
 
 EVERY = [(library, full) for library, names in NAMES.items() for full in names.values()]
 
 
-def _models(path: Path) -> dict[str, Any]:
-    """What is there already, if it was made with these versions."""
-    if not path.exists():
-        return {}
-    table = json.loads(path.read_text("utf-8"))
-    return dict(table["models"]) if table["made_with"] == price_cache.versions() else {}
+def _known(path: Path, here: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """What is there already, if it was made with these libraries, and the versions of torch that agree on it."""
+    table = json.loads(path.read_text("utf-8")) if path.exists() else {"made_with": {"torch": []}, "models": {}}
+    if {**table["made_with"], "torch": ""} != {**here, "torch": ""}:
+        return {}, []
+    return dict(table["models"]), list(table["made_with"]["torch"])
 
 
-def _write(path: Path, made_with: dict[str, str], models: dict[str, Any]) -> None:
+def _write(path: Path, made_with: dict[str, Any], models: dict[str, Any]) -> None:
     """A model a line."""
     names: dict[str, str] = {}
     for library, shorts in NAMES.items():
