@@ -32,7 +32,8 @@ from leanify.units import binary
 
 PROCESS_BYTES = 700 << 20  # memory of a worker before it has a model: Python, torch, timm or transformers
 POLL_SECONDS = 0.05
-INTERRUPTED = 130  # a worker's exit code after Ctrl-C
+INTERRUPTED = 130  # a run's exit code after Ctrl-C; it can be resumed
+NO_ROOM = 74  # and after a full disk, where it can be, too; EX_IOERR of sysexits.h
 LOG = "worker.log"  # the workers' standard error, in the study's folder of runs
 
 OnRow = Callable[[Key, Mapping[str, Any]], None]
@@ -106,6 +107,11 @@ def perform(worker: Worker, key: Key, share: float | None = None, on_row: OnRow 
     code = worker.run(key, share, on_row)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
+    if code == NO_ROOM:
+        raise TrainingError(
+            f"the run {key} stopped because there is no space left on the device of {folder.path}; once there is room, "
+            "the same command goes on"
+        )
     if code and not worker.closed and folder.outcome(key) is None:  # a run stopped by `close` has not failed
         reason = _death(code, folder.path / RUNS / LOG)
         folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))

@@ -11,6 +11,7 @@ When standard input is closed, the worker kills the run and exits, so nothing is
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -33,11 +34,11 @@ from leanify.sources.run_directory import RunDirectory, is_run
 from leanify.spectra.measure import condition
 from leanify.study.folder import PROBES, Outcome, StudyFolder
 from leanify.study.plan import Key
+from leanify.study.runner import INTERRUPTED, NO_ROOM
 from leanify.training import with_tokenizer_of
 from leanify.training.loop import Trainer
 
 PROBED = 16  # validation samples on which κ is probed
-INTERRUPTED = 130  # exit code of a run stopped by Ctrl-C, which can be resumed
 POINTS = 8  # κ is probed at the start, and about this many times during training
 
 
@@ -128,10 +129,19 @@ def work(folder: StudyFolder, key: Key, share: float | None = None) -> None:
         try:
             trainer = _train(folder, key, share)
         except LeanifyError as error:
+            if _is_full_disk(error):
+                raise
             folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", str(error)))
             return
         if trainer is not None:
             folder.record(_outcome(folder, key, trainer))
+
+
+def _is_full_disk(error: BaseException | None) -> bool:
+    """Whether a full disk is behind an error: then no design is to blame for it."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return error is not None and _is_full_disk(error.__cause__)
 
 
 def _train(folder: StudyFolder, key: Key, share: float | None) -> Trainer | None:
@@ -212,8 +222,9 @@ def _run(folder: StudyFolder, key: Key, share: float | None) -> NoReturn:
         code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        code = NO_ROOM if _is_full_disk(error) else 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
