@@ -17,7 +17,7 @@ from leanify.data.faults import Faults
 from leanify.data.found import look
 from leanify.sources import recipe as recipes
 from leanify.sources.recipe import DataSection
-from leanify.study import StudyFolder
+from leanify.study import StudyFolder, comparing
 from leanify.study.folder import Outcome
 from leanify.study.plan import Key
 from leanify.training import defaults
@@ -136,14 +136,14 @@ def test_a_study_whose_runs_all_fail_alike_is_not_gone_through(tmp_path: Path) -
         folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))
 
     failed(keys[0], "no data")
-    studies._check_hope(folder)
+    comparing._check_hope(folder)
     failed(keys[1], "no memory")
-    studies._check_hope(folder)
+    comparing._check_hope(folder)
     failed(keys[1], "no data")
     with pytest.raises(
         leanify.TrainingError, match=r"all 2 runs so far failed for the same reason: no data\..* --retry"
     ):
-        studies._check_hope(folder)
+        comparing._check_hope(folder)
 
 
 def plain(folder: Path, name: str, text: str) -> Path:

@@ -14,6 +14,7 @@ from leanify.data import columns, image_tables
 from leanify.data.found import look
 from leanify.data.image_folder import opened, read
 from leanify.sources.recipe import DataSection
+from leanify.sources.run_directory import RunDirectory
 from leanify.training import defaults
 
 CLASSES = {"blue": (0, 0, 200), "red": (200, 0, 0)}
@@ -83,7 +84,7 @@ def test_a_table_trains_and_its_classes_are_kept(rows: list[tuple[Path, str]], t
     assert value.model.override["num_classes"] == 2
     small = ["model.override.img_size=16", "model.override.embed_dim=12", "model.override.depth=1", "data.workers=0"]
     run = training.train(value, tmp_path / "run", settings=[*small, "schedule.epochs=1", "data.holdout=0.25"])
-    assert training.RunDirectory.open(run).classes == ["blue", "red"]
+    assert RunDirectory.open(run).classes == ["blue", "red"]
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,9 @@ def test_colours_are_read_on_white_and_on_black() -> None:
 
 
 def test_an_interruption_is_said() -> None:
+    """Also where the tests run in the background, whose processes inherit that Ctrl-C is ignored."""
     when = (
-        "import _thread; sys.addaudithook("
+        "import _thread, signal; signal.signal(signal.SIGINT, signal.default_int_handler); sys.addaudithook("
         "lambda event, args: _thread.interrupt_main() if event == 'import' and args[0] == 'torch' else None)"
     )
     done = on_terminal("profile vit_tiny --no-measure --quiet", before=when)
