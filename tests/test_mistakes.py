@@ -242,3 +242,13 @@ def test_what_is_right_is_no_slip() -> None:
     ):
         name, *arguments = shlex.split(line)
         slips.check(typer.main.get_command(app(name)), arguments)
+
+
+def test_numbers_that_are_none_and_sizes_beyond_any_model_are_one_message(capsys: Any) -> None:
+    for line, words in (
+        ("train digits --dry-run --set data.mixup=nan", "data.mixup is nan; it must be a number"),
+        ("redesign vit_tiny --target-params 0.9 --mlp 1000000000000000000000000", "beyond any model's size"),
+    ):
+        code, _, err = typed(line, capsys)
+        assert code == 2
+        assert words in err

@@ -313,3 +313,9 @@ def test_what_does_not_go_together_is_one_message_and_nothing_is_written(
         training.train(TINY, tmp_path / "run", settings=settings)
     assert "\n" not in str(found.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mixed_classes_train_a_head_with_more_outputs_than_classes(tmp_path: Path) -> None:
+    settings = ["data.mixup=0.8", "model.override.num_classes=12", "schedule.steps=1", "schedule.epochs="]
+    run = training.train(recipes.with_settings(TINY, settings), tmp_path / "run")
+    assert RunDirectory.open(run).rows()[0]["loss"] > 0

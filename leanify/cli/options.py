@@ -57,6 +57,9 @@ Format = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else: --format json")]
 
 
+LARGEST = 10**9  # of a depth, of heads, of an MLP
+
+
 def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
     """Parse ``7``, ``4,4,8,2`` or ``encoder=6,decoder=4``: one number, one per stage, or one per tower.
 
@@ -75,10 +78,17 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
         ) from None
     if min(values) < 1:
         raise ShapeError(f"{name} must be at least 1, not {text}")
+    values = [_possible(name, value) for value in values]
     return values[0] if len(values) == 1 else values
 
 
 def _whole(name: str, text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ShapeError(f"{name} must be a positive integer per tower (encoder=6,decoder=4), not {text!r}")
-    return int(text)
+    return _possible(name, int(text))
+
+
+def _possible(name: str, value: int) -> int:
+    if value > LARGEST:
+        raise ShapeError(f"{name} {str(value)[:30]} is beyond any model's size: at most {LARGEST:,}")
+    return value

@@ -112,6 +112,8 @@ def _needed(entry: Field[Any]) -> bool:
 def _typed(value: Any, hint: Any, where: str) -> Any:
     """Convert a TOML value to its field's type: tables to sections, lists to tuples, integers to floats if needed."""
     choices = [choice for choice in _choices(hint) if choice is not types.NoneType]
+    if value != value:  # NaN
+        raise RecipeError(f"{where} is nan; it must be {' or '.join(map(_word, choices))}")
     for choice in choices:
         if isinstance(choice, type) and hasattr(choice, "__dataclass_fields__"):
             return read_table(choice, value, where)

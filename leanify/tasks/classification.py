@@ -35,7 +35,11 @@ class Classification:
             return F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
         assert isinstance(inputs, Tensor)
         inputs, soft = self._mixed(inputs, targets)
-        return -(soft * F.log_softmax(answer(model, inputs), dim=-1)).sum()
+        logits = answer(model, inputs)
+        soft = F.pad(
+            soft, (0, logits.shape[-1] - soft.shape[-1])
+        )  # a head may have more outputs than there are classes
+        return -(soft * F.log_softmax(logits, dim=-1)).sum()
 
     def _mixed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mix neighbouring samples with timm's Mixup, so that the pairs do not depend on passes and processes.
