@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from runs import outcome
+from test_training_processes import launched
 
 import leanify
 from leanify import training
@@ -117,6 +118,16 @@ def test_the_teacher_is_asked_once_and_a_resume_ends_with_the_same_bits(home: Pa
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
     assert len(train(home, tmp_path / "other", "optim.lr=1e-3").rows()) == len(run.rows())
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
+
+
+def test_two_processes_do_not_wait_for_a_pooler_without_a_gradient(home: Path, tmp_path: Path) -> None:
+    one = train(home, tmp_path / "one")
+    (tmp_path / "two.toml").write_text(one.recipe.to_toml())
+    done = launched("train", str(tmp_path / "two.toml"), "-o", str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    assert "find_unused_parameters" not in done.stderr
+    rows = zip(one.rows(), RunDirectory.open(tmp_path / "two").rows(), strict=True)
+    assert all(theirs["loss"] == pytest.approx(mine["loss"], abs=1e-4) for mine, theirs in rows)
 
 
 def test_layers_are_learnt_beside_embeddings(home: Path, tmp_path: Path) -> None:

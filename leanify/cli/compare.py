@@ -174,10 +174,10 @@ class Board:
 
     def ended(self, key: Key) -> None:
         """Show that a run has finished or failed."""
-        if key in self.tasks:
-            self.progress.remove_task(self.tasks.pop(key))
         from leanify.units import metric
 
+        if key in self.tasks:
+            self.progress.remove_task(self.tasks.pop(key))
         outcome = self.folder.outcome(key)
         self.progress.advance(self.whole)
         if outcome is None:

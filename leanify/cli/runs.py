@@ -70,9 +70,9 @@ def _print_studies(studies: list[StudyOverview]) -> None:
 
 
 def _row(run: RunOverview) -> tuple[str, ...]:
-    steps = "–" if run.step is None else f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else "")
     from leanify.units import metric
 
+    steps = "–" if run.step is None else f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else "")
     best = "–" if run.best is None else metric(run.metric, run.best)
     return str(run.path), run.source, run.data, steps, best, run.state
 

@@ -203,7 +203,6 @@ def _count(model: Any) -> int:
 
 
 def _draw(page: Page, plot: Path, what: str) -> None:
-
     from leanify.spectra.plots import write
     from leanify.terminal import say
     from leanify.training.curves import figure

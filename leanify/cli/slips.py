@@ -54,7 +54,7 @@ def check(command: Any, arguments: Sequence[str]) -> None:
         if word.startswith("-"):
             if word not in options:
                 return _check_option(word, options, _after(word, arguments), places)
-            _check_number(word, value, options[word].metavar)
+            _check_value(word, value, options[word].metavar)
             given.add(options[word].name)
         elif not free:
             words += 1
@@ -71,7 +71,7 @@ def check(command: Any, arguments: Sequence[str]) -> None:
             raise LeanifyError(f"{name} {option.metavar} is missing: {option.help}")
 
 
-def _check_number(word: str, value: str | None, metavar: str | None) -> None:
+def _check_value(word: str, value: str | None, metavar: str | None) -> None:
     if word == "--dtype" and (meant := DTYPES.get(str(value))) is not None:
         raise LeanifyError(f"--dtype {value} is called {meant}: --dtype {meant}")
     words, kind = NUMBERS.get(str(metavar), ("", str))

@@ -36,9 +36,7 @@ class Classification:
         assert isinstance(inputs, Tensor)
         inputs, soft = self._mixed(inputs, targets)
         logits = answer(model, inputs)
-        soft = F.pad(
-            soft, (0, logits.shape[-1] - soft.shape[-1])
-        )  # a head may have more outputs than there are classes
+        soft = F.pad(soft, (0, logits.shape[-1] - soft.shape[-1]))  # the head may have more outputs than classes
         return -(soft * F.log_softmax(logits, dim=-1)).sum()
 
     def _mixed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leanify import machine
 from leanify.errors import RecipeError
 from leanify.sources.recipe import Recipe, TrainingRecipe
 from leanify.sources.run_directory import RunDirectory, leaves
-from leanify.training import memory, sharding
+from leanify.training import memory, reach, sharding
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -80,8 +80,12 @@ def prepared(
     recipe: TrainingRecipe,
     engine: Accelerator,
     sharded: bool,
+    loss: Callable[[nn.Module], Tensor],
 ) -> tuple[Any, Any]:
-    """The model wrapped for training (DDP, compile), and its optimiser. ``maps`` are trained without weight decay."""
+    """The model wrapped for training (DDP, compile), and its optimiser. ``maps`` are trained without weight decay.
+
+    ``loss`` is that of any sample: it shows DDP which parameters have a gradient.
+    """
     if recipe.run.channels_last and not sharded:  # FSDP flattens rows and wants them as they are
         bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = optimizer_of(recipe, bare, engine.device)
@@ -89,6 +93,8 @@ def prepared(
         optimizer.add_param_group({"params": learnt, "weight_decay": 0.0})
     if sharded:
         return engine.prepare_model(model, device_placement=False, evaluation_mode=True), engine.prepare(optimizer)
+    if engine.num_processes > 1:
+        reach.settle(model, loss, engine)
     called, optimizer = engine.prepare(model, optimizer)
     # compiled after DDP has wrapped it, so that gradients are exchanged during the backward pass
     return (torch.compile(called, mode=recipe.run.compile_mode) if recipe.run.compile else called), optimizer

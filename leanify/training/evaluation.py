@@ -78,6 +78,12 @@ class Evaluator:
             self.task.found(model.eval(), *self.moved(self.first))
         sharding.drop(model.train())
 
+    def loss_of_one(self, model: nn.Module) -> Tensor:
+        """The loss of one sample as in evaluation, so that it needs no second sample; with a gradient."""
+        loss = self.task.loss(model.to(self.accelerator.device).eval(), *self.moved(self.first))
+        model.train()
+        return loss
+
     def moved(self, batch: Batch) -> Batch:
         """The batch on the device, its inputs scaled as the model takes them."""
         from accelerate.utils import send_to_device

@@ -100,7 +100,10 @@ class Trainer:
             parts = [self.bare, *(maps or []), teacher, None if average is None else average.module]
             engine.spread([part for part in parts if part is not None], recipe, self.accelerator)
         learning = self.learner or self.bare
-        self.model, optimizer = engine.prepared(learning, self.bare, maps, recipe, self.accelerator, self.sharded)
+        self.evaluator = Evaluator(recipe, self.splits, self.task, self.accelerator, self.sharded, self.skipped)
+        self.model, optimizer = engine.prepared(
+            learning, self.bare, maps, recipe, self.accelerator, self.sharded, self.evaluator.loss_of_one
+        )
         self.average = average if average is None or self.sharded else average.to(self.accelerator.device)
         behind = None if average is None else average.module
         scaler = self.accelerator.scaler
@@ -108,8 +111,6 @@ class Trainer:
         self.optimizer = optimizer
         self.window = Window()
         self.saver = Saver()
-
-        self.evaluator = Evaluator(recipe, self.splits, self.task, self.accelerator, self.sharded, self.skipped)
         self.evaluator.try_one(self.bare)
 
     def built(self) -> nn.Module:
