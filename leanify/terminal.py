@@ -12,9 +12,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
 
 WIDTH = 100
+ROOM = 4  # columns: ^C twice
 GREEN, CYAN, ORANGE, RED = "#008700", "#008787", "#af5f00", "#d70000"  # readable on white and on black alike
 BARS = {
     "progress.elapsed": ORANGE,
@@ -38,7 +39,7 @@ def console(stderr: bool = False, width: int = WIDTH) -> Console:
 
 @cache
 def _console_class() -> type[Console]:
-    from rich.console import Console, ConsoleOptions, RenderableType  # imported late: it takes 30 ms
+    from rich.console import Console, RenderableType  # imported late: it takes 30 ms
     from rich.segment import Segment
     from rich.text import Text
 
@@ -111,6 +112,35 @@ def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T
             yield item
 
 
+def bars(out: Console, *columns: Any) -> Any:
+    """Rich's progress bars, silent where ``out`` is no terminal, with room at the right for the ^C of an interruption.
+
+    On a full line the terminal would put ^C on a line of its own, and rich would erase that one instead of the bar.
+    """
+    return _bars_class()(*columns, console=out, transient=True, disable=not out.is_terminal)
+
+
+@cache
+def _bars_class() -> Any:
+    from rich.progress import Progress
+
+    class Bars(Progress):
+        def get_renderables(self) -> Iterable[Any]:
+            yield _Narrower(self.make_tasks_table(self.tasks))
+
+    return Bars
+
+
+class _Narrower:
+    """A renderable with ``ROOM`` columns fewer than the terminal has."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterable[Any]:
+        yield from out.render(self.inner, options.update(width=max(1, options.max_width - ROOM)))
+
+
 _shown: list[Any] = []  # active displays, the visible one last: an inner bar replaces the outer one
 
 
@@ -124,11 +154,11 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     if not err.is_terminal or os.environ.get("LEANIFY_QUIET"):
         yield lambda done: None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     rest = (TimeElapsedColumn(),) if total is None else (BarColumn(bar_width=None), TimeRemainingColumn())
     words = TextColumn("{task.description}", markup=False)
-    with drawn(Progress(SpinnerColumn(), words, *rest, console=err, transient=True)) as bar:
+    with drawn(bars(err, SpinnerColumn(), words, *rest)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 

@@ -53,6 +53,17 @@ def test_progress_fits_and_evaluations_stay(monkeypatch: Any, capsys: Any, width
     assert ("best top1 61.5 %" in bar) == (width > 40)
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_bar_leaves_room_for_the_characters_of_an_interruption(monkeypatch: Any, capsys: Any, width: int) -> None:
+    """After a full line the terminal writes ^C on the next one, and the bar would stay on the screen."""
+    lines = [line for line in on_terminal(monkeypatch, capsys, width) if "1,000" in line and "vit_tiny" not in line]
+    with progress("a step of many words " * 9, 3), progress("few words", None):
+        pass
+    lines += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= width - len("^C^C")
+
+
 def test_a_pipe_gets_a_line_for_every_row_and_no_bar(capsys: Any) -> None:
     with screen.Screen() as watcher:
         watcher.began("words", 0, 100)

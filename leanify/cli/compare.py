@@ -142,15 +142,15 @@ class Board:
     """On a terminal, one bar for the study and one per run; otherwise one line per finished run."""
 
     def __init__(self, folder: StudyFolder) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-        from leanify.terminal import console
+        from leanify.terminal import bars, console
 
         self.folder, self.plan = folder, folder.plan
         self.console = console(stderr=True)
         words = TextColumn("{task.description}", markup=False)
         columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.progress = bars(self.console, *columns)
         self.tasks: dict[Key, Any] = {}
 
     def __enter__(self) -> Board:

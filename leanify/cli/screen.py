@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from leanify.terminal import console, drawn, progress
+from leanify.terminal import ROOM, bars, console, drawn, progress
 from leanify.units import PERCENT, binary, digits, metric, seconds
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ class Screen:
     """Progress of a run: on a terminal a bar and one line per evaluation; otherwise one line per log row."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn
 
         self.console = console(stderr=True)
         self.live = self.console.is_terminal
         narrow = self.console.width < NARROW
         words = TextColumn("{task.description}", markup=False)
         columns = [SpinnerColumn(), *([] if narrow else [BarColumn(bar_width=None)]), words]
-        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
+        self.bar = bars(self.console, *columns)
         self.stack = ExitStack()
         self.training: float | None = None  # the last training loss
         self.best: tuple[str, float] | None = None
@@ -95,7 +95,7 @@ class Screen:
         parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
         parts += [f"loss {shown(self.training)}"] if self.training is not None else []
         parts += [f"best {metric(*self.best)}"] if self.best is not None else []
-        return fitted(parts, self.console.width - (2 if self.console.width < NARROW else 14))
+        return fitted(parts, self.console.width - ROOM - (2 if self.console.width < NARROW else 14))
 
     def _left(self, step: int) -> str:
         """The predicted remaining time at the mean speed so far."""
