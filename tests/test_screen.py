@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -15,7 +16,6 @@ import pytest
 
 import leanify
 from leanify.cli import app, recipe_list, screen, show
-from leanify.sources.built_in import built_in
 from leanify.terminal import broken, progress
 from leanify.training.curves import Curves, in_text, ticks
 
@@ -174,13 +174,17 @@ def test_a_spinner_turns_before_torch_is_imported(words: tuple[str, ...], tmp_pa
     assert "⠋" in before, before
 
 
-def test_names_of_recipes_stay_whole(monkeypatch: Any, capsys: Any) -> None:
+@pytest.mark.parametrize(("width", "columns"), [(120, 3), (80, 2), (50, 1)])
+def test_names_of_recipes_and_sources_stay_whole(monkeypatch: Any, capsys: Any, width: int, columns: int) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
+    recipe_list.show("json")
+    rows = [list(row.values())[:columns] for row in json.loads(capsys.readouterr().out)["recipes"]]
     recipe_list.show()
     _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert [line.split()[0] for line in lines] == list(built_in())
-    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines[: len(rows)]] == rows
+    assert max(map(len, lines)) <= width
+    assert [lines[-1]] == lines[len(rows) + 1 :] == ["the source and data of one: leanify recipes NAME"] or columns > 1
 
 
 def test_a_curve_on_a_small_terminal_has_five_rows(monkeypatch: Any, capsys: Any) -> None:

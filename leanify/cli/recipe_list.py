@@ -6,13 +6,13 @@ import re
 import tomllib
 from typing import Any
 
-from rich.table import Table
-
 from leanify.cli.formats import Kind
 from leanify.cli.formats import show as show_as
-from leanify.cli.tables import table
+from leanify.cli.tables import fit, table
 from leanify.sources.built_in import built_in
 from leanify.terminal import console
+
+HEADS = ("recipe", "source", "data")
 
 
 def show(kind: Kind = "table") -> None:
@@ -22,7 +22,7 @@ def show(kind: Kind = "table") -> None:
         {"recipe": name, "source": each["model"]["source"], "data": each.get("data", {}).get("name")}
         for name, each in values.items()
     ]
-    show_as(kind, {"recipes": rows}, rows, lambda: console().print(_table(rows)))
+    show_as(kind, {"recipes": rows}, rows, lambda: _print(rows))
 
 
 def _model_and_data(text: str) -> dict[str, Any]:
@@ -31,10 +31,12 @@ def _model_and_data(text: str) -> dict[str, Any]:
     return tomllib.loads("".join(table for table in tables if table.startswith(("[model]", "[data]"))))
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    shown = table(("recipe", "source", "data"), [], left=3)
-    for column in shown.columns[1:]:  # what is typed next stays whole; recipes NAME and --json have the others whole
-        column.no_wrap, column.overflow = False, "ellipsis"
-    for row in rows:
-        shown.add_row(row["recipe"], row["source"], row["data"] or "–")
-    return shown
+def _print(rows: list[dict[str, Any]]) -> None:
+    """The table; a narrow terminal gets fewer columns, so that names stay whole and can be typed."""
+    out = console()
+    shown = table(HEADS, ((row["recipe"], row["source"], row["data"] or "–") for row in rows), left=3)
+    fit(shown, out, ("data", "source"))
+    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"
+    out.print(shown)
+    if missing := " and ".join(HEADS[len(shown.columns) :]):
+        out.print(f"\nthe {missing} of one: leanify recipes NAME", soft_wrap=True)
