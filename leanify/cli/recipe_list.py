@@ -36,7 +36,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
     out = console()
     shown = table(HEADS, ((row["recipe"], row["source"], row["data"] or "–") for row in rows), left=3)
     fit(shown, out, ("data", "source"))
-    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"
     out.print(shown)
     if missing := " and ".join(HEADS[len(shown.columns) :]):
         out.print(f"\nthe {missing} of one: leanify recipes NAME", soft_wrap=True)

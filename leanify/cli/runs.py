@@ -39,18 +39,18 @@ def runs(
 
 
 def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview]) -> None:
-    from leanify.cli.tables import table
+    from leanify.cli.screen import NARROW
+    from leanify.cli.tables import fit, table
     from leanify.terminal import console
 
+    out = console()
     if studies:
         _print_studies(studies)
     if not found and not studies:
-        console().print(f"no runs below {folder.resolve()}; `leanify train` makes one")
+        out.print(f"no runs below {folder.resolve()}; `leanify train` makes one")
     elif found:
         shown = table(("run", "model", "data", "steps", "best", "state"), map(_row, found), left=3)
-        for column in shown.columns[:2]:
-            column.no_wrap, column.overflow = False, "fold"
-        console().print(shown)
+        out.print(fit(shown, out, ("data", "model")) if out.width < NARROW else shown)
         _say_how_to_go_on(found)
 
 
@@ -59,14 +59,13 @@ def _print_studies(studies: list[StudyOverview]) -> None:
     from leanify.terminal import console
 
     shown = table(("study", "of", "designs", "runs", "failed", "state"), [], left=2)
-    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"
     for study in studies:
         done = f"{study.ended} of {study.runs}"
         shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
     console().print(shown)
     stopped = next((study for study in studies if study.state == "interrupted"), None)
     hint = f"go on with an interrupted one: leanify compare {stopped.path}\n" if stopped is not None else ""
-    console().print(f"\n{hint}", soft_wrap=True)
+    console().print(f"\n{hint}" if hint else "", soft_wrap=True)
 
 
 def _row(run: RunOverview) -> tuple[str, ...]:

@@ -24,10 +24,11 @@ WIDEST = 1000  # columns: the width of a table without limits
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
-    """A plain table: the first ``left`` columns left-aligned, the others right-aligned."""
+    """A plain table: the first ``left`` columns are words, folded where they do not fit; the others are numbers."""
     made = Table(box=None, pad_edge=False, padding=(0, 1))
     for i, name in enumerate(columns):
-        made.add_column(name, justify="left" if i < left else "right", header_style="dim", no_wrap=True)
+        made.add_column(name, header_style="dim", no_wrap=i >= left, justify="left" if i < left else "right")
+        made.columns[i].overflow = "fold" if i < left else "ellipsis"
     for row in rows:
         made.add_row(*row)
     return made
