@@ -158,7 +158,7 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_a_design_of_another_task_is_refused(tmp_path: Path) -> None:
-    leanify.save(leanify.load("vit_tiny_patch16_224", overrides={"depth": 1, "img_size": 32}), tmp_path / "other")
+    leanify.save(leanify.load("deit_tiny_patch16_224", overrides={"depth": 1, "img_size": 32}), tmp_path / "other")
     with pytest.raises(LeanifyError, match="another task than the recipe's model") as caught:
         Designer(TINY, "0.5").all([str(tmp_path / "other")], {})
     assert "(1, 1000)" in str(caught.value)
@@ -166,13 +166,14 @@ def test_a_design_of_another_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_lean_directory_is_a_design(tmp_path: Path) -> None:
-    """Its shape is taken; every seed draws its weights anew."""
-    source = leanify.load("vit_tiny_patch16_224", overrides=dict(TINY.model.override))
+    """Its shape is taken, for the recipe's classes and inputs; every seed draws its weights anew."""
+    source = leanify.load("vit_tiny_patch16_224", overrides={**TINY.model.override, "num_classes": 7, "img_size": 64})
     leanify.save(leanify.write(source, leanify.read(source).grown(heads=3)), tmp_path / "more")
     [design] = Designer(TINY, "0.5").all([str(tmp_path / "more")], {})
     assert (design.name, design.heads, design.model.source, design.model.heads) == ("more", 3, TINY.model.source, 3)
     [written] = Designer(TINY, "0.5").all(["same=heads:3"], {})
     assert design.predicted == pytest.approx(written.predicted)
+    assert (design.params, design.macs) == (written.params, written.macs)
     assert design.predicted != pytest.approx(Designer(TINY, "0.5").all(["baseline"], {})[0].predicted)
 
 

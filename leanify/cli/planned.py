@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli import plans, study_tables
-from leanify.terminal import progress
+from leanify.cli.next_lines import next_lines
+from leanify.terminal import console, progress
 
 if TYPE_CHECKING:
     from leanify.design.plan import Plan
@@ -45,8 +46,11 @@ def planned(
     carried: Carried,
     written: Written,
     study: Path | None,
+    override: Sequence[str] = (),
 ) -> Iterator[Shown]:
     """Plan every source at every budget; ``arguments`` are the other keyword arguments of `leanify.redesign`.
+
+    ``override`` are the overrides among them as they were typed.
 
     An output that cannot be written, or a study that cannot be read, raises before anything is planned.
     """
@@ -71,7 +75,8 @@ def planned(
             from leanify.study.surface import predictions
 
             predicted = predictions(plan, *measured)
-        yield Shown(plan, budget, carrying, predicted)
+        lines = next_lines(plan, carried, override, arguments["cls"]) if plan.directory else ()
+        yield Shown(plan, budget, carrying, predicted, lines)
 
 
 def _written(plan: Plan, arguments: Mapping[str, Any], carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
@@ -114,6 +119,7 @@ class Shown:
     budget: Text
     carried: Carrying | None
     predicted: dict[str, Any] | None
+    next_lines: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         found = self.plan.to_json()
@@ -141,3 +147,5 @@ def render(found: Sequence[Shown]) -> None:
             study_tables.render_predictions(one.predicted)
         if one.carried is not None:
             plans.render_steps(one.carried)
+        for place, line in enumerate(one.next_lines):
+            console().print(f"      {line}" if place else f"\nnext  {line}", soft_wrap=True)

@@ -112,7 +112,7 @@ def redesign(
     arguments["overrides"] = parse_overrides(override or [])
     carried = planned.Carried(weights, pretrained, data, samples, seed)
     written = planned.Written(output, control, force, as_type)
-    found = list(planned.planned(named, budgets, arguments, carried, written, study))
+    found = list(planned.planned(named, budgets, arguments, carried, written, study, override or ()))
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
     show(kind, data_of, [row for one in found for row in one.rows()], lambda: planned.render(found))
     for one in found:

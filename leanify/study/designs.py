@@ -12,13 +12,14 @@ name=depth:7,heads:18,mlp:1536    an explicit shape; omitted sizes stay the base
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
 from leanify.design import alternatives, counting
@@ -34,6 +35,9 @@ from leanify.sources.find import ModelSource
 from leanify.sources.recipe import ModelSection, Recipe
 from leanify.study.plan import BASELINE, PlannedDesign, check_names, ranked
 from leanify.upstream.inputs import example_inputs
+
+if TYPE_CHECKING:
+    from torch import nn
 
 AXES = ("depth", "heads", "head_dim", "mlp")
 
@@ -146,17 +150,20 @@ class Designer:
         return self.planned(name, self.asked(**pins, min_depth=1, min_mlp=0).chosen)
 
     def directory(self, path: Path) -> PlannedDesign:
-        """A lean directory's shape, initialised by each run's seed; if it is of another model, that model itself.
+        """A lean directory's shape for the recipe's model, initialised by each run's seed; if it is of another model,
+        that model itself.
 
-        Raises LeanifyError if its inputs or outputs differ from the recipe's model.
+        Raises LeanifyError if the inputs or outputs of another model differ from the recipe's model.
         """
         found = find.find(path)
         model = find.build_on_meta(found)
-        own = find.build_on_meta(find.find(self._file))
-        _check_task(path, _signature(model), _signature(own))
         shape = surgery.read(model)
-        alike = (found.origin.library, found.origin.name) == (self.source.origin.library, self.source.origin.name)
-        section = self.section(shape) if alike else ModelSection(str(path.absolute()))
+        if (found.origin.library, found.origin.name) == (self.source.origin.library, self.source.origin.name):
+            section = self.section(shape)
+            model = self._built(section)  # with the recipe's inputs and classes, which the directory need not have
+        else:
+            section = ModelSection(str(path.absolute()))
+            _check_task(path, _signature(model), _signature(self._built(self.recipe.model)))
         tokens = None if self.recipe.data is None else self.recipe.data.length
         cost = counting.count(model, tokens)
         primaries = [(stage.depth, stage.primary) for stage in shape.stages if stage.primary is not None]
@@ -164,7 +171,13 @@ class Designer:
         sizes: list[Any] = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
         depth, heads, head_dim, mlp = sizes
         costs = (cost.params, cost.macs, 0, self.score(shape))
-        return PlannedDesign(path.name, section, depth, heads, head_dim, mlp, *costs)
+        return PlannedDesign(_name_of(path), section, depth, heads, head_dim, mlp, *costs)
+
+    def _built(self, section: ModelSection) -> nn.Module:
+        """The recipe's model with this section, on meta."""
+        file = self._file.with_name("design.toml")
+        file.write_text(replace(self.recipe, model=section).to_toml(), encoding="utf-8")
+        return find.build_on_meta(find.find(file))
 
     def score(self, shape: Architecture) -> float | None:
         """The ranking's score of a shape (lower is better); None if its stages differ from the recipe's model."""
@@ -265,6 +278,11 @@ def _sizes(text: str, value: str) -> int | list[int]:
     if min(numbers) < 1:
         raise ShapeError(f"{text!r} has a size below 1; sizes must be at least 1")
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _name_of(path: Path) -> str:
+    """A directory's name, in characters that name a folder of runs."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name)
 
 
 def _count(name: str) -> int:

@@ -76,7 +76,7 @@ class Carrying:
             self.verdict = (
                 f"{MEANING[self.chosen]} keeps most before training, so it is the plan's design: "
                 f"{self.results[self.chosen].unit} {damage[self.chosen]:.3g}; {others}. --depth or --heads asks for "
-                "another, and training may change the order: leanify compare"
+                "another, and training may change the order"
             )
         return plans[self.chosen]
 

@@ -1,0 +1,45 @@
+"""The commands that go on with a design that was written. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leanify.cli.planned import Carried
+    from leanify.design.plan import Plan
+
+
+def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str | None) -> list[str]:
+    """Compare the design with its baseline and, alone, train it; in capitals what is not known.
+
+    Carried weights are healed first. What the source is trained on is known where it is a recipe or a run.
+    """
+    where = str(plan.directory)
+    designs = [f"{where}/lean", f"{where}/control"] if plan.with_control else [where]
+    own = _has_data(plan.source)
+    data = "" if own else f" --set data.path={'DATA' if carried.data is None else quote(str(carried.data))}"
+    weights = "" if carried.weights is None else quote(carried.weights)
+    settings = "".join(f" --set {quote(f'model.override.{pair}')}" for pair in overrides)
+    settings += f" --set model.class={quote(cls)}" if cls is not None else ""
+    compare = f"leanify compare {quote(plan.source)}{f' --weights {weights}' if weights else ''}{data}{settings}"
+    compare += f" --designs {quote(','.join(['baseline', *designs]))}"
+    if own:
+        return [compare]
+    train = f"leanify train {quote(designs[0])}{f' --teacher {weights}' if weights else ''}{data}"
+    if carried.pretrained:  # a study's weights come from a directory or a checkpoint
+        return [train]
+    return [train, compare] if weights else [compare, train]
+
+
+def _has_data(source: str) -> bool:
+    """Whether the source is a recipe or a run, which names its data."""
+    from leanify.sources import recipe
+    from leanify.sources.run_directory import RunDirectory, is_run
+
+    if is_run(source):
+        return RunDirectory.open(source).recipe.data is not None
+    named = recipe.find(source) is not None or Path(source).suffix == ".toml"
+    return named and recipe.load(source).data is not None

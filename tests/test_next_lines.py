@@ -1,0 +1,68 @@
+"""The commands that ``redesign -o`` proposes: each works as it is printed, once DATA is replaced."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leanify.cli import main
+
+MAKERS = Path(__file__).parent / "fixtures" / "documents"
+TINY = (
+    "--override img_size=16 --override patch_size=4 --override embed_dim=32 --override depth=8 --override num_heads=2 "
+    "--target-params 0.5"
+)
+
+
+def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["leanify", *shlex.split(line)])
+    try:
+        main()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    return 0
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pictures in classes, labelled sentences, and a small BERT."""
+    folder = tmp_path_factory.mktemp("here")
+    for maker, name in (("make_images", "pets"), ("make_sentences", "reviews"), ("make_checkpoint", "old")):
+        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("line", "data", "proposed"),
+    [
+        (f"vit_tiny {TINY} --control -o lean", "pets", ["compare vit_tiny", "train lean/lean"]),
+        ("digits-study --target-params 0.5 -o 'a b'", "", ["compare digits-study"]),
+        (
+            "old --depth 3 --weights old --data reviews -o healed",
+            "",
+            ["train healed --teacher old", "compare old --weigh"],
+        ),
+        ("old --depth 3 --weights old -o bare", "reviews", ["train bare --teacher old", "compare old --weights old"]),
+    ],
+)
+def test_what_is_proposed_goes_on_with_the_design(
+    line: str,
+    data: str,
+    proposed: list[str],
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(here)
+    assert typed(f"redesign {line}", monkeypatch) == 0
+    _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
+    lines = [each.strip().removeprefix("leanify ") for each in after.splitlines()]
+    assert [each[: len(words)] for each, words in zip(lines, proposed, strict=True)] == proposed
+    assert all(("DATA" in each) == bool(data) for each in lines)
+    for each in lines:
+        assert typed(f"{each.replace('DATA', data)} --dry-run", monkeypatch) == 0, each
