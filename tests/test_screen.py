@@ -17,7 +17,7 @@ import pytest
 import leanify
 from leanify.cli import app, recipe_list, screen, show
 from leanify.terminal import broken, progress
-from leanify.training.curves import Curves, in_text, ticks
+from leanify.training.curves import DOT, Curves, figure, in_text, ticks
 
 ROWS: list[dict[str, Any]] = [
     {"step": 50, "epoch": 1.0, "split": "train", "loss": 1.5, "lr": 1e-3, "samples_per_s": 100.0},
@@ -187,11 +187,33 @@ def test_names_of_recipes_and_sources_stay_whole(monkeypatch: Any, capsys: Any, 
     assert [lines[-1]] == lines[len(rows) + 1 :] == ["the source and data of one: leanify recipes NAME"] or columns > 1
 
 
-def test_a_curve_on_a_small_terminal_has_five_rows(monkeypatch: Any, capsys: Any) -> None:
+@pytest.mark.parametrize("shape", ["blocks: 2 × [4×16]", "blocks: 2 × [4×16, mlp 256, width 64], head: 1 × [4×16]"])
+def test_a_run_fits_a_small_terminal(monkeypatch: Any, capsys: Any, shape: str) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     points = [(step, 1 / step) for step in range(1, 50)]
-    show._print(show.Page(["facts"] * 5, {}, [], Curves(points, [], "top1", points), ["next"]))
-    drawn = [line for line in capsys.readouterr().out.splitlines() if "┤" in line or line.startswith("    │")]
-    assert len(drawn) == 2 * 5
+    show._print(show.Page([f"model  vit_tiny_patch16_224 · {shape}", *["facts"] * 4], {}, [],
+                          Curves(points, points, "top1", points), ["next"] * 2))  # fmt: skip
+    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
+    assert len(lines) < 24  # and the prompt
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("┤") for line in lines) >= 2 * 3
+    assert next(line for line in lines if "training" in line).split() == [
+        "loss",
+        "⡠",
+        "training",
+        "o",
+        "validation",
+        "validation",
+        "top1",
+    ]
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_a_curve_of_one_point_has_a_marker(width: int) -> None:
+    text = in_text(Curves([(23, 2.32)], [(23, 2.31)], "top1", [(23, 6.4)]), width, 9)
+    inside = "".join(re.findall("[┤│](.*?)│", text))
+    assert (inside.count(DOT), inside.count("o")) == (2, 1)
+    drawn = figure(Curves([(23, 2.32)], [(23, 2.31)], "top1", [(23, 6.4)]), "title")
+    assert all(line.get_marker() not in ("", "None") for axes in drawn.axes for line in axes.get_lines())

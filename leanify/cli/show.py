@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 ROWS_OF_A_PLOT, SMALLEST = 13, 9  # four of them are the frame; a curve of fewer than five is none
+AROUND = 5  # rows: a title, two blank ones, what `--plot` wrote, the shell's next prompt
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,9 @@ def _about(recipe: Recipe) -> list[str]:
         lines.append(f"data   {data.path or data.name} · {data.task}")
     if (schedule := recipe.schedule) is not None and recipe.optim is not None:
         length = next(
-            f"{value:,g} {unit}" for unit in ("epochs", "steps", "tokens") if (value := getattr(schedule, unit))
+            f"{value:,g} {unit if value > 1 else unit[:-1]}"
+            for unit in ("epochs", "steps", "tokens")
+            if (value := getattr(schedule, unit))
         )
         lines.append(
             f"train  {length} · batch {schedule.batch_size} · {recipe.optim.name}, learning rate {recipe.optim.lr:g}, "
@@ -221,11 +224,12 @@ def _print(page: Page) -> None:
     for line in page.lines:
         out.print(line, style="bold" if line is page.lines[0] else "", markup=False)
     if page.curves is not None:
-        from leanify.training.curves import in_text
+        from leanify.training.curves import SIDE_BY_SIDE, in_text
 
-        plots = 1 + (len(page.curves.quality) > 1)
-        rows = max(SMALLEST, (out.height - len(page.lines) - len(page.after) - 5 - plots) // plots)
-        if text := in_text(page.curves, min(out.width, 80), min(ROWS_OF_A_PLOT, rows)):
+        above = sum(len(out.render_lines(line)) for line in page.lines)
+        stacked = 2 if page.curves.quality and out.width < SIDE_BY_SIDE else 1
+        rows = max(SMALLEST, (out.height - above - len(page.after) - AROUND) // stacked)
+        if text := in_text(page.curves, out.width, min(ROWS_OF_A_PLOT, rows)):
             out.print(f"\n{text}\n", soft_wrap=True)
     for line in page.after:
         out.print(line, markup=False, soft_wrap=True)

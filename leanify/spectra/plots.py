@@ -139,7 +139,7 @@ def _spectra(ax: Axes, name: str, layers: Sequence[LayerProbe]) -> None:
             color=_shade(index, len(layers)),
             linestyle=STROKES[index % 4],
             linewidth=1.8 if ends else 1.0,
-            marker=MARKERS[index % 8] if ends else None,
+            marker=MARKERS[index % 8] if ends or len(values) == 1 else None,
             markevery=max(1, len(values) // 8),
             markersize=4,
             label=layer.name if ends else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from leanify.spectra.plots import COLOURS, figure_of
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = list[tuple[int, float]]  # (step, value)
+SIDE_BY_SIDE = 76  # columns that two plots need
+DOT = "●"
 
 
 @dataclass(frozen=True)
@@ -41,36 +44,45 @@ def curves_of(rows: Iterable[Mapping[str, Any]], metric: str) -> Curves:
 
 
 def in_text(curves: Curves, width: int, height: int) -> str:
-    """The curves as characters, without colours: the losses, and under them the metric."""
+    """The curves as characters, without colours: the losses and the metric, side by side where there is room."""
+    single = len(curves.train) == 1
     plots = (
-        ("loss  ⡠ training  o validation", [curves.train, curves.validation]),
+        (f"loss  {DOT if single else '⡠'} training  o validation", [curves.train, curves.validation]),
         (f"validation {curves.metric}", [curves.quality]),
     )
-    return "\n".join(
-        f"{title}\n{_plot(some, width, height)}" for title, some in plots if any(len(curve) > 1 for curve in some)
-    )
+    shown = [(title, some) for title, some in plots if any(some)]
+    beside = len(shown) > 1 and width >= SIDE_BY_SIDE
+    each = (width - 2) // 2 if beside else width
+    drawn = [[title, *_plot(some, each, height)] for title, some in shown]
+    if beside:
+        return "\n".join(f"{left:{each}}  {right}".rstrip() for left, right in zip_longest(*drawn, fillvalue=""))
+    return "\n".join(line for lines in drawn for line in lines)
 
 
-def _plot(curves: Sequence[Curve], width: int, height: int) -> str:
+def _plot(curves: Sequence[Curve], width: int, height: int) -> list[str]:
     import plotext
 
     figure = plotext.figure
     figure.clear()
     figure.plot_size(width, height)
     for curve, marker in zip(curves, ("braille", "o"), strict=False):
-        if curve:
+        if len(curve) == 1:  # a line of one point is invisible
+            figure.draw(figure.signal(*map(list, zip(*curve, strict=True)), marker=DOT if marker != "o" else "o"))
+        elif curve:
             figure.draw(figure.signal(*map(list, zip(*curve, strict=True)), marker=marker).lines())
-    places = ticks(min(curve[0][0] for curve in curves if curve), max(curve[-1][0] for curve in curves if curve))
+    places = ticks(
+        min(curve[0][0] for curve in curves if curve), max(curve[-1][0] for curve in curves if curve), width // 11
+    )
     figure.ruler("x").ticks(places, [f"{place:,}" for place in places])
     figure.label("step", 0)
     text = re.sub("\x1b\\[[0-9;]*m", "", str(figure.build()))
-    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
-def ticks(first: int, last: int) -> list[int]:
-    """At most seven round steps between the first and the last."""
+def ticks(first: int, last: int, most: int = 7) -> list[int]:
+    """At most ``most`` round steps between the first and the last."""
     gaps = (round(front * 10**power) for power in range(12) for front in (1, 2, 2.5, 5) if front * 10**power % 1 == 0)
-    gap = next(gap for gap in gaps if last // gap - -(-first // gap) < 7)
+    gap = next(gap for gap in gaps if last // gap - -(-first // gap) < most)
     return list(range(-(-first // gap) * gap, last + 1, gap))
 
 
@@ -78,7 +90,7 @@ def figure(curves: Curves, title: str) -> Figure:
     """The curves as a figure for a page or a paper: a colour-blind-safe palette, and markers for print."""
     drawn, axes = figure_of(2 if curves.quality else 1, title)
     for curve, name, colour, marker in (
-        (curves.train, "training", COLOURS[0], ""),
+        (curves.train, "training", COLOURS[0], "s" if len(curves.train) == 1 else ""),
         (curves.validation, "validation", COLOURS[1], "o"),
     ):
         if curve:
