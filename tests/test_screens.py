@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import DIGITS
@@ -21,7 +22,7 @@ from leanify.cli.tables import entries
 from leanify.errors import BudgetError
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
-from leanify.spectra.plots import _html_table
+from leanify.spectra.plots import _html_table, _shade, _style, figure_of
 from leanify.terminal import CYAN, GREEN, ORANGE, RED
 from leanify.units import metric
 
@@ -72,13 +73,39 @@ def test_a_page_puts_every_value_below_its_name() -> None:
     assert cells == ["step", "top1", "lr", "5", "25", "", "15", "", "1.093e-05"]
 
 
+def contrasts(colour: Any, *papers: str) -> list[float]:
+    """The contrast of WCAG 2.2 with each paper; 3 is asked for bold text and large signs."""
+    from matplotlib.colors import to_rgb
+
+    def bright(one: Any) -> float:
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(one)]
+        return 0.05 + sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    pairs = [sorted((bright(colour), bright(paper))) for paper in papers]
+    return [light / dark for dark, light in pairs]
+
+
 def test_colours_are_read_on_white_and_on_black() -> None:
-    """The contrast of WCAG 2.2, of which 3 is asked for bold text and large signs."""
     for colour in (GREEN, CYAN, ORANGE, RED):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        bright = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-        assert min(1.05 / (bright + 0.05), (bright + 0.05) / 0.05) > 3.8
+        assert min(contrasts(colour, "white", "black")) > 3.8
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 96])
+def test_colours_of_layers_are_read_on_light_and_dark_pages(count: int) -> None:
+    for index in range(count):
+        assert min(contrasts(_shade(index, count)[:3], "white", "#16181d")) >= 3
+
+
+def test_no_line_crosses_a_legend() -> None:
+    """Behind its labels is the page, also over the lines of the grid."""
+    for dark in (False, True):
+        with _style(dark):
+            _, (axes,) = figure_of(1, "title")
+            axes.plot([0, 1], [0, 1], label="a line")
+            legend = axes.legend(title="light to dark")
+            frame = legend.get_frame()
+            assert legend.get_frame_on()
+            assert (frame.get_alpha(), frame.get_facecolor()) == (1, axes.get_facecolor())
 
 
 def test_an_interruption_is_said() -> None:

@@ -67,6 +67,7 @@ def _style(dark: bool) -> Iterator[None]:
     ink, faint, paper = ("#e6e6e6", "#4a4a4a", "#16181d") if dark else ("#1a1a1a", "#e0e0e0", "white")
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
     colours: Any = dict.fromkeys(names, ink) | {"grid.color": faint}
+    colours |= {"legend.framealpha": 1, "legend.edgecolor": "none"}  # no line of the grid crosses a label
     with matplotlib.rc_context({**colours, "figure.facecolor": paper, "axes.facecolor": paper}):
         yield
 
@@ -79,10 +80,12 @@ def _ink() -> str:
 
 
 def _shade(index: int, count: int) -> Any:
-    """The colour of layer ``index`` of ``count``, light to dark, without the map's ends, which vanish on some pages."""
+    """The colour of layer ``index`` of ``count``, light to dark: the part of a colour map that is read on white and on
+    the dark page alike, with a contrast of 3 at least.
+    """
     from matplotlib import colormaps
 
-    return colormaps["viridis_r"](0.12 + 0.7 * index / max(1, count - 1))
+    return colormaps["plasma"](0.64 - 0.24 * index / max(1, count - 1))
 
 
 def figure_of(columns: int, title: str) -> tuple[Figure, Sequence[Axes]]:
@@ -109,7 +112,7 @@ def layers_figure(probes: Mapping[str, Probe], data: str, theory: bool) -> Figur
         xlabel="layer, in order", ylabel="κ = σ_max / σ_min, mean; bars 25–75 %", yscale="log", title="condition number"
     )
     left.locator_params(axis="x", integer=True)
-    left.legend(frameon=False, fontsize=9)
+    left.legend(fontsize=9)
     return figure
 
 
@@ -145,7 +148,7 @@ def _spectra(ax: Axes, name: str, layers: Sequence[LayerProbe]) -> None:
             label=layer.name if ends else None,
         )
     ax.set(xlabel="index i", ylabel="σ_i / σ_1, mean over samples", yscale="log", title=f"spectra · {name}")
-    ax.legend(frameon=False, fontsize=9, title="light to dark: first to last", title_fontsize=8)
+    ax.legend(fontsize=9, title="light to dark: first to last", title_fontsize=8)
 
 
 def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) -> Figure:
@@ -169,7 +172,7 @@ def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) 
     ax.set(xlabel="heads", ylabel="κ = σ_max / σ_min", xscale="log", yscale="log")
     ax.set_xticks(counts, [str(count) for count in counts])
     ax.minorticks_off()
-    ax.legend(frameon=False, fontsize=9)
+    ax.legend(fontsize=9)
     return figure
 
 
@@ -208,7 +211,7 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
     means = [_shown(probe.kappa) for _, probe in steps]
     ax.plot(xs, means, color=_ink(), linewidth=2.5, marker="o", label="mean over layers")
     ax.set(xlabel="step", ylabel="κ = σ_max / σ_min, mean over samples", yscale="log")
-    ax.legend(frameon=False, fontsize=9)
+    ax.legend(fontsize=9)
     return figure
 
 

@@ -96,8 +96,10 @@ def figure(curves: Curves, title: str) -> Figure:
         if curve:
             axes[0].plot(*zip(*curve, strict=True), label=name, color=colour, marker=marker, markersize=4)
     axes[0].set(xlabel="step", ylabel="loss", title="loss")
-    axes[0].legend(frameon=False, fontsize=9) if curves.train or curves.validation else None
+    axes[0].legend(fontsize=9) if curves.train or curves.validation else None
     if curves.quality:
         axes[1].plot(*zip(*curves.quality, strict=True), color=COLOURS[1], marker="o", markersize=4)
         axes[1].set(xlabel="step", ylabel=curves.metric, title=f"validation {curves.metric}")
+    for panel in axes:
+        panel.locator_params(axis="x", integer=True)
     return drawn
