@@ -20,6 +20,7 @@ from leanify.errors import DataError, RecipeError
 from leanify.models.crammed_bert import CrammedBert
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
+from leanify.tasks import masked_lm
 from leanify.training import loop
 
 WORDS = ["the", "old", "cat", "saw", "a", "small", "dog", "near", "our", "red", "house", "and", "ran", "away", "it"]
@@ -149,7 +150,24 @@ def test_documents_are_packed_with_separators_between(stories: Path) -> None:
 def test_a_crammed_bert_asked_for_some_words_gives_what_it_gives_for_all() -> None:
     model = CrammedBert(vocab=50, length=8, width=16, depth=2, heads=2, head_dim=8, mlp=16).eval()
     ids, chosen = torch.randint(50, (3, 8)), torch.rand(3, 8) < 0.3
-    assert torch.allclose(model(ids, chosen=chosen), model(ids)[chosen], atol=1e-6)
+    places = chosen.flatten().nonzero()[:, 0]
+    assert torch.allclose(model(ids, chosen=places), model(ids)[chosen], atol=1e-6)
+
+
+@pytest.mark.parametrize("most", [7, 9, None])
+def test_positions_that_an_accelerator_takes_have_the_same_loss(most: int | None) -> None:
+    targets = torch.full((5, 16), IGNORED)
+    for row, count in enumerate((7, 1, 3, 7, 0)):
+        targets[row, torch.randperm(16)[:count]] = torch.randint(50, (count,))
+    logits, smoothing = torch.randn(5, 16, 50).flatten(0, 1), 0.1
+    one, other = (
+        torch.nn.functional.cross_entropy(
+            logits[at], targets.flatten()[at], ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+        )
+        for at in (masked_lm.masked(targets), masked_lm.at_most(targets, most))
+    )
+    torch.testing.assert_close(one, other)
+    assert set(masked_lm.masked(targets).tolist()) <= set(masked_lm.at_most(targets, most).tolist())
 
 
 def test_transformers_own_loss_is_ours(stories: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
 import tomllib
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 import leanify
 from leanify.cli.recipes import recipes as recipes_command
 from leanify.design.audit import Row
+from leanify.errors import RecipeError
 from leanify.sources import recipe, strict_toml
 from leanify.sources.recipe import ModelSection, PaperSection, ScheduleSection, with_settings
 
@@ -331,6 +333,21 @@ SOURCE = '[model]\nsource = "vit_base"\n'
 def test_what_is_not_known_is_an_error(text: str, message: str) -> None:
     with pytest.raises(leanify.LeanifyError, match=message):
         recipe.parse(text)
+
+
+def test_a_value_of_any_kind_is_taken_or_refused_by_every_key() -> None:
+    kinds: list[Any] = [math.nan, math.inf, 10**400, -1, True, "x", "nan", [], [math.nan], [[]], {}, {"a": math.nan}]
+    hints = dict(strict_toml.types_of(recipe.Recipe))
+    hints |= {name: kind for name, kind in get_type_hints(recipe.Recipe).items() if name not in hints}
+    refused = []
+    for key, hint in hints.items():
+        for value in kinds:
+            try:
+                strict_toml.check_value(value, hint, key)
+            except RecipeError as error:
+                refused.append((key, str(error)))
+    assert len(refused) > 5 * len(hints)
+    assert all(words.startswith((key, f"[{key}")) for key, words in refused)
 
 
 def test_an_error_names_the_file(tmp_path: Any) -> None:

@@ -84,8 +84,8 @@ class CrammedBert(OwnModel):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
         """B, N → vocabulary logits B, N, V, or B, classes; ``attention_mask`` B, N is 1 for tokens and 0 for padding.
 
-        ``chosen`` B, N selects K positions → K, V: with a quarter masked, the decoder costs a quarter ("sparse token
-        prediction", section 4.2 of the paper).
+        ``chosen`` (K,) are positions of the flattened B · N → K, V: with a quarter masked, the decoder costs a quarter
+        ("sparse token prediction", section 4.2 of the paper).
         """
         x = self.embedding(input_ids) + self.positions(input_ids.shape[1])
         x = self.dropout(self.norm_in(x))
@@ -96,4 +96,4 @@ class CrammedBert(OwnModel):
         if self.classifier is not None:
             classes: Tensor = self.classifier(x[:, 0])
             return classes
-        return F.linear(x if chosen is None else x[chosen], self.embedding.weight)
+        return F.linear(x if chosen is None else x.flatten(0, 1)[chosen], self.embedding.weight)

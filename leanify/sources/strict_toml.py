@@ -153,7 +153,7 @@ def _word(hint: Any) -> str:
         str: "a string",
         Mapping: "a table",
     }
-    return names[get_origin(hint) or hint]
+    return names.get(get_origin(hint) or hint, "a table of keys")  # a section
 
 
 def to_table(value: Any) -> dict[str, Any]:

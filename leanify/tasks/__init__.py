@@ -79,7 +79,7 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     if data.task == "token-classification":
         return TokenClassification(splits.names, optim.label_smoothing)
     if data.task == "masked-lm":
-        return MaskedLm(optim.label_smoothing)
+        return MaskedLm(optim.label_smoothing, _most_targets(splits))
     if data.task == "glue":
         return Glue(name_of(data), optim.label_smoothing)
     if data.task == "text-regression":
@@ -89,6 +89,12 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     if data.task == "sentence-embedding":
         return SentenceEmbedding(splits.pooling)
     return CausalLm(optim.label_smoothing, splits.bytes_per_target)
+
+
+def _most_targets(splits: Splits) -> int | None:
+    """The largest number of targets in a sample; None where that is not known in advance."""
+    counts = [part.targets for part in (splits.train, splits.validation, splits.test) if part is not None]
+    return max(int(one.max()) for one in counts if one is not None) if all(c is not None for c in counts) else None
 
 
 def check_fit(model: nn.Module, splits: Splits) -> None:

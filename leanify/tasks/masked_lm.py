@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,21 +21,23 @@ class MaskedLm:
 
     metric, sign, margin = "loss", -1, 0.02  # nats per token, which is 2 % of perplexity
 
-    def __init__(self, smoothing: float) -> None:
-        self.smoothing = smoothing
+    def __init__(self, smoothing: float, most: int | None = None) -> None:
+        """``most`` is the largest number of masked tokens in a sample, where it is known."""
+        self.smoothing, self.most = smoothing, most
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """input_ids and targets (B, N) → the loss summed over targets"""
         logits, tokens = self._predictions(model, inputs, targets)
-        return F.cross_entropy(logits, tokens, label_smoothing=self.smoothing, reduction="sum")
+        smoothing = self.smoothing
+        return F.cross_entropy(logits, tokens, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
 
     def _predictions(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (K, V) in float32 and true tokens (K,) at the K masked positions. Raises RecipeError."""
+        """Logits (K, V) in float32 and true tokens (K,) at the masked positions. Raises RecipeError."""
         assert isinstance(inputs, dict)
-        chosen = targets != IGNORED
+        chosen = masked(targets) if targets.device.type == "cpu" else at_most(targets, self.most)
         bare: Any = getattr(model, "module", model)  # unwrap DistributedDataParallel
         if isinstance(bare, CrammedBert) and bare.classifier is None:
-            return model(**inputs, chosen=chosen).float(), targets[chosen]
+            return model(**inputs, chosen=chosen).float(), targets.flatten()[chosen]
         logits = logits_of(model(**inputs))
         if logits.shape[:2] != targets.shape:
             gives, tokens = (" × ".join(map(str, shape)) for shape in (logits.shape, targets.shape))
@@ -42,7 +45,7 @@ class MaskedLm:
                 f"this model outputs {gives} numbers for {tokens} tokens, so it has no masked-language-modelling head: "
                 'set class = "AutoModelForMaskedLM" in [model]'
             )
-        return logits[chosen].float(), targets[chosen]
+        return logits.flatten(0, 1)[chosen].float(), targets.flatten()[chosen]
 
     def count(self, targets: Tensor) -> Tensor:
         return (targets != IGNORED).sum()
@@ -51,7 +54,7 @@ class MaskedLm:
         logits, tokens = self._predictions(model, inputs, targets)
         right = (logits.argmax(-1) == tokens).sum()
         return {
-            "loss": F.cross_entropy(logits, tokens, reduction="sum"),
+            "loss": F.cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="sum"),
             "right": right,
             "count": self.count(targets),
         }
@@ -60,3 +63,18 @@ class MaskedLm:
         """Mean loss in nats per masked token, perplexity, and accuracy in per cent."""
         loss, right = ((found[name] / found["count"]).item() for name in ("loss", "right"))
         return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": 100 * right}
+
+
+def masked(targets: Tensor) -> Tensor:
+    """targets (B, N) → (K,) the positions of B · N that have one"""
+    return (targets != IGNORED).flatten().nonzero()[:, 0]
+
+
+def at_most(targets: Tensor, most: int | None) -> Tensor:
+    """targets (B, N) → (B · most,) positions, those with a target among them; the others add nothing to a loss
+
+    How many there are is a question that an accelerator has to be waited for.
+    """
+    first = (targets == IGNORED).int().argsort(dim=1, stable=True)[:, :most]
+    rows = torch.arange(len(targets), device=targets.device)[:, None]
+    return (rows * targets.shape[1] + first).flatten()
