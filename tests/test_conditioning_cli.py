@@ -196,6 +196,10 @@ def test_the_page_needs_nothing_beside_it(leanify, tmp_path):
     assert "prefers-color-scheme: dark" in page
     assert "blocks.1.attn" in page
     assert not any(sign in page for sign in ('src="http', "<script", "<link", "url(http"))
+    assert "<p>Left: κ of each layer" in page
+    assert "<th>kappa_theory</th>" in page
+    leanify(*TINY_VIT, "--samples", 2, "--plot", plot)
+    assert "kappa_theory" not in plot.read_text()
 
 
 @pytest.mark.parametrize("name", ["plot.pdf", "nowhere/plot.png"])

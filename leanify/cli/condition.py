@@ -119,7 +119,7 @@ def condition(
         result = _over_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, options)
     else:
         result = _models(sources or [DEFAULT], options)
-    _show(result, plot, kind)
+    _show(result, plot, kind, theory)
 
 
 @dataclass
@@ -127,6 +127,7 @@ class Result:
     """The command's result: JSON, tables, and a function that draws it."""
 
     title: str
+    caption: str  # what the picture shows
     json: dict[str, Any]
     tables: list[Any]
     draw: Callable[[], Any]
@@ -219,6 +220,8 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         rows = [{key: value for key, value in row.items() if key != "source"} for row in rows]
     return Result(
         "κ of the concatenated heads, layer by layer",
+        "Left: κ of each layer, its mean over samples, with bars from the first to the third quartile. "
+        "Right: the singular values of each layer, as shares of its largest.",
         {"models": models},
         tables,
         lambda: layers_figure(probes, description, options.theory),
@@ -242,6 +245,8 @@ def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Res
     notes = sweep.verdict(points)
     return Result(
         f"κ against heads at initialisation: {source}",
+        "Each point is the median κ of the model with so many heads, new weights and the same inputs; the band lies "
+        "between the quartiles.",
         {
             "models": [
                 {
@@ -280,6 +285,8 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
     cautions = [f"step {step}: {note}" for step, probe in steps for note in report.cautions(probe, options.samples)]
     return Result(
         f"κ over training: {source}",
+        "Each thin line is the κ of one layer at the run's checkpoints, its mean over samples; the thick one is the "
+        "mean over layers.",
         {"models": models},
         [report.training_table(source, steps, feed.description)],
         lambda: training_figure(source, steps, feed.description),
@@ -292,12 +299,13 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
-def _show(result: Result, plot: Path | None, kind: Kind) -> None:
+def _show(result: Result, plot: Path | None, kind: Kind, theory: bool) -> None:
     if plot is not None:
         from leanify.spectra.plots import write
 
         command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
-        write(result.draw, plot, result.title, result.rows, [*result.notes, *result.warnings, command])
+        rows = [{key: value for key, value in row.items() if theory or key != "kappa_theory"} for row in result.rows]
+        write(result.draw, plot, result.title, rows, [result.caption, *result.notes, *result.warnings, command])
     show(kind, {**result.json, "warnings": result.warnings}, result.rows, lambda: _print(result))
     for warning in result.warnings:
         say(f"leanify: {warning}")
