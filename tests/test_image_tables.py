@@ -90,8 +90,8 @@ def test_a_table_trains_and_its_classes_are_kept(rows: list[tuple[Path, str]], t
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("path,kind\na.png,x\n", r"no column of labels; found path, kind.*--set data\.label"),
-        ("name,label\na.png,x\n", "no column of images"),
+        ("path,kind\na.png,x\n", r"no column of labels; it has path, kind.*--set data\.label=kind"),
+        ("name,label\na.png,x\n", "no column of images.*--set data.image=name"),
         ("path,label\na.png,x\n", "one class, x"),
         ("path,label\na.png,\n", "line 2: label is '', no label"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from leanify.data import columns
 from leanify.data.faults import Faults
 from leanify.data.found import look
 from leanify.data.labelled_text import Labelled
-from leanify.sources.recipe import DataSection
+from leanify.sources import recipe as recipes
+from leanify.sources.recipe import DataSection, ModelSection
 from leanify.sources.run_directory import RunDirectory
 
 GOOD, BAD = "a fine and sunny day", "a dull and rainy night"
@@ -79,10 +81,43 @@ def test_labels_are_classes_or_numbers(
     assert names is None or table.names == names
 
 
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        (("review", "stars"), {"text": ("revue",)}),
+        (("review", "stars"), {"text": ("sentence",)}),
+        (("review", "stars"), {"label": "star"}),
+        (("review", "verdict"), {"text": ("words",), "label": "class"}),
+        (("what they said", "of two"), {}),
+        (("text", "Größe"), {"label": "grösse"}),
+        (("one", "two"), {"text": ("one",), "label": "three"}),
+    ],
+)
+def test_columns_that_are_proposed_are_there(tmp_path: Path, names: tuple[str, str], settings: dict[str, Any]) -> None:
+    """Only columns of the table, or COLUMN; typed, they are what is read."""
+    file = write(tmp_path / "train.csv", [dict(zip(names, row.values(), strict=True)) for row in ROWS])
+    with pytest.raises(leanify.DataError) as refused:
+        read(file, **settings)
+    message = str(refused.value)
+    assert f"it has {', '.join(names)}" in message
+    words = shlex.split(message.partition("that it has: ")[2])
+    asked = dict(word.removeprefix("data.").split("=", 1) for word in words if word != "--set")
+    if "COLUMN" in message:
+        assert set(asked.values()) <= {"COLUMN", '["COLUMN"]'}
+        return
+    value = recipes.with_settings(
+        recipes.Recipe(ModelSection("bert"), DataSection("data", "text-classification", str(file), **settings)),
+        [word for word in words if word != "--set"],
+    )
+    assert value.data is not None
+    found = Labelled.read(file, value.data, Faults())
+    assert (found.texts, found.label) == (names[:1], names[1])
+
+
 def test_columns_can_be_named(tmp_path: Path) -> None:
     file = write(tmp_path / "train.csv", [{"text": "no", "A": "one", "B": "two", "label": "no", "kind": "yes"}])
     assert read(file, text=("A", "B"), label="kind").rows == [(("one", "two"), "yes")]
-    with pytest.raises(leanify.DataError, match=r"no column C; found text, A, B, label, kind.*--set data\.label"):
+    with pytest.raises(leanify.DataError, match=r"no column C; it has text, A, B, label, kind.*--set .data\.text="):
         read(file, text=("C",))
 
 

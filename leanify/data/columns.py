@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any
+
+from leanify.errors import DataError
+from leanify.sources.files import few
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 CONLL = (".conll", ".iob", ".iob2", ".bio")  # a token and its tag a line (`conll`)
@@ -24,6 +30,7 @@ TAGS = ("tags", "ner_tags", "ner", "pos_tags", "pos", "chunk_tags", "labels", "l
 SEPARATORS = "|;,"  # between several labels in one cell, in the order they are tried
 WITHOUT_LABELS = ("masked-lm", "causal-lm", "sentence-embedding")  # tasks that read texts alone
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
+MEANT = {"text": "texts", "label": "labels", "image": "images"}
 LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
 SPLITS = {  # file names of a split, in order of preference
     "train": ("train", "training"),
@@ -41,6 +48,40 @@ def texts_in(found: Sequence[str]) -> tuple[str, ...]:
     """Guess the text columns by name, as spelt in the file; () if no name is known."""
     known = {name.lower(): name for name in found if isinstance(name, str)}
     return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
+
+
+def lacking(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]) -> DataError:
+    """What is wrong with the columns that are asked for, and settings that name columns which the file has.
+
+    ``wanted`` has, by key (``text`` for data.text), the names that the recipe asks for and the usual ones, which are
+    looked for if it asks for none. A column is proposed by its spelling, by its name, or because no other is left.
+    """
+    known = {str(name).lower(): str(name) for name in found}
+    right: dict[str, list[str | None]] = {}
+    wrong: dict[str, list[str | None]] = {}
+    for key, (asked, usual) in wanted.items():
+        column = one_of(usual, list(known.values()))
+        there = [known.get(name.lower()) for name in asked] or [column]
+        (wrong if None in there else right)[key] = there
+    left = [name for name in known.values() if name not in [one for names in right.values() for one in names]]
+    missing, settings = [], []
+    for key in wrong:
+        asked, usual = wanted[key]
+        absent = [name for name in asked if name.lower() not in known]
+        missing.append(
+            " and ".join(f"no column {name[:80]}" for name in absent) or f"no column of {MEANT.get(key, key)}"
+        )
+        near = [known[name] for one in absent for name in get_close_matches(one.lower(), map(str.lower, left), 1)]
+        guess = one_of(usual, left)
+        each = near or ([guess] if guess else left if len(left) == 1 else ["COLUMN"])
+        left = [name for name in left if name not in each]
+        plain = key != "text" and re.fullmatch(r"(?!true$|false$)[A-Za-z_][\w-]*", each[0])
+        value = each[0] if plain else json.dumps(each if key == "text" else each[0], ensure_ascii=False)
+        settings.append(f"--set {quote(f'data.{key}={value}')}")
+    return DataError(
+        f"{file} has {' and '.join(missing)}; it has {few([*known.values()], 8)}. Name one that it has: "
+        f"{' '.join(settings)}"
+    )
 
 
 def alone(folder: Path, suffixes: Sequence[str]) -> Path | None:

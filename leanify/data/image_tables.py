@@ -123,11 +123,8 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, 
     image = data.image or columns.one_of(columns.PICTURES, found)
     label = data.label or columns.one_of(columns.LABELS, found)
     if image not in found or label not in found:
-        lacking = f"no column of {'labels' if image in found else 'images'}"
-        raise DataError(
-            f"{file} has {lacking}; found {', '.join(found[:8])}. Name them with --set data.image=COLUMN "
-            "--set data.label=COLUMN"
-        )
+        asked = [(name,) if name else () for name in (data.image, data.label)]
+        raise columns.lacking(file, found, image=(asked[0], columns.PICTURES), label=(asked[1], columns.LABELS))
     return str(image), str(label)
 
 

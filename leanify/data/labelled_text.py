@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.data.columns import LABELS, class_names, in_order, label_of, spelt, texts_in
+from leanify.data.columns import LABELS, class_names, in_order, label_of, lacking, spelt, texts_in
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
 from leanify.data.guessing import flags_of, raised
@@ -109,13 +109,9 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple
     known = {name.lower(): name for name in found}
     texts = data.text or texts_in(found)
     label = data.label or next((name for name in LABELS if name in known), None)
-    missing = [name for name in (*texts, *([label] if label else [])) if name.lower() not in known]
-    if not texts or label is None or missing:
-        lacking = f"no column {' or '.join(missing)}" if missing else f"no column of {'labels' if texts else 'texts'}"
-        raise DataError(
-            f"{file} has {lacking}; found {', '.join(found[:8])}: name them, "
-            "--set 'data.text=[\"review\"]' --set data.label=stars"
-        )
+    if not texts or label is None or any(name.lower() not in known for name in (*texts, label)):
+        asked = (data.label,) if data.label else ()
+        raise lacking(file, found, text=(data.text, texts_in(found)), label=(asked, LABELS))
     return tuple(known[name.lower()] for name in texts), known[label.lower()]
 
 
@@ -123,7 +119,7 @@ def texts_of(file: Path, found: Sequence[str]) -> tuple[str, ...]:
     """The text columns of a file without labels, guessed by name. Raises DataError."""
     if columns := texts_in(found):
         return columns
-    raise DataError(f"{file} has no text column; found {', '.join(found[:8])}")
+    raise DataError(f"{file} has no text column; found {', '.join(found[:8])}: rename the one with the texts to text")
 
 
 def place_of(label: str, names: Sequence[str], file: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from leanify.data import vocabulary
-from leanify.data.columns import TABLES, TEXTS
+from leanify.data.columns import TABLES, TEXTS, lacking
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
@@ -97,8 +97,5 @@ def _columns(file: Path, found: list[str], data: DataSection) -> tuple[str, ...]
     known = {name.lower(): name for name in found}
     wanted = data.text or next((guess for guess in TEXTS if all(name in known for name in guess)), ())
     if not wanted or any(name.lower() not in known for name in wanted):
-        asked = f"no column {' or '.join(data.text)}" if data.text else "no text column"
-        raise DataError(
-            f"{file} has {asked}; found {', '.join(found[:8])}. Name it with --set 'data.text=[\"COLUMN\"]'"
-        )
+        raise lacking(file, found, text=(data.text, ()))
     return tuple(known[name.lower()] for name in wanted)

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leanify.data.columns import TAGS, TOKENS, class_names, in_order, one_of, parts_of, spelt
+from leanify.data.columns import TAGS, TOKENS, class_names, in_order, lacking, one_of, parts_of, spelt
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences
 from leanify.data.labelled_text import place_of
@@ -86,20 +86,19 @@ class Tagged:
 
 def columns_of(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
     """The columns of tokens and tags, as the recipe names them or guessed by name. Raises DataError."""
-    tokens, tags = column_of_tokens(file, found, data), one_of((data.label,) if data.label else TAGS, found)
-    return tokens, tags or _lacks(file, found, data.label or "of tags")
+    asked = (data.label,) if data.label else ()
+    tokens, tags = one_of(data.text[:1] or TOKENS, found), one_of(asked or TAGS, found)
+    if tokens is None or tags is None:
+        raise lacking(file, found, text=(data.text[:1], TOKENS), label=(asked, TAGS))
+    return tokens, tags
 
 
 def column_of_tokens(file: Path, found: Sequence[str], data: DataSection) -> str:
     """The column of tokens, as the recipe names it or guessed by name. Raises DataError."""
-    return one_of(data.text[:1] or TOKENS, found) or _lacks(file, found, *(data.text[:1] or ["of tokens"]))
-
-
-def _lacks(file: Path, found: Sequence[str], column: str) -> NoReturn:
-    raise DataError(
-        f"{file} has no column {column}; found {', '.join(map(str, found[:8]))}. Name them with "
-        "--set 'data.text=[\"tokens\"]' --set data.label=tags"
-    )
+    tokens = one_of(data.text[:1] or TOKENS, found)
+    if tokens is None:
+        raise lacking(file, found, text=(data.text[:1], TOKENS))
+    return tokens
 
 
 def _problem(tokens: Sequence[str] | None, tags: Sequence[str] | None, names: Sequence[str]) -> str | None:
