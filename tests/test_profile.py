@@ -81,6 +81,7 @@ def test_the_count_on_meta_equals_the_count_of_plain_attention(name: str, monkey
         ("vit_tiny_patch16_224", {"depth": 2}),
         ("swin_tiny_patch4_window7_224", {"depths": (1, 1, 2, 1)}),
         ("hf/gpt2", {"n_layer": 2, "n_embd": 192, "vocab_size": 5000}),
+        ("hf/t5", {"num_layers": 1, "d_model": 128, "d_ff": 64, "vocab_size": 30000}),  # embeddings used three times
     ],
 )
 def test_predicted_training_memory_is_what_torchs_allocator_holds(source: str, overrides: dict[str, Any]) -> None:

@@ -184,10 +184,13 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.seen: list[int] = []
+        self.held: dict[int, int] = {}  # bytes by a storage's address
         self.known = {tensor.untyped_storage()._cdata for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.add.Tensor and _in_backward():
+            self._end(args[0].untyped_storage()._cdata)
         for tensor in made if isinstance(made, (tuple, list)) else (made,):
             if isinstance(tensor, Tensor):
                 self._note(tensor.untyped_storage())
@@ -197,12 +200,24 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, storage: Any) -> None:
         if storage._cdata not in self.known:
             self.known.add(storage._cdata)
+            self.held[storage._cdata] = storage.nbytes()
             self.bytes += storage.nbytes()
-            weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+            weakref.finalize(storage, self._gone, storage._cdata)
 
-    def _gone(self, address: int, size: int) -> None:
+    def _end(self, address: int) -> None:
+        self.bytes -= self.held.pop(address, 0)
+
+    def _gone(self, address: int) -> None:
+        self._end(address)
         self.known.discard(address)
-        self.bytes -= size
+
+
+def _in_backward() -> bool:
+    """Whether gradients are computed, and not blocks again: there a sum is that of a tensor's gradients by two ways.
+
+    Autograd adds the second to the first in place; under a mode, where it is cautious, to a new one.
+    """
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
 
 
 class _Fused(torch.autograd.Function):
