@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import allocated
@@ -163,6 +166,35 @@ def test_too_little_memory_is_said_before_anything_is_written(tmp_path: Path) ->
     largest = int(str(e.value).split("fits is ")[1].split(",")[0])
     assert 1000 < largest < 2_000_000_000
     assert list(tmp_path.iterdir()) == []
+
+
+SHORT = """
+import resource, sys
+from pathlib import Path
+from leanify import machine, training
+from leanify.errors import TrainingError
+from leanify.training.watcher import Silent
+
+class Short(Silent):
+    def began(self, *words):
+        most = machine.status("VmSize") + 2**24
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+try:
+    training.train(Path(sys.argv[1]), Path(sys.argv[2]), watcher=Short())
+except TrainingError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps to RLIMIT_AS")
+def test_memory_that_runs_out_in_a_step_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(tiny("schedule.batch_size=400", "model.override.embed_dim=64").to_toml())
+    command = [sys.executable, "-c", SHORT, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert "step 1 failed; what is saved goes on with: leanify train --resume" in done.stdout, done.stderr
+    assert "memory ran out in a pass of 400 samples" in done.stdout
+    assert "--set run.accumulate=2" in done.stdout
 
 
 def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from leanify.sources.checkpoints import WEIGHTS, Checkpoint
 from leanify.sources.recipe import Recipe
 from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import check_fit, task_of
-from leanify.training import distillation, engine, guards, heap, sharding, teachers
+from leanify.training import distillation, engine, guards, heap, memory, sharding, teachers
 from leanify.training.engine import accelerator_of, memory_of, tracked
 from leanify.training.evaluation import Evaluator, first_sample
 from leanify.training.interrupts import Interrupted, Interrupts
@@ -162,11 +162,12 @@ class Trainer:
 
     def steps_from(self, start: int, run: RunDirectory) -> None:
         """Run all steps from ``start`` on, with logging, evaluation and checkpoints."""
-        batches = self.batches(start)
+        batches, size, world = self.batches(start), self.order.batch_size, self.order.world
         with Interrupts() as interrupts:
             for step in range(start, self.steps):
+                asked = f"step {step + 1} failed; what is saved goes on with: {run.resume_line}"
                 try:
-                    with wall(f"step {step + 1} failed; what is saved goes on with: {run.resume_line}", TrainingError):
+                    with wall(asked, TrainingError), memory.spoken_of(asked, size, world, self.order.accumulate):
                         self.step(step, batches)
                 except DataError:
                     if self.accelerator.num_processes == 1:  # with several processes the others would wait for ever

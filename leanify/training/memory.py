@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from leanify.design import peak
 from leanify.design.peak import Need as Need
 from leanify.errors import TrainingError, UnsupportedModel
 from leanify.training import sharding
+from leanify.upstream.libraries import first_line
 
 MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimiser keeps; sgd's is its momentum
 
@@ -80,6 +83,23 @@ def check(needed: Need, available: int, batch: int, world: int, accumulate: int,
         f"{words}; the largest batch that fits is {largest * world * accumulate}, --set schedule.batch_size="
         f"{largest * world * accumulate}, or the same batch in more passes, --set run.accumulate={passes}"
     )
+
+
+@contextmanager
+def spoken_of(asked: str, batch: int, world: int, accumulate: int) -> Iterator[None]:
+    """Say what would help where memory runs out in a step all the same: another program took it, or kernels did."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch's class is for accelerators alone
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        samples = -(-batch // (world * accumulate))
+        raise TrainingError(
+            f"{asked}: memory ran out in a pass of {samples} samples ({first_line(error)}). A new run needs less with "
+            f"--set run.accumulate={2 * accumulate}, which is the same batch in more passes, --set "
+            "run.gradient_checkpointing=true, or a smaller schedule.batch_size"
+        ) from error
 
 
 def _gb(count: int) -> str:
