@@ -1,7 +1,7 @@
 """The command line: parse, call, render. Commands import torch inside; `--help` never does.
 
 A command is a file here with a function of its own name; `main` loads the one that is asked for, and all of them only
-to list them or to complete a word.
+to complete a word.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ ABOUT = "Redesign transformers: trade layers for attention heads under a paramet
 EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
 
 
-def app(*names: str) -> typer.Typer:
-    """Build the app with these commands; a single one takes its arguments directly."""
+def app(*names: str, by_name: bool = False) -> typer.Typer:
+    """Build the app with these commands; a single one takes its arguments directly. ``by_name``: only to list them."""
     import typer
 
     made = typer.Typer(
@@ -59,10 +59,13 @@ def app(*names: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        made.command(epilog=EVERYWHERE, short_help=COMMANDS[name])(
-            _speaking(getattr(import_module(f"leanify.cli.{name}"), name))
-        )
+        command = _listed if by_name else _speaking(getattr(import_module(f"leanify.cli.{name}"), name))
+        made.command(name, epilog=EVERYWHERE, short_help=COMMANDS[name])(command)
     return made
+
+
+def _listed() -> None:
+    """Stand for a command whose file is not read."""
 
 
 def _speaking(command: Callable[..., None]) -> Callable[..., None]:
@@ -174,7 +177,8 @@ def called() -> None:
             f"there is no command {asked!r}; a model is named after one: leanify redesign {quote(asked)} "
             "--target-params 0.5; leanify -h lists all commands"
         )
-    app(*COMMANDS)(args=arguments, prog_name="leanify")
+    completing = "_LEANIFY_COMPLETE" in os.environ  # a word of a command: its options are asked for
+    app(*COMMANDS, by_name=not completing)(args=arguments, prog_name="leanify")
 
 
 def plainly(command: Any) -> Any:

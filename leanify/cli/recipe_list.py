@@ -8,7 +8,6 @@ from typing import Any
 
 from leanify.cli.formats import Kind
 from leanify.cli.formats import show as show_as
-from leanify.cli.tables import fit, table
 from leanify.sources.built_in import built_in
 from leanify.terminal import console
 
@@ -32,10 +31,21 @@ def _model_and_data(text: str) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    """The table; a narrow terminal gets fewer columns, so that names stay whole and can be typed."""
+    """Columns of text, as a rich table would take as long as all the rest; a narrow terminal gets fewer of them, so
+    that names stay whole and can be typed.
+    """
+    from rich.text import Text
+
     out = console()
-    shown = table(HEADS, ((row["recipe"], row["source"], row["data"] or "–") for row in rows), left=3)
-    fit(shown, out, ("data", "source"))
-    out.print(shown)
-    if missing := " and ".join(HEADS[len(shown.columns) :]):
+    columns = [[head, *(row[head] or "–" for row in rows)] for head in HEADS]
+    widths = [max(map(len, column)) for column in columns]
+    while len(widths) > 1 and sum(widths) + 2 * len(widths) - 2 > out.width:
+        widths.pop()
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+    out.print(Text(lines[0], "dim"))
+    out.print("\n".join(lines[1:]), soft_wrap=True)
+    if missing := " and ".join(HEADS[len(widths) :]):
         out.print(f"\nthe {missing} of one: leanify recipes NAME", soft_wrap=True)
