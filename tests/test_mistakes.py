@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leanify import training
-from leanify.cli import app, main, slips
+from leanify.cli import COMMANDS, app, main, slips
 from leanify.sources import recipe as recipes
 
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
@@ -41,7 +41,7 @@ MISTAKES = [
     Mistake("trian", "No such command 'trian'", "train --list", "train"),
     Mistake(
         "redesign vit_tiny --target-param 0.5",
-        "No such option",
+        "no option --target-param; nearest",
         "redesign vit_tiny --target-params 0.5",
         "--target-params",
     ),
@@ -176,6 +176,23 @@ MISTAKES = [
     Mistake("export run -o a.onnx", "--format hf|timm|onnx|torch-export is missing"),
     Mistake("profile vit_tiny --dtype fp16 --no-measure", "is called float16", says="--dtype float16"),
     Mistake("show", "is missing", says="a run, a study, a recipe"),
+    Mistake("recipes --budgets", "no option --budgets", "redesign --target-params 0.5", "--target-params 0.5"),
+    Mistake("runs --all", "no option --all", "runs .", "leanify runs FOLDER"),
+    Mistake("predict run --top 3", "no option --top", says="--json has the probability of every class"),
+    Mistake("zoo --search vit", "no option --search", says="leanify zoo | grep -i vit"),
+    Mistake("train --gpus 2", "no option --gpus", says="torchrun --nproc-per-node 2 --no-python leanify train"),
+    Mistake("condition --layers 3", "no option --layers", says="--format csv"),
+    Mistake("profile vit_tiny --no-measur", "no option", "profile vit_tiny --no-measure", "nearest: --no-measure"),
+    Mistake("redesign vit_tiny --max-flops 1G", "no option", "redesign vit_tiny --max-macs 0.5", "--max-macs"),
+    Mistake("train --target-params 0.5", "no option", says="leanify redesign SOURCE --target-params 0.5 -o DIR"),
+    Mistake("train --override img_size=32", "no option", says="--set model.override.KEY=VALUE"),
+    Mistake("profile vit_tiny --gpu", "no option", "profile vit_tiny --no-measure --device cpu", "--device"),
+    Mistake(
+        "predict run --batch-size 8", "no option", says="it has --format, --json; redesign, profile, condition have"
+    ),
+    Mistake("recipes --csv", "no option", "recipes --format csv", "--format csv"),
+    Mistake("--list", "a command comes first", "train --list", "leanify train --list"),
+    Mistake("-v", "a command comes first", says="LEANIFY_DEBUG=1"),
     Mistake("./run", "a command comes first", "show ./run", "leanify show ./run"),
 ]
 
@@ -228,6 +245,17 @@ def test_a_mistake_is_one_message_and_what_it_says_works(
     assert sorted(path.name for path in here.iterdir()) == before
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_option_is_merely_unknown(command: str, capsys: Any) -> None:
+    """Of any other one, the message has what the command has, or how to list it."""
+    for option in ("--zyx", "-z", "--zyx=3"):
+        code, out, err = typed(f"{command} {option}", capsys)
+        assert (code, out) == (2, "")
+        name = option.partition("=")[0]
+        assert f"leanify {command} has no option {name}; " in err
+        assert f"leanify {command} -h lists those that it has" in err or "it has --" in err
+
+
 def test_what_is_right_is_no_slip() -> None:
     import typer
 
@@ -239,9 +267,10 @@ def test_what_is_right_is_no_slip() -> None:
         "predict run a,b lr=1 'five --- six'",
         "profile vit_tiny run --max-params 43M --batch-size 8",
         "condition vit_tiny --heads 2,4,8",
+        "profile vit_tiny --no-measure --measure",
     ):
         name, *arguments = shlex.split(line)
-        slips.check(typer.main.get_command(app(name)), arguments)
+        slips.check(typer.main.get_command(app(name)), arguments, name)
 
 
 def test_numbers_that_are_none_and_sizes_beyond_any_model_are_one_message(capsys: Any) -> None:

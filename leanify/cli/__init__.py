@@ -40,6 +40,7 @@ COMMANDS = {  # with the line that `leanify --help` shows for each
     "zoo": "List what can be done with each model of timm and transformers.",
 }
 NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
+ALONE = ("-h", "--help", "--install-completion", "--show-completion")  # options without a command
 LISTS = (["recipes"], ["train", "--list"])  # no arguments to parse, and importing typer would take most of the time
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
 EVERYWHERE = "Every command takes -h, --quiet (no progress, no warnings) and --no-color."
@@ -167,9 +168,11 @@ def called() -> None:
             import typer
 
             command = plainly(typer.main.get_command(app(asked)))
-        import_module("leanify.cli.slips").check(command, arguments[1:])
+        import_module("leanify.cli.slips").check(command, arguments[1:], asked)
         command(args=arguments[1:], prog_name=f"leanify {asked}")
         return
+    if asked.startswith("-") and asked.partition("=")[0] not in ALONE:
+        import_module("leanify.cli.unknown").without_command(asked)
     if "/" in asked and Path(asked).exists():
         raise LeanifyError(f"a command comes first: leanify show {quote(asked)}; leanify -h lists all commands")
     if asked and not asked.startswith("-") and not get_close_matches(asked, [*COMMANDS, "help"]):

@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from leanify.cli import unknown
 from leanify.errors import LeanifyError
 
 OTHERS = {  # names that other tools have for an option; which of several is the command's own is looked up
@@ -26,6 +27,20 @@ OTHERS = {  # names that other tools have for an option; which of several is the
     "runs": ("--seeds",),
     "workers": ("--jobs",),
     "checkpoint": ("--resume", "--weights"),
+    **dict.fromkeys(
+        ("ratio", "share", "fraction", "size", "compression", "max-param"), ("--target-params", "--max-params")
+    ),
+    **dict.fromkeys(("flops", "max-flops", "macs", "gmacs", "gflops"), ("--max-macs",)),
+    **dict.fromkeys(("speed", "latency", "max-time"), ("--max-latency",)),
+    **dict.fromkeys(("memory", "vram", "ram", "max-ram"), ("--max-memory",)),
+    **dict.fromkeys(("num-heads", "n-heads", "num-attention-heads"), ("--heads",)),
+    **dict.fromkeys(("num-layers", "n-layers", "blocks", "num-hidden-layers"), ("--depth",)),
+    **dict.fromkeys(("n-samples", "num-samples"), ("--samples",)),
+    **dict.fromkeys(("n-seeds", "num-seeds"), ("--seeds",)),
+    **dict.fromkeys(("image-size", "resolution", "input-size"), ("--img-size",)),
+    **dict.fromkeys(("gpu", "gpus", "cuda", "cpu"), ("--device",)),
+    **dict.fromkeys(("to", "type", "kind", "as"), ("--format",)),
+    **dict.fromkeys(("task", "dataset"), ("--tasks", "--data")),
 }
 
 PLAIN = ("model", "source", "recipe", "config", "run", "study", "input", "files", "show")  # words without an option
@@ -34,9 +49,14 @@ DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "flo
 EVERYWHERE = ("-h", "--help", "-")
 
 
-def check(command: Any, arguments: Sequence[str]) -> None:
+def check(command: Any, arguments: Sequence[str], name: str) -> None:
     """Raise LeanifyError for a slip, with the words that work; what else is wrong is left to the parser."""
-    options = {name: option for option in command.params for name in option.opts if name.startswith("-")}
+    options = {
+        name: option
+        for option in command.params
+        for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("-")
+    }
     places = [one for one in command.params if not any(name.startswith("-") for name in one.opts)]
     most = math.inf if any(one.nargs < 0 for one in places) else len(places)
     free = any("FILES" in str(one.metavar) for one in places)  # any words: texts to predict
@@ -53,7 +73,7 @@ def check(command: Any, arguments: Sequence[str]) -> None:
             return
         if word.startswith("-"):
             if word not in options:
-                return _check_option(word, options, _after(word, arguments), places)
+                return _check_option(word, options, _after(word, arguments), places, name)
             _check_value(word, value, options[word].metavar)
             given.add(options[word].name)
         elif not free:
@@ -66,9 +86,9 @@ def check(command: Any, arguments: Sequence[str]) -> None:
         before = value or "" if word == "--set" else ""
     if not free and words < sum(one.required for one in places):
         raise LeanifyError(f"{places[words].metavar} is missing: {places[words].help}")
-    for name, option in options.items():
+    for long, option in options.items():
         if option.required and option.name not in given:
-            raise LeanifyError(f"{name} {option.metavar} is missing: {option.help}")
+            raise LeanifyError(f"{long} {option.metavar} is missing: {option.help}")
 
 
 def _check_value(word: str, value: str | None, metavar: str | None) -> None:
@@ -104,7 +124,7 @@ def _after(word: str, arguments: Sequence[str]) -> str:
     return quote(value) if value and not value.startswith("-") else "VALUE"
 
 
-def _check_option(word: str, options: dict[str, Any], value: str, places: Sequence[Any]) -> None:
+def _check_option(word: str, options: dict[str, Any], value: str, places: Sequence[Any], command: str) -> None:
     name = word.partition("=")[0]
     if name in EVERYWHERE:
         return
@@ -116,6 +136,7 @@ def _check_option(word: str, options: dict[str, Any], value: str, places: Sequen
         raise LeanifyError(f"there is no option {name}; it is {own}")
     if key in PLAIN and places and value != "VALUE":
         raise LeanifyError(f"there is no option {name}; {places[0].metavar} is named without one: {value}")
+    unknown.refuse_known(command, name, value)
     if (
         name.startswith("--")
         and "--set" in options
@@ -125,6 +146,7 @@ def _check_option(word: str, options: dict[str, Any], value: str, places: Sequen
         if " " in meant:
             raise LeanifyError(f"there is no option {name}; it is {meant}")
         raise LeanifyError(f"{name} is a key of the recipe: --set {meant}={value}")
+    unknown.refuse(command, name, options, OTHERS.get(key.removesuffix("s"), OTHERS.get(key, ())))
 
 
 def _meant(key: str) -> str | None:
