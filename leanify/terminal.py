@@ -27,7 +27,12 @@ T = TypeVar("T")
 
 
 def console(stderr: bool = False, width: int = WIDTH) -> Console:
-    """A console without markup, with colours on terminals alone; on standard output at most ``width`` columns wide."""
+    """A console without markup, with colours on terminals alone; on standard output at most ``width`` columns wide.
+
+    On standard error it is that of the bar which is shown, if there is one: another would print onto the bar's line.
+    """
+    if stderr and _shown:
+        return _shown[-1].console  # type: ignore[no-any-return]
     from rich.theme import Theme
 
     made = _console_class()

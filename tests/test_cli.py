@@ -38,6 +38,7 @@ def test_redesign_prints_a_table_that_fits_100_columns_and_writes_a_directory(tm
     assert all(line.startswith("warning ") for line in done.stderr.splitlines())
     lines = done.stdout.splitlines()
     assert max(len(line) for line in lines if str(tmp_path) not in line) <= 100  # a path is not broken
+    assert "\nnext  leanify compare vit_base --set data.path=DATA" in done.stdout
     words = [line.split()[0] for line in lines if line.strip()]
     assert [word for word in words if word in ("baseline", "lean", "control")] == ["baseline", "lean", "control"]
     assert "\x1b" not in done.stdout

@@ -288,7 +288,7 @@ def test_a_malformed_file_is_named_with_its_line(
     [
         (["data.name=sst5"], RecipeError, "GLUE's tasks are cola, sst2"),
         (["data.name=qnli"], DataError, "has no train.tsv"),
-        (["data.length=49"], DataError, "49 tokens, but the model has only 48 positions"),
+        (["data.length=49"], DataError, "49 tokens, but the model has only 48 positions: --set data.length=48"),
         (["data.tokenizer=/nowhere"], DataError, "is not a directory here, and the hub did not provide it"),
         (["model.source=bert", "data.tokenizer="], DataError, "comes without a tokenizer"),
         (["model.source=vit_tiny_patch16_224"], SourceError, "takes images"),

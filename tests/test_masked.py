@@ -239,7 +239,7 @@ def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: P
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (["data.length=65"], DataError, "65 tokens, but the model has only 64 positions"),
+        (["data.length=65"], DataError, "65 tokens, but the model has only 64 positions: --set data.length=64"),
         (["model.override.vocab=40"], DataError, "the model's vocabulary only 40"),
         (["data.tokenizer=bytes", "model.override.vocab=260"], DataError, "has 261 tokens, but the model's vocabulary"),
         (["data.tokenizer=wordpiece-9"], DataError, "too small to spell"),

@@ -128,6 +128,22 @@ def test_an_inner_bar_takes_the_place_of_the_outer_one(monkeypatch: Any, capsys:
     assert drawn.index("outer") < drawn.index("inner") < drawn.rindex("outer")
 
 
+def test_what_is_printed_beside_a_bar_has_lines_of_its_own(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with screen.Screen() as watcher:
+        for name in ("rte-0", "rte-1"):
+            watcher.prepares(name)
+            watcher.warned(f"a warning of {name}")
+            watcher.began(f"words of {name}", 0, 1000)
+            with progress("an inner bar", None):
+                watcher.logged(ROWS[1])
+    drawn = re.sub(r"\x1b\[[01]?m", "", capsys.readouterr().err)
+    for words in ("rte-0", "rte-1", "leanify: a warning of rte-1", "words of rte-1", "epoch 1 · top1 61.5 % best"):
+        assert re.search(rf"(\n|\x1b\[2K|\r|^){re.escape(words)}", drawn), words
+
+
 def test_the_folder_of_a_run_is_resumed_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").touch()
     (tmp_path / "checkpoints").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,16 +153,19 @@ class Board:
         columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = bars(self.console, *columns)
         self.tasks: dict[Key, Any] = {}
+        self.stack = ExitStack()
 
     def __enter__(self) -> Board:
+        from leanify.terminal import drawn
+
         todo, known = len(self.folder.missing()), len(list(self.plan.runs()))
         self.console.print(_opening(self.folder, self.plan, known, todo), soft_wrap=True)
-        self.progress.start()
+        self.stack.enter_context(drawn(self.progress))
         self.whole = self.progress.add_task("runs", total=known, completed=known - todo)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+        self.stack.close()
 
     def row(self, key: Key, row: Mapping[str, Any]) -> None:
         """Show a row of a run's log."""

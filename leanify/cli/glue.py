@@ -44,7 +44,7 @@ def glue(
         from leanify.training import glue_table as table
 
         def watch(name: str) -> Screen:
-            screen.console.print(name)
+            screen.prepares(name)
             return screen
 
         found = table.glue(source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch)

@@ -46,9 +46,18 @@ class Screen:
     def __exit__(self, *error: object) -> None:
         self.stack.close()
 
+    def prepares(self, name: str) -> None:
+        """Show the name of the run that is prepared now, of several with one screen."""
+        self.stack.close()
+        self.console.print(name, style="bold")
+        self.stack.enter_context(progress("preparing the model and the data", None))
+
+    def _print(self, line: str, soft_wrap: bool) -> None:
+        console(stderr=True).print(line, soft_wrap=soft_wrap)  # above what is shown, be it the run's bar or another
+
     def began(self, words: str, first: int, last: int) -> None:
         self.stack.close()  # the spinner of the preparations
-        self.console.print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=not self.live)
+        self._print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=not self.live)
         self.first, self.last, self.done, self.start = first, last, first, time.perf_counter()
         self.training = self.best = None
         self.stack.enter_context(drawn(self.bar))
@@ -57,7 +66,7 @@ class Screen:
         self.task = self.bar.add_task(self._words(), total=last, completed=first)
 
     def warned(self, words: str) -> None:
-        self.console.print(f"leanify: {words}", soft_wrap=not self.live)
+        self._print(f"leanify: {words}", soft_wrap=not self.live)
 
     def stepped(self, step: int) -> None:
         self.done = step
@@ -72,12 +81,12 @@ class Screen:
             self.best = better(before, quality(row))
         if self.live:
             if row["split"] != "train":
-                self.console.print(fitted(self._line(row, self.best != before), self.console.width), soft_wrap=True)
+                self._print(fitted(self._line(row, self.best != before), self.console.width), soft_wrap=True)
             self.bar.update(self.task, description=self._words())
         else:
             numbers = " ".join(f"{key} {shown(value)}" for key, value in row.items() if key not in NO_METRICS[:4])
             place = f"step {row['step']:,} · epoch {row['epoch']:g}"
-            self.console.print(f"{place} · {row['split']} {numbers} · {self._left(row['step'])} left", soft_wrap=True)
+            self._print(f"{place} · {row['split']} {numbers} · {self._left(row['step'])} left", soft_wrap=True)
 
     def _line(self, row: Mapping[str, Any], best: bool) -> Iterator[str]:
         """The parts of an evaluation's line, most important first."""

@@ -118,7 +118,10 @@ def length_of(data: DataSection, model: nn.Module) -> int | None:
     """The longest sample in tokens: data.length, else the model's positions; None if unlimited. Raises DataError."""
     _, positions = vocabulary_of(model, data.task)
     if positions is not None and data.length is not None and data.length > positions:
-        raise DataError(f"data.length is {data.length} tokens, but the model has only {positions} positions")
+        raise DataError(
+            f"data.length is {data.length} tokens, but the model has only {positions} positions: "
+            f"--set data.length={positions}"
+        )
     return data.length or positions
 
 

@@ -135,7 +135,10 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     size, positions = vocabulary_of(model, data.task)
     length = data.length or positions or 512
     if positions is not None and length > positions:
-        raise DataError(f"data.length is {length} tokens, but the model has only {positions} positions")
+        raise DataError(
+            f"data.length is {length} tokens, but the model has only {positions} positions: "
+            f"--set data.length={positions}"
+        )
     if data.tokenizer is None:
         raise DataError("the model comes without a tokenizer; name a directory or a hub id in data.tokenizer")
     tokenizer = vocabulary.load(data.tokenizer)
