@@ -7,15 +7,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from runs import outcome
+from torch import Tensor, nn
 
 from leanify import training
 from leanify.data.sampling import Order, Passes, in_turn
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
+from leanify.tasks.outputs import logits_of
+from leanify.training import reach
 
 # 241 samples to train: the last step of an epoch has one, which is one process's alone
 RECIPE = """
@@ -72,6 +78,44 @@ def test_two_processes_have_the_losses_of_one_and_resume(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "from step 5" in done.stderr
     assert outcome(tmp_path / "again") == outcome(tmp_path / "two")
+
+
+class Routed(nn.Module):
+    """Two experts, of which the sign of the input chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts[int(x.sum() > 0)](x)
+
+
+class TwoHeaded(nn.Module):
+    """Two outputs, of which a loss takes the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head, self.other = nn.BatchNorm1d(4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(self.norm(x)), self.other(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen", "looked_for"),
+    [(TwoHeaded(), {"other.weight", "other.bias"}, False), (Routed(), set(), True), (nn.Linear(4, 2), set(), False)],
+)
+def test_what_an_unused_output_depends_on_is_frozen_and_what_other_samples_may_reach_is_looked_for(
+    model: nn.Module, frozen: set[str], looked_for: bool
+) -> None:
+    sums = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    engine: Any = SimpleNamespace(ddp_handler=SimpleNamespace(static_graph=False, find_unused_parameters=False))
+    reach.settle(model, lambda model: logits_of(model(torch.randn(2, 4).abs())).square().sum(), engine)
+    assert {name for name, weight in model.named_parameters() if not weight.requires_grad} == frozen
+    assert engine.ddp_handler.find_unused_parameters == looked_for
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(buffer, sums[name]) for name, buffer in model.named_buffers())
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

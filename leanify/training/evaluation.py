@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from leanify.data.common import chosen
 from leanify.data.samples import Batch, Reader, Samples, Splits
@@ -79,10 +80,9 @@ class Evaluator:
         sharding.drop(model.train())
 
     def loss_of_one(self, model: nn.Module) -> Tensor:
-        """The loss of one sample as in evaluation, so that it needs no second sample; with a gradient."""
-        loss = self.task.loss(model.to(self.accelerator.device).eval(), *self.moved(self.first))
-        model.train()
-        return loss
+        """The training loss of one sample, twice: a batch norm refuses a single number."""
+        inputs, targets = tree_map_only(Tensor, lambda x: torch.cat([x, x]), self.first)
+        return self.task.loss(model.to(self.accelerator.device).train(), *self.moved((inputs, targets)))
 
     def moved(self, batch: Batch) -> Batch:
         """The batch on the device, its inputs scaled as the model takes them."""

@@ -19,14 +19,15 @@ def settle(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], engine: Acc
     as used. What no output depends on may have one for other samples, like an expert: DDP then looks in every step.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     outputs: list[Tensor] = []
     with model.register_forward_hook(lambda *call: outputs.extend(_tensors(call[-1]))):
         loss = loss_of(model)
     by_loss = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
-    if all(gradient is not None for gradient in by_loss):
-        return
-    whole = torch.stack([output.sum() for output in outputs if output.requires_grad]).sum()
+    whole = torch.stack([output.float().sum() for output in outputs if output.requires_grad]).sum()
     by_output = torch.autograd.grad(whole, weights, allow_unused=True)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])  # the sums of batch norms
     for weight, here, there in zip(weights, by_loss, by_output, strict=True):
         if here is None and there is not None:
             weight.requires_grad_(False)
