@@ -2,13 +2,13 @@
 
 project = "leanify"
 author = "The leanify developers"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 html_show_copyright = False  # the licence is in the repository
 html_theme = "furo"
 html_title = "leanify"
 templates_path: list[str] = []
 exclude_patterns = ["examples"]
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 default_role = "code"  # `x` in a docstring is code, as it is in Markdown
 autodoc_member_order = "bysource"

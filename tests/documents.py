@@ -208,7 +208,7 @@ def keys() -> str:
 
     parts = []
     for section, kind in SECTIONS.items():
-        rows = [f"| `{key.name}` | {key.type} | {_default(key)} | {key.about} |" for key in keys_of(kind)]
+        rows = [f"| `{key.name}` | {key.type} | {_default(key)} | {_cell(key.about)} |" for key in keys_of(kind)]
         about = " ".join((kind.__doc__ or "").split())
         parts.append(
             f"## [{section}]\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
@@ -218,6 +218,11 @@ def keys() -> str:
 
 def _default(key: Any) -> str:
     return "required" if key.required else f"`{key.default}`" if key.default else "–"
+
+
+def _cell(words: str) -> str:
+    """A table's cell ends at a bar, in code as well."""
+    return words.replace("|", "\\|")
 
 
 WRITERS = {"keys": keys}

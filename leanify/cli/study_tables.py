@@ -13,7 +13,7 @@ from rich.text import Text
 from leanify.cli.tables import table
 from leanify.spectra.report import known
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import PERCENT, binary, digits, gigas, millions, seconds
+from leanify.units import PERCENT, binary, digits, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.study import Study
@@ -89,13 +89,13 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str:
 
 
 def _costs(study: Study) -> Any:
-    shown = table(("", "MMACs", "latency", "inference/s", "training/s", "training memory"), [])
+    shown = table(("", "MACs", "latency", "inference/s", "training/s", "training memory"), [])
     for result in study.results:
         costs = result.costs
         if costs is not None:
             shown.add_row(
                 result.name,
-                f"{result.plan.macs / 1e6:,.3g}",
+                millions(result.plan.macs),
                 seconds(costs.latency_s),
                 f"{costs.throughput_per_s:,.0f}",
                 f"{costs.train_per_s:,.0f}",
@@ -161,7 +161,7 @@ def render_predictions(predicted: Mapping[str, Any]) -> None:
 def render_forecast(forecast: Mapping[str, Any]) -> None:
     """Print the predicted cost of a study."""
     out = console()
-    shown = table(("", "depth", "heads × dim", "mlp", "params", "GMACs", "rank", "min a run"), [])
+    shown = table(("", "depth", "heads × dim", "mlp", "params", "MACs", "rank", "min a run"), [])
     for design in forecast["designs"]:
         shown.add_row(
             design["name"],
@@ -169,7 +169,7 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
             f"{_sizes(design['heads'])} × {_sizes(design['head_dim'])}",
             _sizes(design["mlp"]),
             millions(design["params"]),
-            gigas(design["macs"]),
+            millions(design["macs"]),
             str(design["rank"]),
             f"{60 * design['hours_a_run']:.2g}",
         )
