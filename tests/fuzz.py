@@ -139,8 +139,11 @@ def _partial(home: Path) -> str | None:
     return f"left {', '.join(left)}" if left else None
 
 
-def _in_a_fork(action: Callable[[], object]) -> None:
-    """With a torch that knows GPUs, a process in which autograd ran has no forks in which it runs."""
+def _in_a_fork(action: Callable[[], object]) -> Callable[[], None]:
+    """Begin an action in a fork; what is returned waits for its end.
+
+    With a torch that knows GPUs, a process in which autograd ran has no forks in which it runs.
+    """
     child = os.fork()
     if child == 0:
         code = 1
@@ -149,8 +152,12 @@ def _in_a_fork(action: Callable[[], object]) -> None:
             code = 0
         finally:
             os._exit(code)
-    if os.waitpid(child, 0)[1]:
-        raise SystemExit("the intact files could not be made")
+
+    def ended() -> None:
+        if os.waitpid(child, 0)[1]:
+            raise SystemExit("the intact files could not be made")
+
+    return ended
 
 
 def warm() -> Path:
@@ -165,12 +172,13 @@ def warm() -> Path:
     for module in pkgutil.walk_packages(leanify.__path__, "leanify."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in LAZY:
-        importlib.import_module(name)
     home = Path(tempfile.mkdtemp(prefix="fuzz-intact-"))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(home), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _in_a_fork(lambda: samples_in(home))
+        ended = _in_a_fork(lambda: samples_in(home))
+        for name in LAZY:
+            importlib.import_module(name)
+        ended()
         for name in HF:
             looked_at(name, overrides=HF[name])
         for words in ONCE:
