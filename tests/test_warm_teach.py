@@ -245,7 +245,7 @@ def test_a_teacher_without_weights_or_a_pooling_is_refused(home: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("number,label\n1,2\n", "no text column; it has number, label"), ("text\n", "has no sentences")],
+    [("number,label\n1,2\n", "no column of texts; it has number, label"), ("text\n", "has no sentences")],
 )
 def test_a_table_without_sentences_is_refused(home: Path, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "table.csv").write_text(text)
