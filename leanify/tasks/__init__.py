@@ -93,8 +93,9 @@ def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
 
 def _most_targets(splits: Splits) -> int | None:
     """The largest number of targets in a sample; None where that is not known in advance."""
-    counts = [part.targets for part in (splits.train, splits.validation, splits.test) if part is not None]
-    return max(int(one.max()) for one in counts if one is not None) if all(c is not None for c in counts) else None
+    parts = [part.targets for part in (splits.train, splits.validation, splits.test) if part is not None]
+    known = [int(part.max()) for part in parts if part is not None]
+    return max(known) if len(known) == len(parts) else None
 
 
 def check_fit(model: nn.Module, splits: Splits) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -20,27 +21,17 @@ def settle(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], engine: Acc
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    outputs: list[Tensor] = []
-    with model.register_forward_hook(lambda *call: outputs.extend(_tensors(call[-1]))):
+    outputs: list[Any] = []
+    with model.register_forward_hook(lambda *call: outputs.append(call[-1])):
         loss = loss_of(model)
     by_loss = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
-    whole = torch.stack([output.float().sum() for output in outputs if output.requires_grad]).sum()
-    by_output = torch.autograd.grad(whole, weights, allow_unused=True)
+    unreached = [weight for weight, gradient in zip(weights, by_loss, strict=True) if gradient is None]
+    parts = [part.float().sum() for part in tree_leaves(outputs) if isinstance(part, Tensor) and part.requires_grad]
+    if unreached and parts:
+        by_output = torch.autograd.grad(torch.stack(parts).sum(), unreached, allow_unused=True)
+        for weight, gradient in zip(unreached, by_output, strict=True):
+            weight.requires_grad_(gradient is None)
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])  # the sums of batch norms
-    for weight, here, there in zip(weights, by_loss, by_output, strict=True):
-        if here is None and there is not None:
-            weight.requires_grad_(False)
-        elif here is None and engine.ddp_handler is not None:
-            engine.ddp_handler.find_unused_parameters = not engine.ddp_handler.static_graph
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for one in value:
-            yield from _tensors(one)
+    if engine.ddp_handler is not None and any(weight.requires_grad for weight in unreached):
+        engine.ddp_handler.find_unused_parameters = not engine.ddp_handler.static_graph
