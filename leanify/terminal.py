@@ -30,6 +30,7 @@ def console(stderr: bool = False, width: int = WIDTH) -> Console:
     """A console without markup, with colours on terminals alone; on standard output at most ``width`` columns wide.
 
     On standard error it is that of the bar which is shown, if there is one: another would print onto the bar's line.
+    With --quiet it prints nothing there.
     """
     if stderr and _shown:
         return _shown[-1].console  # type: ignore[no-any-return]
@@ -39,6 +40,8 @@ def console(stderr: bool = False, width: int = WIDTH) -> Console:
     out = made(stderr=stderr, theme=Theme(BARS), highlight=False, markup=False, emoji=False)  # paths may contain [x]
     if not stderr:
         out.width = min(out.width, width) if out.is_terminal else width
+    elif os.environ.get("LEANIFY_QUIET"):
+        out.quiet = True
     return out
 
 
@@ -122,7 +125,7 @@ def bars(out: Console, *columns: Any) -> Any:
 
     On a full line the terminal would put ^C on a line of its own, and rich would erase that one instead of the bar.
     """
-    return _bars_class()(*columns, console=out, transient=True, disable=not out.is_terminal)
+    return _bars_class()(*columns, console=out, transient=True, disable=out.quiet or not out.is_terminal)
 
 
 @cache
@@ -156,7 +159,7 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     Yields a function to call with the number of steps done.
     """
     err = console(stderr=True)
-    if not err.is_terminal or os.environ.get("LEANIFY_QUIET"):
+    if err.quiet or not err.is_terminal:
         yield lambda done: None
         return
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +12,7 @@ from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
-    from leanify.study import StudyFolder, StudyPlan
-    from leanify.study.plan import Key
+    from leanify.study import StudyFolder
 
 Words = list[str] | None
 
@@ -124,6 +121,7 @@ def compare(
 def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
     from shlex import quote
 
+    from leanify.cli.board import Board
     from leanify.study import comparing as studies
     from leanify.study.engines import engine_of
     from leanify.terminal import progress
@@ -137,78 +135,3 @@ def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
         raise KeyboardInterrupt(f"interrupted; it goes on with: leanify compare {quote(str(folder.path))}") from None
     with progress("measuring latency, throughput and memory", None):
         studies.measure_costs(folder)
-
-
-class Board:
-    """On a terminal, one bar for the study and one per run; otherwise one line per finished run."""
-
-    def __init__(self, folder: StudyFolder) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-        from leanify.terminal import bars, console
-
-        self.folder, self.plan = folder, folder.plan
-        self.console = console(stderr=True)
-        words = TextColumn("{task.description}", markup=False)
-        columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = bars(self.console, *columns)
-        self.tasks: dict[Key, Any] = {}
-        self.stack = ExitStack()
-
-    def __enter__(self) -> Board:
-        from leanify.terminal import drawn
-
-        todo, known = len(self.folder.missing()), len(list(self.plan.runs()))
-        self.console.print(_opening(self.folder, self.plan, known, todo), soft_wrap=True)
-        self.stack.enter_context(drawn(self.progress))
-        self.whole = self.progress.add_task("runs", total=known, completed=known - todo)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stack.close()
-
-    def row(self, key: Key, row: Mapping[str, Any]) -> None:
-        """Show a row of a run's log."""
-        if "began" in row:
-            self.tasks[key] = self.progress.add_task(str(key), total=row["steps"], completed=row["step"])
-        elif key in self.tasks:
-            self.progress.update(
-                self.tasks[key], completed=row["step"], description=f"{key} · {row['split']} loss {row['loss']:.4g}"
-            )
-
-    def ended(self, key: Key) -> None:
-        """Show that a run has finished or failed."""
-        from leanify.units import metric
-
-        if key in self.tasks:
-            self.progress.remove_task(self.tasks.pop(key))
-        outcome = self.folder.outcome(key)
-        self.progress.advance(self.whole)
-        if outcome is None:
-            return
-        if outcome.status == "failed":
-            self.console.print(f"{key} failed: {outcome.reason}", soft_wrap=True)
-        else:
-            said = metric(outcome.metric, outcome.quality) if outcome.quality is not None else outcome.status
-            self.console.print(f"{key} · {said}", soft_wrap=True)
-
-
-def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, todo: int) -> str:
-    from leanify.study import tournament
-
-    names = ", ".join(design.name for design in plan.designs)
-    if tournament.is_open(plan):
-        return f"{plan.title} in {folder.path}: {_field(plan)} ({names})"
-    done = f", {runs - todo} done" if todo < runs else ""
-    return f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds = {runs} runs{done}"
-
-
-def _field(plan: StudyPlan) -> str:
-    from leanify.study.tournament import FINALISTS, cost, kept_of, shares
-
-    first, last = shares(plan)
-    return (
-        f"{len(plan.designs)} designs, {kept_of(len(plan.designs))} of them after {first:.0%} of the schedule and "
-        f"{FINALISTS} after {last:.0%}, these with {len(plan.seeds)} seeds: {cost(plan):.1f} × the multiply-adds of "
-        "training the baseline once"
-    )

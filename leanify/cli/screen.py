@@ -43,8 +43,10 @@ class Screen:
         self.stack.enter_context(progress("preparing the model and the data", None))
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         self.stack.close()
+        if error is None and self.live:
+            self.console.print()  # the results follow
 
     def prepares(self, name: str) -> None:
         """Show the name of the run that is prepared now, of several with one screen."""
@@ -101,7 +103,7 @@ class Screen:
 
     def _words(self) -> str:
         """The bar's text: step, time left, loss and best, as far as they fit."""
-        parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
+        parts = [f"{self.done:,}/{self.last:,}", f"{self._left(self.done)} left"]
         parts += [f"loss {shown(self.training)}"] if self.training is not None else []
         parts += [f"best {metric(*self.best)}"] if self.best is not None else []
         return fitted(parts, self.console.width - ROOM - (2 if self.console.width < NARROW else 14))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -42,9 +42,12 @@ def render_study(study: Study, page: Path | None) -> None:
     if study.pairs:
         out.print()
         out.print(_pairs(study))
-    _conclusions(study)
+    if lines := list(_conclusions(study)):
+        out.print()
+        for line in lines:
+            out.print(line)
     if page is not None:
-        out.print(f"page: {page}", soft_wrap=True)
+        out.print(f"\npage: {page}", soft_wrap=True)
         seeds = 2 * len(study.plan.seeds)
         out.print(f"more seeds: leanify compare {quote(str(page.parent))} --seeds {seeds}", soft_wrap=True)
 
@@ -132,19 +135,15 @@ def _pair_row(pair: Pair) -> tuple[str, ...]:
     return f"{pair.design} − {pair.against}", f"{pair.difference:+.3g}", span, p, str(len(pair.seeds))
 
 
-def _conclusions(study: Study) -> None:
-    out = console()
-    out.print()
+def _conclusions(study: Study) -> Iterator[str | Text]:
     if study.rungs and study.pairs:
-        out.print(f"best of {len(study.rungs[0].losses)} designs: {study.pairs[0].design}, among the last by its mean")
+        yield f"best of {len(study.rungs[0].losses)} designs: {study.pairs[0].design}, among the last by its mean"
     for verdict in study.verdicts:
-        out.print(Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}"))
+        yield Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}")
     for result in study.results:
         for run in result.runs:
             if run.status == "failed":
-                out.print(
-                    Text.assemble(("failed", STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
-                )
+                yield Text.assemble(("failed", STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
 
 
 def render_predictions(predicted: Mapping[str, Any]) -> None:

@@ -72,9 +72,14 @@ class Worker:
             )
 
     def run(self, key: Key, share: float | None, on_row: OnRow | None) -> int:
-        """Execute a run and return its exit code, or the worker's if the worker itself died."""
+        """Execute a run and return its exit code, or the worker's if the worker itself died.
+
+        ``on_row`` receives that it is prepared, that it began, and the rows of its log.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        if on_row is not None:
+            on_row(key, {"prepares": str(key)})
         print(key.design, key.seed, "" if share is None else share, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             row = json.loads(line)
