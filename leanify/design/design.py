@@ -19,7 +19,7 @@ class Design:
 
     ``mlp`` is that of one expert in a mixture; ``experts`` are its routed ones, 0 where there is none, and a token is
     sent to ``active_experts`` of them. ``params_active`` are the parameters that one token meets; ``serving`` is None
-    where nothing is cached; ``score`` is what the ranking goes by, the least is the best (see `search.rank`). Latencies
+    where nothing is cached; ``score`` is what the ranking goes by, the least is the best. Latencies
     are of the line that was fitted to timed shapes, as measured, and of one more token as measured; None where nothing
     was timed.
     """

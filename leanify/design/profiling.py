@@ -46,7 +46,7 @@ TRACEABLE_BYTES = 8 << 30  # a model whose graph needs real tensors is traced up
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. Predicted: the peak of a training step, with AdamW's two moments (see `peak`).
+    """Bytes. Predicted: the peak of a training step, with AdamW's two moments.
 
     On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide figure; on
     a CPU they are the process's resident set over what it held before, None where the system does not tell. Of a
@@ -65,7 +65,7 @@ class Memory:
 class Profile:
     """One model's costs. ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
 
-    ``attention_kernels``: how often a forward pass called each kernel of attention (`kernels_of`), None if unmeasured.
+    ``attention_kernels``: how often a forward pass called each kernel of attention by name, None if unmeasured.
     """
 
     source: str

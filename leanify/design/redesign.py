@@ -74,8 +74,10 @@ def redesign(
     ``dtype``: a few shapes are timed, the search is on a line through them, and all designs that are shown are timed
     beside the baseline. Memory is predicted for a training step of batch 1. Pins fix a value: one, one a stage, or one
     a tower by name; ``experts`` and ``active_experts`` stay the baseline's unless pinned. ``multiple``,
-    ``tensor_parallel``, ``min_mlp``, ``min_depth`` and ``max_heads`` are the rules of `constraints.Constraints`.
-    ``ranking`` scores a grid of designs, the least is the best.
+    ``tensor_parallel``, ``min_mlp`` (in widths), ``min_depth`` and ``max_heads`` (times the baseline's) are what the
+    command's options of these names are. ``top`` is the number of candidates, ``tokens`` the length of a text input,
+    ``context`` the tokens in a decoder's cache; ``overrides`` and ``cls`` are those of `leanify.load`. ``ranking``
+    scores a grid of designs, the least is the best.
 
     Raises SourceError, UnsupportedModel, ShapeError, and BudgetError where no sensible design is within the limits.
     """

@@ -46,8 +46,9 @@ def save(model: nn.Module, directory: str | Path, force: bool = False, model_typ
     """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
     Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another transformers type
-    that can express the shape (`same_shape`). Returns the directory. Raises DirectoryError if it is not empty or cannot
-    be written, SourceError if the model could not be rebuilt from it.
+    that can express the shape (a Llama as ``"mistral"``). Returns the directory.
+
+    Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """
     if model_type is not None:
         model = as_type(model, model_type)

@@ -84,8 +84,9 @@ def compare(
     output         the study's folder; finished runs are kept, so the same call resumes, and more seeds or designs add
     target_params  the parameter budget: a share of the baseline (default 0.5) or a count
     seeds          the number of seeds, or a list of them
-    designs        names, lean directories or shapes (`study.designs`); default: baseline, lean, control
-    sweep          values per axis; every combination becomes a design
+    designs        names, lean directories or shapes, as ``--designs`` takes them; default: baseline, lean, control
+    sweep          values per axis, ``{"heads": [2, 4]}``; every combination becomes a design
+    settings       changes of the recipe: ``["schedule.epochs=5"]``
     margin         the non-inferiority margin in the metric's unit; default: the task's
     tournament     try this many designs within the budget and train the best three to the end
     more           add this many designs, those expected to be most informative about all others

@@ -32,7 +32,8 @@ def train(
     """Train a recipe and return the run's folder: ``output``, else ``runs/NAME``.
 
     ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: then the usual recipe of the model's
-    kind, on the data that ``settings`` name in ``data.path``. ``teacher`` is a SOURCE with weights that it learns from.
+    kind, on the data that ``settings`` name in ``data.path``. ``settings`` change the recipe: ``["optim.lr=1e-3"]``.
+    ``teacher`` is a SOURCE with weights that it learns from.
 
     ``resume`` goes on with a run from its newest intact checkpoint. A recipe given with it must be the run's own, and
     the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the step, write a

@@ -47,6 +47,9 @@ TOKENS = 16
 def export(source: str | Path, *, format: str, output: str | Path, with_code: bool = False) -> Path:
     """Write the model of any SOURCE with weights for another loader. Returns ``output``.
 
+    ``format`` is ``"hf"``, ``"timm"``, ``"onnx"`` or ``"torch-export"``. ``with_code`` adds a modelling file to "hf"
+    where transformers cannot express the shape. The export is loaded and must give the same outputs.
+
     Raises UnsupportedModel where the loader cannot take the shape or gives other outputs, DirectoryError for an output
     that cannot be written, LeanifyError where a package is missing.
     """
