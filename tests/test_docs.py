@@ -22,6 +22,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def test_the_readme_and_the_page_on_the_evidence_give_the_same_answer() -> None:
+    answer = re.compile(
+        r"<!-- written by tests/benchmarks/ranking_pages.py -->.+?<!-- end of what is written -->", re.DOTALL
+    )
+    readme, page = (answer.findall((documents.ROOT / name).read_text()) for name in ("README.md", "docs/evidence.md"))
+    assert readme == page
+    assert len(readme) == 1
+
+
 def test_every_block_is_run_or_says_why_not() -> None:
     blocks = [block for page in documents.pages() for block in documents.blocks_of(page.read_text(encoding="utf-8"))]
     assert sum(block.not_run is None for block in blocks) > 20

@@ -1,6 +1,6 @@
-"""Writes what the ranking study found, from its table: ranking.md, evidence.md, ranking.png and README's short answer.
+"""Writes what the ranking study found, from its table: ranking.md, evidence.md, ranking.png and the short answer.
 
-    python tests/benchmarks/ranking_pages.py recipes/results --readme README.md
+    python tests/benchmarks/ranking_pages.py recipes/results --answer README.md docs/evidence.md
 
 Every number and every verdict in them is computed here. The templates lie in ``ranking/`` beside this file.
 """
@@ -206,7 +206,7 @@ def picture(tasks: list[Task], file: Path) -> None:
     draw(tasks, file, shown)
 
 
-# -- README -----------------------------------------------------------------------------------------------------------
+# -- the short answer, in the README and in docs/evidence.md ----------------------------------------------------------
 
 MARKS = ("<!-- written by tests/benchmarks/ranking_pages.py -->", "<!-- end of what is written -->")
 
@@ -249,24 +249,24 @@ def said_briefly(evidence: Evidence, a: str, b: str) -> str:
     return f"{', '.join(parts)}; {mean} % of the loss over all tasks (95 % {low} … {high})"
 
 
-def put(readme: Path, text: str) -> None:
+def put(page: Path, text: str) -> None:
     """The text between the marks. Raises ValueError where there are none."""
-    before = readme.read_text(encoding="utf-8")
+    before = page.read_text(encoding="utf-8")
     pattern = re.compile(re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1]), re.DOTALL)
     if not pattern.search(before):
-        raise ValueError(f"{readme} has no {MARKS[0]}")
+        raise ValueError(f"{page} has no {MARKS[0]}")
     after = pattern.sub(lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", before)
-    readme.write_text(after, encoding="utf-8")
+    page.write_text(after, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="where ranking.csv lies and the pages go")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the short answer into it, too")
+    parser.add_argument("--answer", type=Path, nargs="+", metavar="FILE", help="write the short answer into them, too")
     told = parser.parse_args()
     write(told.results)
-    if told.readme is not None:
-        put(told.readme, short_answer(told.results))
+    for page in told.answer or []:
+        put(page, short_answer(told.results))
 
 
 if __name__ == "__main__":
