@@ -1,11 +1,16 @@
 """The documentation site: ``sphinx-build -W docs site`` (``pip install -e '.[docs]'``)."""
 
+import re
+from typing import Any
+
 project = "leanify"
 author = "The leanify developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 html_show_copyright = False  # the licence is in the repository
 html_theme = "furo"
 html_title = "leanify"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 templates_path: list[str] = []
 exclude_patterns = ["examples"]
 myst_enable_extensions = ["colon_fence"]
@@ -13,8 +18,41 @@ myst_heading_anchors = 3
 default_role = "code"  # `x` in a docstring is code, as it is in Markdown
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88  # longer ones have a parameter a line
 copybutton_prompt_text = "$ "
 nitpicky = False
 suppress_warnings = ["misc.highlighting_failure"]
 narrow = {"code-font-size": "72%"}  # so that 100 columns of a terminal nearly fit
 html_theme_options = {"light_css_variables": narrow, "dark_css_variables": narrow, "footer_icons": []}
+
+FIELD = re.compile(r"^[\w, ]+?  +(?=\S)")
+ERROR = re.compile(r"(?<![`.\w])(\w+Error|UnsupportedModel|KeyboardInterrupt)\b")
+
+
+def shown(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Aligned lines of a docstring (``name   meaning``) become a list, and errors are code."""
+    text, column = [], 0
+    for line in lines:
+        first = FIELD.match(line)
+        column = 0 if not line else column or (first.end() if first else 0)
+        names = ", ".join(f"``{name}``" for name in line[:column].replace(",", " ").split())
+        item = f"- {names}: {line[column:]}" if names else f"  {line[column:]}"
+        text.append(item if column else line)
+    lines[:] = [ERROR.sub(r"``\1``", line) for line in text]
+
+
+def results(app: Any, name: str, source: list[str]) -> None:
+    """The pages of recipes/results, to which docs/results leads, are pages of the site, below that on the evidence."""
+    text = re.sub(r"\]\((?:\.\./)+recipes/results/", "](/results/", source[0])
+    here = "" if name.startswith("results/") else "/results/"
+    text = re.sub(rf"\[`?([^]`]+)`?\]\({here}([\w-]+)\.md\)", r"{doc}`\1 </results/\2>`", text)
+    if name == "evidence":
+        text += "\n```{toctree}\n:hidden:\n:glob:\n\nresults/*\n```\n"
+    source[0] = text
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", shown)
+    app.connect("source-read", results)

@@ -18,8 +18,10 @@ plt.rcParams.update({"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "l
 
 
 def canvas(width: float, height: float):
+    """Axes in inches that fill the picture; 6 inches are legible on a telephone."""
     figure, axes = plt.subplots(figsize=(width, height))
-    axes.set(xlim=(0, width), ylim=(-0.3, height))
+    figure.subplots_adjust(0, 0, 1, 1)
+    axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis("off")
     return figure, axes
 
@@ -35,37 +37,35 @@ def arrow(axes, x: float, y: float, to_x: float, to_y: float, text: str = "") ->
 
 
 def lens() -> None:
-    figure, axes = canvas(9, 2.6)
-    for row, (name, layers, heads, colour) in enumerate(
-        (("12 layers × 12 heads", 12, 12, BLUE), ("7 × 18", 7, 18, ORANGE))
-    ):
-        x = 0.2 + row * 6.2
+    figure, axes = canvas(6.2, 2.2)
+    for x, layers, heads, colour in ((0.1, 12, 12, BLUE), (4.05, 6, 23, ORANGE)):
         for layer in range(layers):
             for head in range(heads):
-                spot = (x + head * 0.125, 0.25 + layer * 0.16)
-                axes.add_patch(Rectangle(spot, 0.1, 0.12, fc=colour, ec="none", alpha=0.75))
-        axes.text(x, 2.35, name, color=INK)
-    box(axes, 3.2, 1.35, "Architecture\n(a value)", GREEN, 1.7)
-    box(axes, 3.2, 0.3, "one row a class:\nwhere heads lie", GREEN, 1.7)
-    arrow(axes, 1.85, 1.75, 3.15, 1.75, "read")
-    arrow(axes, 5.0, 1.75, 6.3, 1.75, "write")
-    figure.savefig(HERE / "lens.svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+                spot = (x + head * 0.09, 0.15 + layer * 0.13)
+                axes.add_patch(Rectangle(spot, 0.07, 0.1, fc=colour, ec="none", alpha=0.75))
+        axes.text(x, 0.3 + layers * 0.13, f"{layers} layers × {heads} heads", color=INK)
+    box(axes, 1.95, 0.98, "Architecture\n(a value)", GREEN, 1.4, 0.62)
+    box(axes, 1.95, 0.15, "one row a class:\nwhere heads lie", GREEN, 1.4, 0.62)
+    arrow(axes, 1.3, 1.29, 1.9, 1.29, "read")
+    arrow(axes, 3.4, 1.29, 4.0, 1.29, "write")
+    figure.savefig(HERE / "lens.svg", facecolor="white", metadata={"Date": None})
 
 
 def prices() -> None:
-    figure, axes = canvas(9, 1.6)
-    box(axes, 0.1, 0.4, "a few models\non meta, counted", BLUE, 1.9)
-    box(axes, 2.6, 0.4, "coefficients of\nevery block", BLUE, 1.6)
-    box(axes, 4.9, 0.4, "thousands of\ndesigns priced", ORANGE, 1.6)
-    box(axes, 7.1, 0.4, "the chosen one,\nbuilt, recounted", GREEN, 1.8)
-    arrow(axes, 1.98, 0.8, 2.52, 0.8)
-    arrow(axes, 4.28, 0.8, 4.82, 0.8)
-    arrow(axes, 6.58, 0.8, 7.02, 0.8)
-    axes.annotate(
-        "", (5.7, 0.32), (8.0, 0.32), arrowprops={"arrowstyle": "-", "color": INK, "connectionstyle": "arc3,rad=-0.2"}
-    )
-    axes.text(6.85, -0.2, "equal to the last unit", ha="center", color=INK, fontsize=10)
-    figure.savefig(HERE / "prices.svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+    figure, axes = canvas(6.2, 1.7)
+    for x, text, colour in (
+        (0.1, "a few models\non meta,\ncounted", BLUE),
+        (1.68, "coefficients\nof every\nblock", BLUE),
+        (3.26, "thousands\nof designs\npriced", ORANGE),
+        (4.84, "the chosen\none built,\nrecounted", GREEN),
+    ):
+        box(axes, x, 0.65, text, colour, 1.24, 0.9)
+    for x in (1.38, 2.96, 4.54):
+        arrow(axes, x, 1.1, x + 0.28, 1.1)
+    bend = {"arrowstyle": "-", "color": INK, "connectionstyle": "arc3,rad=-0.2"}
+    axes.annotate("", (3.9, 0.6), (5.5, 0.6), arrowprops=bend)
+    axes.text(4.7, 0.12, "equal to the last unit", ha="center", color=INK, fontsize=10)
+    figure.savefig(HERE / "prices.svg", facecolor="white", metadata={"Date": None})
 
 
 def kappa() -> None:
