@@ -51,6 +51,11 @@ def digits(value: float) -> str:
 PERCENT = ("top1", "top5", "accuracy", "majority", "f1", "f1_micro", "f1_macro", "exact", "precision", "recall")
 
 
+def heading(name: str) -> str:
+    """A metric's name above its values: "top1 %", "loss"."""
+    return f"{name} %" if name in PERCENT else name
+
+
 def metric(name: str, value: float) -> str:
     """A metric's name and value, with its unit: "top1 95.28 %", "loss 0.3433"."""
     return f"{name} {digits(value)}{' %' if name in PERCENT else ''}"

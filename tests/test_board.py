@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from threading import Thread
@@ -11,6 +12,7 @@ import pytest
 from studies import NARROW, recipe_file
 
 from leanify import study as studies
+from leanify.cli import app
 from leanify.cli.board import Board
 from leanify.cli.screen import Screen
 from leanify.cli.study_tables import render_study
@@ -129,3 +131,16 @@ def test_the_page_and_the_next_command_stand_apart_from_the_answers(folder: Stud
         assert reason in lines[-1]
         assert more.endswith(f"leanify compare {folder.path} --seeds 4")
     (folder.path / "runs" / f"{FIRST}.json").unlink()
+
+
+def test_a_study_is_shown_where_the_bar_of_its_reading_was(folder: StudyFolder, monkeypatch: Any) -> None:
+    """On a terminal both streams are one: what is printed beside a bar would stand on the bar's line."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    both = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
+    app("show")(args=[str(folder.path)], prog_name="leanify", standalone_mode=False)
+    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", re.sub(r"\x1b\[\d?[AK]|\r", "\n", both.getvalue()))
+    assert any(line.startswith("tiny · ") for line in printed.splitlines())
+    assert any("reading" in line for line in printed.splitlines())

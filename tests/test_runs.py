@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from runs import DIGITS
 
 from leanify import training
+from leanify.cli import app
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
 from leanify.training.overview import runs_below
@@ -58,6 +60,19 @@ def test_runs_are_listed_and_shown_without_torch(done: Path, command: str) -> No
     )
     assert "top1" in told.stdout
     assert told.stderr.splitlines()[-1] == "[]"
+
+
+def test_what_goes_on_with_an_interrupted_one_can_be_typed(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(done, tmp_path / "my runs" / "one")
+    shutil.rmtree(RunDirectory.open("my runs/one").checkpoints()[-1].path)
+    app("runs")(args=[], prog_name="leanify", standalone_mode=False)
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1].rpartition(": leanify ")[2])
+    assert words == ["train", "--resume", "my runs/one"]
+    app("train")(args=words[1:], prog_name="leanify", standalone_mode=False)
+    assert [found.state for found in runs_below(tmp_path)] == ["done"]
 
 
 def test_the_card_says_the_shape_that_is_built(done: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_show_a_run_has_its_rows_as_curves_and_as_numbers(images: Path, tmp_path
     assert [step for step, _ in curves.quality] == [2, 4, 6]
     drawn = called(capsys, "show", images)
     assert "done" in drawn
-    assert "validation top1" in drawn
+    assert "validation top1 %" in drawn
     assert max(len(line) for line in drawn.splitlines() if str(images) not in line) <= 100
     assert max(map(len, in_text(curves, 60, 10).splitlines())) <= 60
     shown = json.loads(called(capsys, "show", images, "--json", "--plot", tmp_path / "curves.svg"))
@@ -176,6 +177,17 @@ def test_show_recipes_and_models(capsys: Any) -> None:
     assert [layer["heads"] for layer in model["layers"]] == [3] * 12
     with pytest.raises(leanify.LeanifyError, match="curves of a run"):
         called(capsys, "show", "digits", "--plot", "x.png")
+
+
+@pytest.mark.parametrize(
+    ("what", "line"), [("digits", "leanify train digits"), ("vit_tiny", "leanify profile vit_tiny")]
+)
+def test_what_comes_next_stands_apart(capsys: Any, what: str, line: str) -> None:
+    lines = called(capsys, "show", what).splitlines()
+    place = lines.index(f"next:   {line}")
+    assert lines[place - 1] == ""
+    starts = [re.match(r"\S+ +", each) for each in lines[1 : place - 1]]
+    assert len({match.end() for match in starts if match}) == 1
 
 
 def test_the_newest_model_stands_beside_its_baseline(images: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,7 +65,7 @@ def _print_studies(studies: list[StudyOverview]) -> None:
         shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
     console().print(shown)
     stopped = next((study for study in studies if study.state == "interrupted"), None)
-    hint = f"go on with an interrupted one: leanify compare {stopped.path}\n" if stopped is not None else ""
+    hint = f"go on with an interrupted one: leanify compare {quote(str(stopped.path))}\n" if stopped is not None else ""
     console().print(f"\n{hint}" if hint else "", soft_wrap=True)
 
 
@@ -81,4 +82,6 @@ def _say_how_to_go_on(found: list[RunOverview]) -> None:
 
     stopped = next((run for run in found if run.state == "interrupted"), None)
     if stopped is not None:
-        console().print(f"\ngo on with an interrupted one: leanify train --resume {stopped.path}", soft_wrap=True)
+        console().print(
+            f"\ngo on with an interrupted one: leanify train --resume {quote(str(stopped.path))}", soft_wrap=True
+        )

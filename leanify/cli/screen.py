@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from leanify.terminal import ROOM, bars, console, drawn, progress
-from leanify.units import PERCENT, binary, digits, metric, seconds
+from leanify.units import binary, digits, heading, metric, seconds
 
 if TYPE_CHECKING:
     from leanify.sources.recipe import DataSection
@@ -201,7 +201,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     out = console()
     if found:
         metrics = [key for key in found[0][1] if key not in NO_METRICS]
-        heads = ("", "step", "epoch", *(f"{key} %" if key in PERCENT else key for key in metrics))
+        heads = ("", "step", "epoch", *map(heading, metrics))
         cells = [
             (name, f"{row['step']:,}", f"{row['epoch']:g}", *(shown(row.get(key, "–")) for key in metrics))
             for name, row in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,14 +59,15 @@ def show(
         from leanify.spectra.plots import check_plot
         from leanify.study.folder import is_study
 
-        if plot is not None and is_study(what):
-            raise LeanifyError(f"--plot is for runs; write a study's page with leanify compare {what} --report")
+        study = is_study(what)
+        if plot is not None and study:
+            raise LeanifyError(f"--plot is for runs; write a study's page with leanify compare {quote(what)} --report")
         check_plot(plot)
-        if is_study(what):
-            from leanify.cli.compare import compare
+        page = None if study else _page(what)
+    if page is None:
+        from leanify.cli.compare import compare
 
-            return compare(what, report=True, format=kind)
-        page = _page(what)
+        return compare(what, report=True, format=kind)
     if plot is not None:
         _draw(page, plot, what)
     show_as(kind, page.json, page.rows, lambda: _print(page))
@@ -85,8 +87,6 @@ def _page(what: str) -> Page:
 
 
 def _run(what: str) -> Page:
-    from shlex import quote
-
     from leanify.cli.screen import is_own
     from leanify.sources.run_directory import RunDirectory
     from leanify.training.curves import curves_of
@@ -146,7 +146,7 @@ def _recipe(what: str, recipe: Recipe) -> Page:
     shape, params = _shape(what)
     lines = [f"{what} · recipe", f"model  {recipe.model.source} · {shape} · {params}", *_about(recipe)]
     rows = [{"key": key, "value": value} for key, value in leaves(recipe.to_dict())]
-    after = [f"all of it:  leanify recipes {what}", f"train it:   leanify train {what}"]
+    after = [f"next:   leanify train {quote(what)}", f"        leanify recipes {quote(what)}"]
     return Page(lines, {"kind": "recipe", "architecture": shape, "recipe": recipe.to_dict()}, rows, after=after)
 
 
@@ -184,8 +184,9 @@ def _model(what: str) -> Page:
         for layer in block
     ]
     facts = {"kind": "model", "source": what, "origin": str(found.origin), "params": _count(model), "layers": rows}
-    lines = [f"{what} · {found.origin}", f"model  {shape} · {params}", f"weights  {where}"]
-    return Page(lines, {**facts, "weights": found.weights and str(found.weights)}, rows)
+    lines = [f"{what} · {found.origin}", f"model    {shape} · {params}", f"weights  {where}"]
+    weights = found.weights and str(found.weights)
+    return Page(lines, {**facts, "weights": weights}, rows, after=[f"next:   leanify profile {quote(what)}"])
 
 
 LAYER = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
@@ -223,13 +224,15 @@ def _print(page: Page) -> None:
     out = console()
     for line in page.lines:
         out.print(line, style="bold" if line is page.lines[0] else "", markup=False)
+    text = ""
     if page.curves is not None:
         from leanify.training.curves import SIDE_BY_SIDE, in_text
 
         above = sum(len(out.render_lines(line)) for line in page.lines)
         stacked = 2 if page.curves.quality and out.width < SIDE_BY_SIDE else 1
         rows = max(SMALLEST, (out.height - above - len(page.after) - AROUND) // stacked)
-        if text := in_text(page.curves, out.width, min(ROWS_OF_A_PLOT, rows)):
-            out.print(f"\n{text}\n", soft_wrap=True)
+        text = in_text(page.curves, out.width, min(ROWS_OF_A_PLOT, rows))
+    if text or page.after:
+        out.print(f"\n{text}\n" if text else "", soft_wrap=True)
     for line in page.after:
         out.print(line, markup=False, soft_wrap=True)

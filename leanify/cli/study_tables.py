@@ -13,7 +13,7 @@ from rich.text import Text
 from leanify.cli.tables import table
 from leanify.spectra.report import known
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import PERCENT, binary, digits, millions, seconds
+from leanify.units import binary, digits, heading, millions, seconds
 
 if TYPE_CHECKING:
     from leanify.study import Study
@@ -27,8 +27,7 @@ def render_study(study: Study, page: Path | None) -> None:
     out = console()
     out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
     out.print()
-    quality = f"{study.metric or 'quality'}{' %' if study.metric in PERCENT else ''}"
-    shown = table(("", "depth", "heads × dim", "mlp", "params", quality, "seeds", "κ"), [])
+    shown = table(("", "depth", "heads × dim", "mlp", "params", heading(study.metric or "quality"), "seeds", "κ"), [])
     for result in study.results:
         shown.add_row(*_design_row(result))
     out.print(shown)

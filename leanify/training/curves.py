@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from leanify.spectra.plots import COLOURS, figure_of
+from leanify.units import heading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +49,7 @@ def in_text(curves: Curves, width: int, height: int) -> str:
     single = len(curves.train) == 1
     plots = (
         (f"loss  {DOT if single else '⡠'} training  o validation", [curves.train, curves.validation]),
-        (f"validation {curves.metric}", [curves.quality]),
+        (f"validation {heading(curves.metric)}", [curves.quality]),
     )
     shown = [(title, some) for title, some in plots if any(some)]
     beside = len(shown) > 1 and width >= SIDE_BY_SIDE
@@ -99,7 +100,7 @@ def figure(curves: Curves, title: str) -> Figure:
     axes[0].legend(fontsize=9) if curves.train or curves.validation else None
     if curves.quality:
         axes[1].plot(*zip(*curves.quality, strict=True), color=COLOURS[1], marker="o", markersize=4)
-        axes[1].set(xlabel="step", ylabel=curves.metric, title=f"validation {curves.metric}")
+        axes[1].set(xlabel="step", ylabel=heading(curves.metric), title=f"validation {curves.metric}")
     for panel in axes:
         panel.locator_params(axis="x", integer=True)
     return drawn
