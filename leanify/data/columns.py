@@ -15,7 +15,7 @@ from leanify.sources.files import few
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 CONLL = (".conll", ".iob", ".iob2", ".bio")  # a token and its tag a line (`conll`)
-IMAGES = (".png", ".jpg", ".jpeg")  # formats that timm reads from folders
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")  # that Pillow reads
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
     ("text",), ("sentence",), ("review",), ("content",), ("question",), ("title",), ("body",), ("comment",),

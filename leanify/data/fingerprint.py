@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from leanify.data import hub
-from leanify.data.columns import CONLL
+from leanify.data.columns import CONLL, IMAGES
 from leanify.data.samples import Splits
 from leanify.errors import DataError
 from leanify.sources.files import check_links
@@ -89,8 +89,6 @@ def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 def _files(root: Path) -> Iterator[tuple[str, int]]:
     """Yield (relative name, size in bytes) of every data file under a folder, sorted; runs in it are skipped."""
-    from timm.data.readers.img_extensions import get_img_extensions
-
     suffixes = {
         ".txt",
         ".csv",
@@ -101,7 +99,7 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
         ".npz",
         ".tar",
         *CONLL,
-        *get_img_extensions(as_set=True),
+        *IMAGES,
     }
     check_links(root, DataError)
     for folder, below, names in os.walk(root, followlinks=True):

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from leanify.data import columns, guessing
 from leanify.data.faults import Faults
+from leanify.data.image_files import folder_of_split, images_below, splits_among
 from leanify.data.tables import rows_of_table
 from leanify.errors import DataError
-from leanify.sources.files import folders_below, read_json
+from leanify.sources.files import few, read_json
 from leanify.upstream.wall import wall
 
 Kind = Literal["images", "sentences", "text"]
@@ -97,9 +98,9 @@ def look(path: str | Path, named: Named = GUESSED) -> Found | None:
 def _folder(place: Path, named: Named) -> Found | None:
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _on_disk(place)
-    train = next((place / name for name in TRAINING if (place / name).is_dir()), place)
+    train = folder_of_split(place, "train") or place
     counts = {folder.name: number for folder in _folders(train) if (number := _images(folder))}
-    if len(counts) > 1:
+    if len(counts) > 1 and not splits_among(list(counts)):
         return _of_classes(place, train, counts)
     from leanify.data import tar_shards  # imports numpy
 
@@ -143,7 +144,10 @@ def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
     names = sorted(counts)
     shown = f"{', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
     description = f"{sum(counts.values()):,} images of {len(names):,} classes ({shown}) in {train}"
-    other = next((place / name for name in columns.SPLITS["validation"][:4] if (place / name).is_dir()), None)
+    if inside := _same_folders([train / name for name in names]):
+        description += f"; each of these folders has the folders {few(inside)}: if those are the classes, name one of "
+        description += "the outer ones"
+    other = folder_of_split(place, "validation")
     validated = other is not None and train != place
     if validated and other is not None:
         description += f", {sum(_images(folder) for folder in _folders(other)):,} in {other}"
@@ -155,9 +159,15 @@ def _folders(place: Path) -> Iterator[Path]:
 
 
 def _images(folder: Path) -> int:
-    """The images below a folder, however deep: os.walk would recurse (Python 3.11)."""
-    places = folders_below(folder)
-    return sum(entry.name.lower().endswith(columns.IMAGES) for place in places for entry in os.scandir(place))
+    return sum(1 for _ in images_below(folder))
+
+
+def _same_folders(classes: Sequence[Path]) -> list[str]:
+    """The folders in every class, where all have the same two or more and no image beside them; else []."""
+    inside = [sorted(folder.name for folder in _folders(place)) for place in classes]
+    alike = len(inside[0]) > 1 and all(names == inside[0] for names in inside)
+    flat = any(path.name.lower().endswith(columns.IMAGES) for place in classes for path in place.iterdir())
+    return inside[0] if alike and not flat else []
 
 
 def _has_validation(place: Path, suffix: str) -> bool:

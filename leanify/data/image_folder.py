@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from leanify.data import hub, image_tables
 from leanify.data.common import folder_of, held_out, subset
+from leanify.data.image_files import ImageFiles, folder_of_split, images_below, names_of
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
 from leanify.sources.files import check_links
@@ -25,7 +26,6 @@ from leanify.upstream.libraries import first_line
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
 HUB_KINDS = {"Image": "images", "ClassLabel": "classes"}  # as datasets calls a column's type
-SYNONYMS = (("train", "training"), ("validation", "val", "valid", "eval", "evaluation"))
 
 
 class Scale:
@@ -83,7 +83,9 @@ def decoded(file: Any, mode: str, name: Any) -> Any:
 
     try:
         with Image.open(file) as image:
-            return image.convert(mode)
+            return eight_bits(image, name).convert(mode)
+    except DataError:
+        raise
     except Exception as error:  # Pillow's decoders raise many types for damaged files
         reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
         raise DataError(
@@ -92,11 +94,22 @@ def decoded(file: Any, mode: str, name: Any) -> Any:
         ) from error
 
 
-def suffixes() -> set[str]:
-    """The suffixes of image files that timm reads."""
-    from timm.data.readers.img_extensions import get_img_extensions
+def eight_bits(image: Any, name: Any) -> Any:
+    """An image of 16 bits a pixel with its highest 8; any other as it is. Raises DataError for an unknown range.
 
-    return set(get_img_extensions(as_set=True))
+    Pillow's convert makes white of every value above 255.
+    """
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise DataError(
+            f"the image {name} has pixels from {values.min():g} to {values.max():g}, of an unknown range: save it with "
+            "8 or 16 bits a channel, or skip such images with --set data.on_error=skip"
+        )
+    from PIL import Image
+
+    return Image.fromarray((values >> 8).astype(np.uint8))
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
@@ -129,21 +142,17 @@ def read(data: DataSection) -> tuple[list[Any], list[str], str]:
 
 
 def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
-    """timm readers for training, validation and test folders; with ``data.holdout`` the first two read the same folder.
+    """Readers for training, validation and test folders; with ``data.holdout`` the first two read the same folder.
 
     Raises DataError for a missing split or a class that training lacks.
     """
-    from timm.data import create_dataset
-
     if not folder.is_dir():
         raise DataError(
             f"{folder} is a file; classification needs a folder with one subfolder of images per class, or a table "
             "(.csv, .tsv, .jsonl, .parquet) of images and labels"
         )
-    if data.holdout and not any((folder / name).is_dir() for name in names_of(data.train)):
-        train = folder
-    else:
-        train = split_folder(folder, data.train)
+    whole = data.holdout and folder_of_split(folder, data.train) is None
+    train = folder if whole else split_folder(folder, data.train)
     classes = classes_in(train)
     places = [train, train if data.holdout else split_folder(folder, data.validation)]
     places += [split_folder(folder, data.test)] if data.test is not None else []
@@ -153,7 +162,7 @@ def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], st
     labels = {name: index for index, name in enumerate(classes)}
     for place in dict.fromkeys(places):
         check_links(place, DataError)
-    readers = [create_dataset("", root=str(place), search_split=False, class_map=labels).reader for place in places]
+    readers = [ImageFiles(place, labels) for place in places]
     return readers, classes, str(folder)
 
 
@@ -178,16 +187,12 @@ def on_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
     return readers, list(features[label].names), f"{data.name} of the hub"
 
 
-def names_of(split: str) -> tuple[str, ...]:
-    return next((names for names in SYNONYMS if split in names), (split,))
-
-
 BESIDE = (".", "__MACOSX")  # folders that editors and archives leave beside the classes
 
 
 def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, by its name or a usual synonym. Raises DataError that lists what is there."""
-    found = next((folder / name for name in (split, *names_of(split)) if (folder / name).is_dir()), None)
+    found = folder_of_split(folder, split)
     if found is None:
         here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
         raise DataError(
@@ -201,12 +206,11 @@ def classes_in(folder: Path) -> list[str]:
     """The classes of a split in timm's numbering order. Raises DataError for an empty class or fewer than two."""
     from timm.utils.misc import natural_key
 
-    known = suffixes()
     found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
     if not found:
         raise DataError(f"{folder} has no class folders; images must be in FOLDER/CLASS/")
     for name, place in list(found.items()):
-        if any(path.suffix.lower() in known for path in place.rglob("*")):
+        if next(images_below(place), None) is not None:
             continue
         if not name.startswith(BESIDE):
             raise DataError(f"the class {name} in {folder} has no images")

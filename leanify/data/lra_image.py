@@ -12,7 +12,8 @@ import numpy as np
 from torch import nn
 
 from leanify.data.common import folder_of, length_of
-from leanify.data.image_folder import classes_in, names_of, opened
+from leanify.data.image_files import ImageFiles, names_of
+from leanify.data.image_folder import classes_in, opened
 from leanify.data.samples import Splits
 from leanify.data.sequences import Sequences, only_sequences, sequence_splits
 from leanify.errors import DataError
@@ -23,17 +24,15 @@ VOCABULARY = 256  # grey levels; nothing is padded
 
 def images(folder: Path, classes: list[str], side: int) -> Sequences:
     """Read images of side × side pixels as sequences of ids, with classes. Raises DataError that names a bad image."""
-    from timm.data import create_dataset
-
     from leanify.terminal import track
 
-    files = create_dataset("", root=str(folder), search_split=False, class_map={c: i for i, c in enumerate(classes)})
-    pixels = np.empty((len(files.reader), side * side), dtype=np.uint8)
+    files = ImageFiles(folder, {name: index for index, name in enumerate(classes)})
+    pixels = np.empty((len(files), side * side), dtype=np.uint8)
     labels = np.empty(len(pixels), dtype=np.int64)
     for index in track(range(len(pixels)), f"reading {folder.name}"):
-        grey, labels[index] = opened(files.reader, index, "L")
+        grey, labels[index] = opened(files, index, "L")
         if grey.size != (side, side):
-            name = files.reader.filename(index, absolute=True)
+            name = files.filename(index, absolute=True)
             raise DataError(
                 f"the image {name} has {grey.width} × {grey.height} pixels; data.length requires {side} × {side}"
             )

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from leanify.data import labelled_text, own_texts, tagged_text, vocabulary
+from leanify.data import columns, labelled_text, own_texts, tagged_text, vocabulary
 from leanify.data.columns import parts_of
 from leanify.data.common import length_of_text
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
-from leanify.data.image_folder import decoded, suffixes, transforms
+from leanify.data.image_files import images_below
+from leanify.data.image_folder import decoded, transforms
 from leanify.data.splits import NAMED
 from leanify.data.tables import rows_of_table
 from leanify.errors import DataError, RecipeError
@@ -125,10 +126,9 @@ def _images(
 
 def _image_files(path: Path) -> list[Path]:
     if path.is_dir():
-        known = suffixes()
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
+        found = sorted(images_below(path))
         if not found:
-            raise DataError(f"{path} has no image ({', '.join(sorted(known)[:5])}, …)")
+            raise DataError(f"{path} has no image ({', '.join(columns.IMAGES[:5])}, …)")
         return found
     if not path.is_file():
         raise DataError(f"{path} does not exist: this run takes images, or folders of them")
