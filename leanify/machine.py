@@ -66,16 +66,19 @@ def _quota(group: Path) -> float | None:
 def available(device: torch.device) -> int | None:
     """Bytes that this process may still allocate on a device; None if the system does not report it.
 
-    On a CPU: the minimum over the machine and the containers, divided by the number of processes that a launcher
-    started here.
+    On a CPU: `free_memory`, divided by the number of processes that a launcher started here.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if device.type != "cpu":
-        return None
+    left = free_memory() if device.type == "cpu" else None
+    return None if left is None else left // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def free_memory() -> int | None:
+    """Bytes of host memory that are left to all processes here: the minimum over the machine and the containers."""
     known = [left for left in (memory("MemAvailable"), *_contained()) if left is not None]
-    return min(known) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if known else None
+    return min(known) if known else None
 
 
 def _contained() -> list[int]:

@@ -82,6 +82,8 @@ def profile(
     ]
     rows = [facts.to_json() for facts in profiles]
     show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles))
+    if "--max-latency" in limits and (unknown := [facts for facts in profiles if facts.latency_s is None]):
+        raise LeanifyError(f"--max-latency {max_latency}: of {unknown[0].source}, {unknown[0].not_measured}")
     if over := list(_exceeded(profiles, limits)):
         for line in over:
             say(f"leanify: {line}")

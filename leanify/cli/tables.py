@@ -76,7 +76,10 @@ def render_profiles(profiles: Sequence[Profile]) -> None:
     out.print(f"device: {first.device} · {first.dtype} · training and throughput at batch {first.batch_size}")
     for profile in profiles:
         name = f"{profile.source}: " if len(profiles) > 1 else ""
-        out.print(f"{name}MACs: {profile.cross_check}; neither counts {', '.join(profile.uncounted) or 'nothing else'}")
+        left = f"; neither counts {', '.join(profile.uncounted)}" if profile.uncounted else ""
+        out.print(f"{name}MACs: {profile.cross_check}{left}")
+        if profile.not_measured:
+            out.print(f"{name}{profile.not_measured}")
 
 
 def _ratio(value: Any, first: Any) -> str:

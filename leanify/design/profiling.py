@@ -66,6 +66,7 @@ class Profile:
     """One model's costs. ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
 
     ``attention_kernels``: how often a forward pass called each kernel of attention by name, None if unmeasured.
+    ``not_measured``: what did not fit into the memory, so that it was not tried.
     """
 
     source: str
@@ -85,6 +86,7 @@ class Profile:
     throughput_per_s: float | None
     memory: Memory
     attention_kernels: dict[str, int] | None = None
+    not_measured: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,7 +123,9 @@ def profile(
     predicted = _predicted(model, batch_size, tokens, place)
     latency = throughput = kernels = None
     memory = Memory(predicted)
-    if measure:
+    free = machine.available(place) if measure else None
+    runs, trains = (free is None or (size or 0) <= free for size in (weights_bytes(model), predicted))
+    if measure and runs:
         before = machine.settled_resident_set()
         with wall(f"{source} does not run here in {dtype}, {batch_size} samples at a time", LeanifyError):
             real = fresh(model, place)
@@ -129,7 +133,7 @@ def profile(
             kernels = kernels_of(real, one)
             latency = seconds(real, one, repeats)
             throughput = batch_size / seconds(real, many, max(3, repeats // 3))
-            memory = measured_memory(real, many, predicted, before)
+            memory = measured_memory(real, many, predicted, before, trains)
     return Profile(
         source=name,
         architecture=str(surgery.read(model)),
@@ -143,12 +147,17 @@ def profile(
         weights_bytes=weights_bytes(model),
         batch_size=batch_size,
         dtype=dtype,
-        device=machine.device_name(place) if measure else "not measured",
+        device=machine.device_name(place) if measure and runs else "not measured",
         latency_s=latency,
         throughput_per_s=throughput,
         memory=memory,
         attention_kernels=kernels,
+        not_measured=None if runs and trains else _too_large("training" if runs else "the model", place, free),
     )
+
+
+def _too_large(what: str, place: torch.device, free: int | None) -> str:
+    return f"{what} was not measured: it takes more than the {(free or 0) / 1e9:.1f} GB that are free on {place}"
 
 
 def _predicted(model: nn.Module, batch: int, tokens: int | None, place: torch.device) -> int | None:
@@ -287,13 +296,15 @@ def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
         optimiser.zero_grad()
 
 
-def measured_memory(model: nn.Module, inputs: dict[str, Tensor], predicted: int | None, before: int = 0) -> Memory:
-    """Peaks of a forward pass and of a training step; on a CPU those of the process, less ``before``."""
+def measured_memory(
+    model: nn.Module, inputs: dict[str, Tensor], predicted: int | None, before: int = 0, trains: bool = True
+) -> Memory:
+    """Peaks of a forward pass, and of a training step if it ``trains``; on a CPU the process's, less ``before``."""
     device = next(iter(inputs.values())).device
     with torch.no_grad(), _peak(device, before) as forward:
         counting.call(model, inputs)
     train: dict[str, int] = {}
-    if predicted is not None:
+    if predicted is not None and trains:
         model.train()
         with _peak(device, before) as train:
             training_steps(model, inputs)

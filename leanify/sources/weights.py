@@ -18,6 +18,7 @@ from leanify.sources.files import read_json
 from leanify.sources.overrides import full_config, quantised_by
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, check_sum, few, load_into, read_tensors
+from leanify.upstream import room
 from leanify.upstream.build import build_model, build_shell
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, set_origin
@@ -69,6 +70,8 @@ def load(found: ModelSource) -> nn.Module:
     """Return the found model in eval mode, with its weights or else initialised by upstream. Raises SourceError."""
     if found.weights is None:
         return fresh(found)
+    if isinstance(found.weights, Path):
+        room.check(found.weights, _size(found.weights))
     if isinstance(found.weights, Path) and (found.weights / adapters.CONFIG).is_file():
         return _adapted(found)
     if found.origin.library == "hf" and found.architecture is None:
@@ -141,6 +144,15 @@ def _others(directory: Path) -> list[Path]:
         for p in directory.iterdir()
         if p.suffix in CHECKPOINTS and p.is_file() and not p.name.startswith(LITTER) and p.name not in UPSTREAM
     )
+
+
+def _size(where: Path) -> int:
+    """Bytes of the tensors that loading a file or directory brings into memory at least, without opening a file."""
+    if where.is_file():
+        return where.stat().st_size if where.suffix == ".safetensors" else 0
+    shards = where.glob("model-*.safetensors") if (where / "model.safetensors.index.json").is_file() else ()
+    whole = where / "model.safetensors"
+    return sum(file.stat().st_size for file in ([whole] if whole.is_file() else shards))
 
 
 def file_in(directory: Path) -> Path:

@@ -228,14 +228,20 @@ def threads_for(jobs: int) -> int:
 
 def check_jobs(plan: StudyPlan, jobs: int) -> None:
     """Raise RecipeError, naming the number that fits, if ``jobs`` runs need more memory than is available."""
-    available = machine.memory("MemAvailable")
+    available = machine.free_memory()
     if available is None:
         return
-    each = PROCESS_BYTES + max(needed(plan, design.name) for design in plan.designs)
+    each, design = max((PROCESS_BYTES + needed(plan, design.name), design.name) for design in plan.designs)
+    if each > available:
+        raise RecipeError(
+            f"a run of {design} needs about {binary(each)} of memory, but only {binary(available)} are available; it "
+            "needs less with --set run.accumulate=N, the same batch in more passes, with --set "
+            "run.gradient_checkpointing=true, or of a smaller model"
+        )
     if jobs * each > available:
         raise RecipeError(
             f"--jobs {jobs} needs about {binary(jobs * each)} of memory, {binary(each)} per run, but only "
-            f"{binary(available)} are available: --jobs {max(1, available // each)} fits"
+            f"{binary(available)} are available: --jobs {available // each} fits"
         )
 
 

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from leanify import models
 from leanify.errors import ShapeError, SourceError
-from leanify.upstream import diffusion
+from leanify.upstream import diffusion, room
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
@@ -35,8 +35,15 @@ MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modu
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     """Build and initialise a model with upstream's constructor, and stamp it with its origin.
 
-    ``device="meta"`` needs no memory. Raises SourceError, and ShapeError for a model with too many parts.
+    ``device="meta"`` needs no memory. Raises SourceError, also for a model larger than the memory, and ShapeError for
+    one with too many parts.
     """
+    if device == "meta":
+        return _built(origin, device)
+    return room.built(origin, lambda: _built(origin, device), lambda: _built(origin, "meta"))
+
+
+def _built(origin: Origin, device: str) -> nn.Module:
     with torch.device(device), NothingToDraw(device), _bounded(origin):
         model = _BUILDERS[origin.library](origin)
     model.eval()
@@ -178,7 +185,7 @@ def build_shell(origin: Origin) -> nn.Module:
     """
     try:
         with parameters_on_meta():
-            model = build_model(origin)
+            model = _built(origin, "cpu")
     except SourceError:
         return build_model(origin)
     return build_model(origin) if any(buffer.is_meta for buffer in model.buffers()) else model

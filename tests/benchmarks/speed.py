@@ -85,7 +85,7 @@ def redesigns(pairs: int = 2) -> Iterator[Figure]:
         yield Figure("`redesign vit_base`, the package's prices / timm builds it", 0.15, first)
 
 
-def large(runs: int = 1) -> Iterator[Figure]:
+def large(runs: int = 3) -> Iterator[Figure]:
     for name in LARGE:
         asked = (LEANIFY, "redesign", name, "--target-params", "0.7")
         yield Figure(f"`redesign {name} --target-params 0.7`", 8, [cpu(*asked) for _ in range(runs)], " s")

@@ -1,0 +1,111 @@
+"""A model that is larger than the memory is refused in words, by every command that would build it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import leanify
+from leanify import machine
+from leanify.errors import SourceError
+from leanify.upstream import room
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import Origin
+
+HUGE = "hf/mixtral"  # 46.6 billion parameters, 186 GB
+FREE = machine.free_memory() or 0
+small_machine = pytest.mark.skipif(not 0 < FREE < 150e9, reason="the model may fit into the memory of this machine")
+
+
+def run(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "leanify", *words], cwd=at, capture_output=True, text=True, check=False
+    )
+
+
+TEXTS = "--set data.path=texts.txt --set data.tokenizer= --set data.length=16"
+COMMANDS = {
+    "train": f"train {HUGE} {TEXTS} -o run",
+    "condition": f"condition {HUGE}",
+    "profile": f"profile {HUGE} --max-latency 3ms",
+    "compare": f"compare {HUGE} {TEXTS} -o study",
+}
+
+
+@small_machine
+@pytest.mark.parametrize(
+    "command", ["train", *(pytest.param(name, marks=pytest.mark.long) for name in ("condition", "profile", "compare"))]
+)
+def test_a_model_larger_than_the_memory_is_one_message(command: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    found = run(*COMMANDS[command].split(), at=tmp_path)
+    assert found.returncode == 2, found.stderr
+    assert "Traceback" not in found.stderr
+    assert "free" in found.stderr or "available" in found.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert peak < FREE / room.SHARE + (2 << 30)
+
+
+@small_machine
+def test_a_profile_counts_what_it_cannot_measure(tmp_path: Path) -> None:
+    found = run("profile", HUGE, "--json", at=tmp_path)
+    assert found.returncode == 0, found.stderr
+    (facts,) = json.loads(found.stdout)["models"]
+    assert facts["params"] > 46e9
+    assert facts["latency_s"] is None
+    assert "the model was not measured" in facts["not_measured"]
+
+
+def test_training_that_does_not_fit_is_not_measured_and_the_rest_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = leanify.profile("test_vit", batch_size=2, repeats=1)
+    assert facts.not_measured is None
+    assert facts.memory.train_peak_bytes is not None
+    monkeypatch.setattr(machine, "available", lambda device: facts.weights_bytes + 1)
+    facts = leanify.profile("test_vit", batch_size=2, repeats=1)
+    assert facts.latency_s is not None
+    assert facts.memory.train_peak_bytes is None
+    assert str(facts.not_measured).startswith("training was not measured")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        Origin("timm", "test_vit"),
+        Origin("timm", "swin_s3_tiny_224", {"depths": (1, 1, 1, 1)}),
+        Origin("hf", "bert", {"num_hidden_layers": 1, "vocab_size": 99}, "BertModel"),
+        Origin("hf", "mixtral", {"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 99}, "MixtralForCausalLM"),
+    ],
+    ids=str,
+)
+def test_weighing_does_not_change_what_a_seed_gives(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    plain, after = build_model(origin).state_dict(), torch.rand(1)
+    monkeypatch.setattr(room, "SHARE", (machine.free_memory() or 0) // 50_000)  # weighed after some layers were drawn
+    torch.manual_seed(5)
+    weighed = build_model(origin).state_dict()
+    assert torch.equal(after, torch.rand(1))
+    assert plain.keys() == weighed.keys()
+    assert all(torch.equal(plain[name], weighed[name]) for name in plain)
+
+
+@pytest.mark.skipif(not 0 < FREE < 4e12, reason="no file is larger than this machine's memory")
+@pytest.mark.parametrize("whole", [True, False])
+def test_weights_larger_than_the_memory_are_not_opened(whole: bool, tmp_path: Path) -> None:
+    leanify.save(leanify.load("hf/bert", overrides={"num_hidden_layers": 1, "vocab_size": 99}), tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    if not whole:
+        name = "model-00001-of-00001.safetensors"
+        index = {"weight_map": {"embeddings.word_embeddings.weight": name}}
+        (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+        file = file.rename(file.with_name(name))
+    with file.open("r+b") as stream:  # a file with a hole takes no room
+        stream.truncate(FREE * 2)
+    with pytest.raises(SourceError, match=r"the weights of .*model take .* GB, .* GB of memory are free"):
+        leanify.load(tmp_path / "model")
