@@ -23,6 +23,7 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 88  # longer ones have a parameter a line
 copybutton_prompt_text = "$ "
 nitpicky = False
+smartquotes_action = "q"  # two hyphens are an option's
 suppress_warnings = ["misc.highlighting_failure"]
 narrow = {"code-font-size": "72%"}  # so that 100 columns of a terminal nearly fit
 html_theme_options = {"light_css_variables": narrow, "dark_css_variables": narrow, "footer_icons": []}

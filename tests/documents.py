@@ -9,7 +9,7 @@ changes that:
 
     <!-- not run: WHY -->      it is left out
     <!-- output varies -->     what it prints is kept, and not compared
-    <!-- exit N -->            the exit code that its last command has
+    <!-- exit N -->            the exit code that its last command has; what it says on stderr is shown, too
     <!-- run before … -->      commands that a reader does not need: they make sample data
     <!-- shorter: WORDS -->   what its first leanify command has, too, where it is only checked; its output varies then
 
@@ -102,7 +102,7 @@ def plain(output: str) -> str:
 
 
 def shell(command: str, folder: Path, exit_code: int = 0) -> str:
-    """What a command prints. Raises Failed where it ends otherwise than the page says."""
+    """What a command prints, and where it is to fail what it says of it. Raises Failed where it ends otherwise."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -119,7 +119,7 @@ def shell(command: str, folder: Path, exit_code: int = 0) -> str:
         raise Failed(
             f"$ {command}\nexit {done.returncode}, expected {exit_code}\n{done.stdout[-800:]}{done.stderr[-1500:]}"
         )
-    return done.stdout
+    return done.stdout + (done.stderr if exit_code else "")
 
 
 def run(block: Block, folder: Path) -> str:
