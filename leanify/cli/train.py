@@ -104,13 +104,20 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
 
 
 def say_what_was_found(path: str) -> None:
-    """Raise SourceError with commands to type, if a path contains data instead of a model."""
+    """Raise SourceError with commands to type, if a path contains data instead of a model, or neither."""
     from leanify.data import found as data
+    from leanify.data import unrecognised
     from leanify.errors import SourceError
 
     found = data.look(path)
     if found is None:
-        return
+        if _has_models(Path(path)):
+            return  # what loads models names them
+        raise SourceError(unrecognised.why(path))
+    if found.classes == 1 and found.task != "multi-label-classification":
+        raise SourceError(
+            f"{path} is data, but of one class: {found.description}. Two or more are needed to tell apart"
+        )
     place = quote(path)
     rest = "" if found.validated or found.kind == "text" else " (no validation split: a share will be held out)"
     raise SourceError(
@@ -118,6 +125,14 @@ def say_what_was_found(path: str) -> None:
         f"  leanify train {data.MODELS[found.kind]} --set data.path={place}\n"
         f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
     )
+
+
+def _has_models(place: Path) -> bool:
+    """Whether a path is a checkpoint or a configuration, or a folder with models or runs in it."""
+    if not place.is_dir():
+        return place.suffix in (".safetensors", ".pt", ".pth", ".bin", ".json", ".toml", ".ckpt")
+    inside = [*place.iterdir(), *place.glob("runs/*")]
+    return any((folder / name).is_file() for folder in inside for name in MODELS)
 
 
 def _trained(

@@ -31,6 +31,7 @@ SEPARATORS = "|;,"  # between several labels in one cell, in the order they are 
 WITHOUT_LABELS = ("masked-lm", "causal-lm", "sentence-embedding")  # tasks that read texts alone
 PICTURES = ("image", "path", "file", "filename", "file_name", "image_path", "filepath", "img")
 MEANT = {"text": "texts", "label": "labels", "image": "images"}
+SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.parquet")  # as `datasets` and the hub name them
 LONGEST = 1000  # digits of a label that is a number: Python reads no more than 4,300
 SPLITS = {  # file names of a split, in order of preference
     "train": ("train", "training"),
@@ -84,10 +85,43 @@ def lacking(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Seq
     )
 
 
+def file_of(folder: Path, split: str, suffixes: Sequence[str]) -> Path | None:
+    """A split's file under one of its usual names, or the first of its Parquet shards; None if there is none."""
+    stems = dict.fromkeys((split, *SPLITS.get(split, ())))
+    found = (file for stem in stems for suffix in suffixes for file in (folder / f"{stem}{suffix}",) if file.is_file())
+    if (file := next(found, None)) is not None or ".parquet" not in suffixes or not folder.is_dir():
+        return file
+    first = {
+        part[1]: path for path in sorted(folder.iterdir()) if (part := SHARD.fullmatch(path.name)) and not int(part[2])
+    }
+    return next((first[stem] for stem in stems if stem in first), None)
+
+
+def shards_of(file: Path) -> list[Path]:
+    """The Parquet files that one of them stands for, NAME-00000-of-00002.parquet, in order; else the file itself."""
+    first = SHARD.fullmatch(file.name)
+    if first is None or int(first[2]):
+        return [file]
+    parts = ((path, SHARD.fullmatch(path.name)) for path in sorted(file.parent.iterdir()))
+    return [path for path, part in parts if part and (part[1], part[3]) == (first[1], first[3])]
+
+
+def stem_of(file: Path) -> str:
+    """A file's name without its suffix and without the number of a shard: ``test`` of test-00000-of-00001.parquet."""
+    part = SHARD.fullmatch(file.name)
+    return part[1] if part else file.stem
+
+
+def said(file: Path) -> str:
+    """A table's path, and how many shards it stands for."""
+    many = len(shards_of(file))
+    return f"{file} (of {many} shards)" if many > 1 else str(file)
+
+
 def alone(folder: Path, suffixes: Sequence[str]) -> Path | None:
     """The one file of a folder that ends so, whatever its name: what there is to train on; None if there are more."""
     found = [file for suffix in suffixes for file in folder.glob(f"*{suffix}") if file.is_file()]
-    one = len(found) == 1 and found[0].stem not in SPLITS["validation"]
+    one = len(found) == 1 and stem_of(found[0]) not in SPLITS["validation"]
     return found[0] if one else None
 
 

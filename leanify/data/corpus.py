@@ -136,10 +136,8 @@ def _text_in(path: Path, split: str) -> Path | None:
     """A split's file under one of its usual names, or None. The only text of a folder is the one to train on, and
     several are one text, unless a name says what one of them is for.
     """
-    stems = dict.fromkeys((split, *columns.SPLITS.get(split, ())))
     suffixes = (".txt", *columns.TABLES)
-    files = (path / f"{stem}{suffix}" for stem in stems for suffix in suffixes)
-    file = next((file for file in files if file.is_file()), None)
+    file = columns.file_of(path, split, suffixes)
     if file is not None or split != "train":
         return file
     texts = {file.stem for file in path.glob("*.txt")}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from leanify.data import columns, guessing
 from leanify.data.faults import Faults
 from leanify.data.image_files import folder_of_split, images_below, splits_among
-from leanify.data.tables import rows_of_table
+from leanify.data.tables import Row, rows_of_table
 from leanify.errors import DataError
 from leanify.sources.files import few, read_json
 from leanify.upstream.wall import wall
@@ -21,7 +21,6 @@ from leanify.upstream.wall import wall
 Kind = Literal["images", "sentences", "text"]
 MODELS: Mapping[Kind, str] = {"images": "vit_tiny", "sentences": "bert", "text": "gpt2"}  # suggested for full training
 SOME = 1000  # rows of a table that are read
-TRAINING = ("train", "training")
 SHOWN = 6  # classes listed by name
 
 
@@ -35,7 +34,7 @@ class Found:
     task       the task for labelled sentences
     classes    number of classes, if known
     samples    number of training samples, if known
-    columns    the text columns and the label column, if they were guessed by their cells
+    columns    the text columns, or the image column, and the label column, if they were guessed by their cells
     """
 
     kind: Kind
@@ -52,6 +51,8 @@ class Found:
         if self.columns is None:
             return []
         texts, label = self.columns
+        if self.kind == "images":
+            return [f"data.image={json.dumps(texts[0])}", f"data.label={json.dumps(label)}"]
         return [f"data.text={json.dumps(texts)}", f"data.label={json.dumps(label)}"]
 
     @property
@@ -62,11 +63,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Named:
-    """What the user specified about labelled texts: text columns, label column, task; the rest is guessed."""
+    """What the user specified about a table: text or image columns, label column, task; the rest is guessed."""
 
     texts: tuple[str, ...] = ()
     label: str | None = None
     task: str | None = None
+    image: str | None = None
 
     def texts_in(self, names: Sequence[str]) -> tuple[str, ...]:
         return self.texts if self.texts and set(self.texts) <= set(names) else columns.texts_in(names)
@@ -75,6 +77,14 @@ class Named:
         if self.label is not None and (self.label in names or guessing.flags_of(self.label, names)):
             return self.label
         return columns.one_of(columns.LABELS, names)
+
+    def picture_in(self, row: Row) -> str | None:
+        """The column of images: the one asked for, else one of a usual name, else the only one with such cells."""
+        asked = self.image if self.image in row else columns.one_of(columns.PICTURES, list(row))
+        if asked is not None and (_is_picture(row[asked]) or self.image == asked):
+            return asked
+        fits = [name for name in row if isinstance(name, str) and _is_picture(row[name])]
+        return fits[0] if len(fits) == 1 else None
 
     def tagged_in(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
         tokens = self.texts[:1] or columns.TOKENS
@@ -89,7 +99,7 @@ def look(path: str | Path, named: Named = GUESSED) -> Found | None:
     place = Path(path).expanduser()
     try:
         if place.is_file():
-            return _file(place, False, named)
+            return _file(place, None, named)
         return _folder(place, named) if place.is_dir() else None
     except (OSError, DataError):
         return None
@@ -107,15 +117,13 @@ def _folder(place: Path, named: Named) -> Found | None:
     if shards := tar_shards.of(place, "train"):
         text = f"{len(shards)} tar shard{'s' * (len(shards) != 1)} of images in {place}"
         return Found("images", text, bool(tar_shards.of(place, "validation")))
-    for stem in TRAINING:
-        for suffix in (*columns.TABLES, *columns.CONLL, ".txt"):
-            if (file := place / f"{stem}{suffix}").is_file():
-                return _file(file, _has_validation(place, suffix), named)
-    if (table := columns.alone(place, (*columns.TABLES, *columns.CONLL))) is not None:
-        return _file(table, False, named)
+    tables = (*columns.TABLES, *columns.CONLL)
+    if (file := columns.file_of(place, "train", (*tables, ".txt")) or columns.alone(place, tables)) is not None:
+        kinds = tables if file.suffix in tables else (".txt", *columns.TABLES)
+        return _file(file, columns.file_of(place, "validation", kinds), named)
     texts = sorted(place.glob("*.txt"))
     if len(texts) == 1:
-        return _file(texts[0], False, named)
+        return _file(texts[0], None, named)
     return Found("text", f"{len(texts)} text files in {place}", False) if texts else None
 
 
@@ -170,70 +178,96 @@ def _same_folders(classes: Sequence[Path]) -> list[str]:
     return inside[0] if alike and not flat else []
 
 
-def _has_validation(place: Path, suffix: str) -> bool:
-    return any((place / f"{stem}{suffix}").is_file() for stem in columns.SPLITS["validation"])
-
-
-def _file(file: Path, validated: bool, named: Named) -> Found | None:
+def _file(file: Path, validation: Path | None, named: Named) -> Found | None:
+    """What a file has, which may be validated on another one."""
     if file.suffix in (".txt", ".text"):
-        return Found("text", f"text in {file} ({file.stat().st_size:,} bytes)", validated)
+        return Found("text", f"text in {file} ({file.stat().st_size:,} bytes)", validation is not None)
     if file.suffix not in (*columns.TABLES, *columns.CONLL):
         return None
-    rows = [row for _, row in islice(rows_of_table(file, Faults(skip=True)), SOME)]  # training names the others
+    faults = Faults(skip=True)
+    rows = [row for _, row in islice(rows_of_table(file, faults), SOME)]
+    found = _of_rows(file, rows, validation, named)
+    if found is None or not faults.names:
+        return found
+    more = f"; {_times(len(faults.names), 'row')} cannot be read, the first: {faults.names[0]}"
+    return replace(found, description=found.description + more)
+
+
+def _of_rows(file: Path, rows: Sequence[Row], validation: Path | None, named: Named) -> Found | None:
     names = list(rows[0]) if rows else []
     if rows and (tagged := named.tagged_in(rows[0])) is not None:
-        return _tagged(file, rows, *tagged, validated)
+        return _validated(_tagged(file, rows, *tagged), validation, tagged[1])
     texts, label = named.texts_in(names), named.label_in(names)
-    picture = columns.one_of(columns.PICTURES, names)
-    if picture is not None and label is not None and _is_picture(rows[0][picture]):
-        return _labelled(file, rows, "images", (picture,), label, validated)
+    if rows and (picture := named.picture_in(rows[0])) is not None:
+        answer = label or guessing.label_in(rows, (picture,))
+        if answer is not None:
+            found = _validated(_labelled(file, rows, "images", (picture,), answer), validation, answer)
+            named_so = (picture, answer) == (columns.one_of(columns.PICTURES, names), label)
+            return found if named_so else replace(found, columns=((picture,), answer))
     by_name = (texts, label)
     if rows and named.task not in columns.WITHOUT_LABELS:
         texts = texts or guessing.text_in(rows)
         if texts and (label is None or (label in texts and named.label is None)):
             label = guessing.label_in(rows, texts)
     if texts and label is not None:
-        found = _labelled(file, rows, "sentences", texts, label, validated)
+        found = _validated(_labelled(file, rows, "sentences", texts, label), validation, label)
         return found if by_name == (texts, label) else replace(found, columns=(texts, label))
     if not by_name[0]:
         return None
     rest = "; a label is learnt if its column is named, --set data.label=COLUMN" if len(names) > len(texts) else ""
-    return Found("text", f"texts in {file} (column {texts[0]}{rest})", validated)
+    return Found("text", f"texts in {file} (column {texts[0]}{rest})", validation is not None)
 
 
-def _labelled(
-    file: Path, rows: Sequence[Mapping[str, Any]], kind: Kind, of: tuple[str, ...], label: str, validated: bool
-) -> Found:
+def _validated(found: Found, validation: Path | None, label: str) -> Found:
+    """The same, validated on a table if that has the labels: one to be tested on often has none."""
+    if validation is None:
+        return found
+    first = next((row for _, row in rows_of_table(validation, Faults(skip=True))), {})
+    has = label in first or bool(guessing.flags_of(label, list(first)))
+    end = f", validated on {validation}" if has else f"; {validation} has no column {label} and is left out"
+    return replace(found, validated=has, description=found.description + end)
+
+
+def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str) -> Found:
     flags = guessing.flags_of(label, list(rows[0]))
     order = columns.class_names(file, label)
     cells = [guessing.raised(row, flags) if flags else columns.spelt(row.get(label), order) for row in rows]
     task: str | None = None if kind == "images" else "text-classification"
+    without = 0
     if task and columns.have_several(cells):
         task, separator = "multi-label-classification", columns.separator_of(cells)
         names = flags or sorted({name for cell in cells for name in columns.labels_of(cell, separator) or ()})
         what = f"any number of {_some(names, 'labels')}"
     else:
-        names = sorted({str(cell) for cell in cells})
+        without = sum(columns.label_of(cell) is None for cell in cells)
+        names = columns.in_order({name for cell in cells if (name := columns.label_of(cell)) is not None}, order)
         what = _some(names, "classes")
         if all(_is_number(name) for name in names) and any(float(name) % 1 for name in names):
             task, what = task and "text-regression", "a number"
     samples = "images" if kind == "images" else "rows of texts"
     name = "columns of 0 and 1" if flags else label
-    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what}) in {file}"
+    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what}) in {columns.said(file)}"
+    if without:
+        description += f"; {_times(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
     classes = None if what == "a number" else len(names)
-    return Found(kind, description, validated, task, classes, len(rows) if len(rows) < SOME else None)
+    return Found(kind, description, False, task, classes, len(rows) if len(rows) < SOME else None)
 
 
-def _tagged(file: Path, rows: Sequence[Mapping[str, Any]], tokens: str, tags: str, validated: bool) -> Found:
+def _tagged(file: Path, rows: Sequence[Row], tokens: str, tags: str) -> Found:
     order = columns.class_names(file, tags)
     names = sorted({name for row in rows for name in columns.parts_of(columns.spelt(row.get(tags), order)) or ()})
-    text = f"{_many(rows)} sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')}) in {file}"
+    tagged = f"sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')})"
+    text = f"{_many(rows)} {tagged} in {columns.said(file)}"
     samples = len(rows) if len(rows) < SOME else None
-    return Found("sentences", text, validated, "token-classification", len(names), samples)
+    return Found("sentences", text, False, "token-classification", len(names), samples)
 
 
 def _many(rows: Sequence[Any]) -> str:
     return f"{len(rows):,}" if len(rows) < SOME else f"{SOME:,} or more"
+
+
+def _times(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _some(names: Sequence[str], what: str) -> str:

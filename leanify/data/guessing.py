@@ -23,13 +23,14 @@ def text_in(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def label_in(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
-    """The column beside the texts, if it is the only one and has few values or fractions; else columns of 0 and 1.
+    """The column beside the texts, if it is the only one and has few values, lists of them, or fractions.
 
-    Several columns are joined by commas. None where nothing fits.
+    Else columns of 0 and 1, joined by commas. None where nothing fits.
     """
     cells = {name: [row.get(name) for row in rows] for name in _columns(rows) if name not in texts}
     if len(cells) == 1:
-        return next((name for name, column in cells.items() if _is_label(column) or _are_fractions(column)), None)
+        fits = (_is_label, _are_fractions, _are_several)
+        return next((name for name, column in cells.items() if any(fit(column) for fit in fits)), None)
     flags = bool(cells) and all("," not in name and _are_flags(column) for name, column in cells.items())
     return ",".join(cells) if flags else None
 
@@ -82,6 +83,13 @@ def _is_label(cells: Sequence[Any]) -> bool:
     if not all(isinstance(cell, (str, int)) and str(cell).strip() for cell in cells):
         return False
     return 2 <= len(set(cells)) <= len(cells) / EACH
+
+
+def _are_several(cells: Sequence[Any]) -> bool:
+    """Whether cells are lists of labels: a few strings or whole numbers, again and again."""
+    if not all(isinstance(cell, list) and all(isinstance(each, (str, int)) for each in cell) for cell in cells):
+        return False
+    return 2 <= len({each for cell in cells for each in cell}) <= len(cells) / EACH
 
 
 def _are_fractions(cells: Sequence[Any]) -> bool:

@@ -68,7 +68,7 @@ def lies_at(place: Path, split: str) -> bool:
     if tar_shards.of(place, split):
         return True
     table = find_table(place, split)
-    named = table is not None and table.stem in columns.SPLITS.get(split, (split,))
+    named = table is not None and columns.stem_of(table) in columns.SPLITS.get(split, (split,))
     return named or (table is not None and (place.is_file() or sum(entry.is_dir() for entry in place.iterdir()) < 2))
 
 

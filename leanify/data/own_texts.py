@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import nn
 
 from leanify.data import vocabulary
-from leanify.data.columns import CONLL, SPLITS, TABLES, alone
+from leanify.data.columns import CONLL, TABLES, alone, file_of, said
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
@@ -73,9 +73,7 @@ def find_table(path: Path, split: str) -> Path | None:
     """
     if path.is_file():
         return path if split == "train" and path.suffix in SUFFIXES else None
-    stems = SPLITS.get(split, (split,))
-    found = (path / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
-    file = next((file for file in found if file.is_file()), None)
+    file = file_of(path, split, SUFFIXES)
     return alone(path, SUFFIXES) if file is None and split == "train" else file
 
 
@@ -114,7 +112,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     return Splits(
         train,
         validation,
-        f"{table.file} ({about}), {len(train):,} samples to train and {len(validation):,} to validate",
+        f"{said(table.file)} ({about}), {len(train):,} samples to train and {len(validation):,} to validate",
         classes=len(names) or None,
         tokenizer=tokenizer,
         names=tuple(names),

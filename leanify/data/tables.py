@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.data import conll, delimited, guessing, hub
-from leanify.data.columns import CONLL
+from leanify.data.columns import CONLL, shards_of
 from leanify.data.faults import Faults
 from leanify.errors import DataError
 
@@ -27,7 +27,7 @@ def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = No
     such a table.
     """
     if path.suffix == ".parquet":
-        yield from numbered(hub.parquet(path, columns))
+        yield from numbered(row for shard in shards_of(path) for row in hub.parquet(shard, columns))
         return
     if path.suffix in CONLL:
         yield from conll.rows(path, faults)

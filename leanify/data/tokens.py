@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from leanify.data import cache, hub, tables, text
-from leanify.data.columns import TABLES
+from leanify.data.columns import TABLES, shards_of
 from leanify.data.faults import Faults
 from leanify.errors import DataError
 from leanify.sources.files import read_json
@@ -53,7 +53,7 @@ class Text:
 
     @staticmethod
     def _files(place: Path) -> list[Path]:
-        return sorted(place.glob("*.txt")) if place.is_dir() else [place]
+        return sorted(place.glob("*.txt")) if place.is_dir() else shards_of(place)
 
     def pieces(self) -> Iterator[str]:
         """Yield the text in order, in pieces of any size, with end marks between a table's texts. Raises DataError."""

@@ -85,11 +85,12 @@ def with_teacher(recipe: Recipe, teacher: str | None) -> Recipe:
 
 
 def named_in(settings: Sequence[str]) -> Named:
-    """What settings say of labelled texts: data.text, data.label and data.task."""
+    """What settings say of a table: data.text or data.image, data.label and data.task."""
     given = {key: recipes.value_of(text) for key, text in map(recipes.split_setting, settings) if text}
-    texts, label, task = (given.get(f"data.{key}") for key in ("text", "label", "task"))
+    texts, label, task, image = (given.get(f"data.{key}") for key in ("text", "label", "task", "image"))
     some = (texts,) if isinstance(texts, str) else texts if isinstance(texts, list) else ()
-    return Named(tuple(map(str, some)), None if label is None else str(label), None if task is None else str(task))
+    label, task, image = (None if value is None else str(value) for value in (label, task, image))
+    return Named(tuple(map(str, some)), label, task, image)
 
 
 def usual(source: str, path: str | None = None, taught: bool = False, named: Named = GUESSED) -> Recipe:
@@ -122,8 +123,8 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
         task = "masked-lm" if masked or found.origin.name == "crammed-bert" else "causal-lm"
         cls = masked or _class(found, "AutoModelForCausalLM")
     override: dict[str, Any] = {}
-    holdout = 0.0
-    if images and path is not None and (own := data_found.look(path)) is not None and own.kind == "images":
+    holdout, own = 0.0, None
+    if images and path is not None and (own := data_found.look(path, named)) is not None and own.kind == "images":
         holdout = 0.0 if own.validated else 0.1
         if found.weights is None and found.architecture is None:
             override = {"num_labels" if cls else "num_classes": own.classes}
@@ -138,6 +139,8 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
             tokenizer=tokenizer,
             mask=0.15 if task == "masked-lm" else 0.0,
             holdout=holdout,
+            image=own.columns[0][0] if own and own.columns else None,
+            label=own.columns[1] if own and own.columns else None,
         ),
         optim=OptimSection(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
         schedule=ScheduleSection(BATCH[task], epochs=10, warmup=0.5),
@@ -150,8 +153,9 @@ def _labelled(path: str, named: Named) -> tuple[str, bool, list[str]] | None:
     task = named.task if named.task in own_texts.TASKS else None if found is None else found.task
     if task is None:
         return None
-    validated = own_texts.find_table(Path(path).expanduser(), "validation") is not None
-    return task, validated, [] if found is None else found.settings
+    if found is None:
+        return task, own_texts.find_table(Path(path).expanduser(), "validation") is not None, []
+    return task, found.validated, found.settings
 
 
 def _embeds(found: Any) -> bool:

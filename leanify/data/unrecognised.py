@@ -1,0 +1,152 @@
+"""Say why nothing at a path was recognised as data, and what would be. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from leanify.data import columns, found
+from leanify.data.faults import Faults
+from leanify.data.image_files import images_below, splits_among
+from leanify.data.tables import rows_of_table
+from leanify.errors import DataError
+from leanify.sources.files import few
+
+LAYOUTS = (
+    "images in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts or of "
+    "images and one of labels; train.conll; text in .txt files"
+)
+PACKED = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+OTHERWISE = {  # suffix → how to make a file that is read
+    ".json": "write one object a line and call it .jsonl, as pandas does with to_json(…, orient='records', lines=True)",
+    ".xlsx": "save it as .csv",
+    ".xls": "save it as .csv",
+    ".ods": "save it as .csv",
+    ".arrow": "write it as .parquet, with to_parquet of the library datasets",
+    ".feather": "write it as .parquet, with to_parquet of pandas",
+    ".md": "call it .txt to train on it as plain text",
+}
+
+
+def why(path: str | Path) -> str:
+    """What is at a path that holds no data of a known kind, and what to do about it."""
+    place = Path(path).expanduser()
+    reason = _of_file(place) if place.is_file() else _of_folder(place)
+    return f"{path} has nothing that leanify can train on: {reason}"
+
+
+def _of_file(file: Path) -> str:
+    suffix = file.suffix.lower()
+    if suffix in PACKED:
+        return f"{file} is packed: unpack it, and name what was in it"
+    if suffix in OTHERWISE:
+        return f"{suffix} files are not read: {OTHERWISE[suffix]}"
+    if file.suffix in (*columns.TABLES, *columns.CONLL):
+        return _of_table(file, file)
+    return f"{file.suffix or file.name} files are not read. It looks for {LAYOUTS}"
+
+
+def _of_table(file: Path, place: Path) -> str:
+    """Why a table is not read; ``place`` is what the user named."""
+    faults = Faults(skip=True)
+    try:
+        rows = [row for _, row in islice(rows_of_table(file, faults), found.SOME)]
+    except DataError as error:
+        return str(error)
+    if not rows:
+        return (
+            f"no row of {file} can be read, the first: {faults.names[0]}. Tables are read as UTF-8"
+            if faults.names
+            else f"{file} has no rows"
+        )
+    texts, label, names = _texts_like(rows), _label_like(rows), few(list(map(str, rows[0])), 8)
+    line = f"leanify compare {quote(str(place))}"
+    named = f"--set data.label={quote(label or 'COLUMN')}"
+    if texts is not None:
+        what = "which columns are texts and labels" if label else "which column has the labels"
+        cells = quote(f"data.text={json.dumps([texts], ensure_ascii=False)}")
+        return f"{what} is not clear in {file}, which has {names}. Name them: {line} --set {cells} {named}"
+    if place.is_dir() and next(images_below(place), None) is not None:
+        return (
+            f"no column of {file}, which has {names}, names images: a cell is a path from the table on, with its "
+            f"suffix, as a/b.jpg; a column of any name then does: {line} --set data.image=COLUMN {named}"
+        )
+    return f"no column of {file} has texts of several words or names images; it has {names}"
+
+
+def _texts_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The column with the longest strings of several words."""
+    lengths = {
+        name: sum(len(cell) for row in rows if isinstance(cell := row.get(name), str) and " " in cell.strip())
+        for name in rows[0]
+    }
+    best = max(lengths, key=lambda name: lengths[name])
+    return best if lengths[best] else None
+
+
+def _label_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The column named as labels are, else the one with the fewest values, at least two."""
+    if (known := columns.one_of(columns.LABELS, list(rows[0]))) is not None:
+        return known
+    values = {name: len({str(row.get(name)) for row in rows}) for name in rows[0]}
+    few_values = {name: many for name, many in values.items() if 2 <= many <= len(rows) / 5}
+    return min(few_values, key=lambda name: few_values[name]) if few_values else None
+
+
+def _of_folder(place: Path) -> str:
+    entries = sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+    files = [entry for entry in entries if entry.is_file()]
+    folders = [entry for entry in entries if entry.is_dir()]
+    if not entries:
+        return f"it is empty. It looks for {LAYOUTS}"
+    if any(file.name in ("dataset_dict.json", "state.json") for file in files):
+        return (
+            "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
+            "to_parquet"
+        )
+    readable = [folder for folder in folders if found.look(folder) is not None]
+    tables = [file for file in files if file.suffix in (*columns.TABLES, *columns.CONLL)]
+    if (table := columns.file_of(place, "train", columns.TABLES) or next(iter(tables[:1]), None)) is not None:
+        others = f"; it has {len(tables):,} tables, of which none is called train" * (len(tables) > 1)
+        if len(tables) == 1 or columns.stem_of(table) in columns.SPLITS["train"]:
+            return _of_table(table, place)
+        return f"{others[2:]}: {few([file.name for file in tables])}. Name one of them"
+    inner = [*folders, *(inside for folder in folders for inside in folder.iterdir() if inside.is_dir())]
+    if len(texts := sorted({folder.name for folder in inner if any(folder.glob("*.txt"))})) > 1:
+        return (
+            f"texts in folders of their classes ({few(texts)}) are not read: write a table, train.csv, with the "
+            "columns text and label"
+        )
+    return _of_images(place, folders, readable) or _of_rest(files, folders, readable)
+
+
+def _of_images(place: Path, folders: Sequence[Path], readable: Sequence[Path]) -> str | None:
+    if readable:
+        return f"but {readable[0]} is data: name it" if len(readable) == 1 else None
+    inside = {folder.name: sum(1 for _ in images_below(folder)) for folder in folders}
+    pictures = [name for name in inside if inside[name]]
+    many = sum(1 for _ in images_below(place))
+    if len(pictures) > 1 and splits_among(pictures):
+        return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
+    if many and len(pictures) == 1 and many == inside[pictures[0]]:
+        return (
+            f"its {many:,} images are all in one folder, {pictures[0]}; with one folder per class it takes two or more"
+        )
+    if many:
+        return f"its {many:,} images are not in folders of their classes. It looks for {LAYOUTS}"
+    return None
+
+
+def _of_rest(files: Sequence[Path], folders: Sequence[Path], readable: Sequence[Path]) -> str:
+    packed = [file for file in files if file.suffix.lower() in PACKED]
+    other = [file for file in files if file.suffix.lower() in OTHERWISE]
+    if readable:
+        return f"its folders {few([folder.name for folder in readable])} are data, each for itself. Name one of them"
+    if packed or other:
+        return _of_file([*packed, *other][0])
+    here = few([entry.name for entry in (*files, *folders)], 5)
+    return f"found {here}. It looks for {LAYOUTS}"

@@ -1,0 +1,180 @@
+"""What nobody can train on is told why; and tables under the names that people give them are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import leanify
+from leanify.cli.train import say_what_was_found
+from leanify.data import image_folder, own_texts
+from leanify.data.faults import Faults
+from leanify.data.found import look
+from leanify.data.labelled_text import Labelled
+from leanify.sources.recipe import DataSection
+from leanify.training import defaults
+
+TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
+
+
+def csv(path: Path, header: str, row: Any, number: int = 40, encoding: str = "utf-8") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([header, *(row(i) for i in range(number))]) + "\n", encoding=encoding)
+    return path
+
+
+def labelled(path: Path, number: int = 40) -> Path:
+    return csv(path, "text,label", lambda i: f"{TEXTS[i]},{'xy'[i % 2]}", number)
+
+
+def pictures(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(folder / name)
+
+
+def texts_by_class(folder: Path) -> None:
+    for name in ("train/neg", "train/pos"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "0.txt").write_text("a text")
+
+
+def saved_texts(folder: Path) -> None:
+    (folder / "train").mkdir()
+    (folder / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (folder / "train" / "dataset_info.json").write_text('{"features": {"text": {"_type": "Value"}}}')
+
+
+CASES: dict[str, tuple[Any, str]] = {
+    "empty": (lambda place: None, "it is empty. It looks for images in DIR/CLASS/"),
+    "archive": (lambda place: (place / "a.tar.gz").touch(), "a.tar.gz is packed: unpack it"),
+    "json": (lambda place: (place / "train.json").write_text("[]"), "call it .jsonl"),
+    "no rows": (lambda place: csv(place / "train.csv", "text,label", str, 0), "train.csv has no rows"),
+    "UTF-16": (
+        lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x", encoding="utf-16"),
+        "save it as",
+    ),
+    "Latin-1": (
+        lambda place: csv(place / "train.csv", "text,label", lambda i: "café,x", encoding="latin-1"),
+        "line 2 is not UTF-8 text. Tables are read as UTF-8",
+    ),
+    "columns": (
+        lambda place: csv(place / "train.csv", "head,stars,story", lambda i: f"no {i},{i % 2},{TEXTS[i]}"),
+        """--set 'data.text=["story"]' --set data.label=stars""",
+    ),
+    "numbers": (lambda place: csv(place / "a.csv", "a,b", lambda i: f"{i / 3},{i % 2}"), "has texts of several words"),
+    "one folder": (lambda place: pictures(place, "a/0.png", "a/1.png"), "2 images are all in one folder, a"),
+    "splits": (lambda place: pictures(place, "val/a/0.png", "test/a/1.png"), "val, are named as splits"),
+    "tables": (lambda place: [labelled(place / f"{name}.csv") for name in "ab"], "a.csv, b.csv. Name one of them"),
+    "inside": (lambda place: labelled(place / "data" / "train.csv"), "data is data: name it"),
+    "texts by class": (texts_by_class, "texts in folders of their classes (neg, pos) are not read"),
+    "saved texts": (saved_texts, "write texts as train.parquet"),
+    "one class": (lambda place: csv(place / "train.csv", "text,label", lambda i: "a b,x"), "but of one class"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_recognised_is_told_why(tmp_path: Path, case: str) -> None:
+    make, words = CASES[case]
+    make(tmp_path)
+    with pytest.raises(leanify.SourceError) as caught:
+        say_what_was_found(str(tmp_path))
+    assert words in str(caught.value)
+    assert "leanify train" not in str(caught.value), "it is what was typed"
+
+
+def test_the_columns_proposed_do(tmp_path: Path) -> None:
+    CASES["columns"][0](tmp_path)
+    named = defaults.named_in(['data.text=["story"]', "data.label=stars"])
+    found = look(tmp_path, named)
+    assert found is not None
+    assert (found.task, found.classes) == ("text-classification", 2)
+
+
+def test_a_table_to_test_on_without_labels_does_not_validate(tmp_path: Path) -> None:
+    labelled(tmp_path / "train.csv")
+    csv(tmp_path / "test.csv", "id,text", lambda i: f"{i},{TEXTS[i]}")
+    found = look(tmp_path)
+    assert found is not None
+    assert not found.validated
+    assert f"{tmp_path / 'test.csv'} has no column label and is left out" in found.description
+    data = defaults.of_data(found, str(tmp_path)).data
+    assert data is not None
+    assert data.holdout == 0.2
+    labelled(tmp_path / "test.csv")
+    found = look(tmp_path)
+    assert found is not None
+    assert found.validated
+    assert f"validated on {tmp_path / 'test.csv'}" in found.description
+
+
+def test_a_split_of_another_format_validates(tmp_path: Path) -> None:
+    labelled(tmp_path / "train.csv")
+    (tmp_path / "dev.jsonl").write_text(json.dumps({"text": "a b", "label": "x"}) + "\n")
+    found = look(tmp_path)
+    assert found is not None
+    assert found.validated
+
+
+def test_rows_without_label_are_counted_and_no_class(tmp_path: Path) -> None:
+    csv(tmp_path / "train.csv", "text,label", lambda i: f"{TEXTS[i]},{['x', 'y', ''][i % 3]}", 39)
+    found = look(tmp_path)
+    assert found is not None
+    assert found.classes == 2
+    assert "2 classes: x, y" in found.description
+    assert "13 rows without a label" in found.description
+    data = DataSection("data", "text-classification", path=str(tmp_path), on_error="skip")
+    assert len(Labelled.read(tmp_path / "train.csv", data, Faults(skip=True)).rows) == 26
+
+
+def test_damaged_rows_are_counted(tmp_path: Path) -> None:
+    csv(tmp_path / "train.csv", "text,label", lambda i: f"{TEXTS[i]},x{',more' * (i == 3)}")
+    found = look(tmp_path)
+    assert found is not None
+    assert "39 rows of texts" in found.description
+    assert "1 row cannot be read, the first: " in found.description
+
+
+def test_shards_of_parquet_are_one_table(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    names = [f"train-{i:05}-of-00003" for i in range(3)] + ["validation-00000-of-00001"]
+    for start, name in enumerate(names):
+        rows = [{"text": TEXTS[i], "label": i % 2} for i in range(10 * start, 10 * start + 10)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    found = look(tmp_path)
+    assert found is not None
+    assert (found.kind, found.validated, found.samples, found.classes) == ("sentences", True, 30, 2)
+    assert "(of 3 shards)" in found.description
+    data = DataSection("data", "text-classification", path=str(tmp_path))
+    tables = (own_texts._train(data, Faults()), own_texts._validation(data, Faults()))
+    assert [list(table.lines) for table in tables] == [TEXTS[:30], TEXTS[30:]]
+
+
+def test_lists_of_labels_are_guessed(tmp_path: Path) -> None:
+    rows = [{"tweet": TEXTS[i], "emotions": [["joy"], ["joy", "fear"], []][i % 3]} for i in range(40)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = look(tmp_path)
+    assert found is not None
+    assert (found.task, found.classes) == ("multi-label-classification", 2)
+    assert found.settings == ['data.text=["tweet"]', 'data.label="emotions"']
+
+
+def test_a_column_of_images_of_any_name(tmp_path: Path) -> None:
+    pictures(tmp_path, *(f"images/{i}.png" for i in range(12)))
+    csv(tmp_path / "list.csv", "photo,breed", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
+    found = look(tmp_path)
+    assert found is not None
+    assert (found.kind, found.classes, found.samples) == ("images", 2, 12)
+    assert found.settings == ['data.image="photo"', 'data.label="breed"']
+    for recipe in (defaults.recipe_of(str(tmp_path)), defaults.recipe_of("vit_tiny", str(tmp_path))):
+        assert recipe.data is not None
+        data = defaults.recipes.with_settings(recipe, [f"data.path={json.dumps(str(tmp_path))}"]).data
+        assert data is not None
+        readers, classes, _ = image_folder.read(data)
+        assert ([len(reader) for reader in readers], classes) == ([12, 12], ["x", "y"])
