@@ -13,6 +13,11 @@ def millions(count: int) -> str:
     return str(count)
 
 
+def operations(count: int) -> str:
+    """MACs or FLOPs: 17563600000 → "17.56 G"; other than parameters they are not counted in billions."""
+    return f"{count / 1e9:,.2f} G" if count >= 1e9 else millions(count)
+
+
 def gigas(count: int) -> str:
     """In units of 10⁹, with two decimals or two significant digits; from 10¹² without decimals."""
     if count >= 1e12:

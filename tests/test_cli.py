@@ -156,3 +156,14 @@ def test_the_shell_completes_commands_models_and_recipes(words: str, found: str)
 def test_completion_imports_no_torch() -> None:
     code = "import sys; from leanify.cli.options import complete_source as c; c('vit'); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_warning_of_several_runs_is_said_once() -> None:
+    """Python itself says it again after each change of its filters, which libraries make."""
+    code = (
+        "import sys, warnings; from leanify import cli\ndef called():\n    for words in 'aba':\n        with "
+        "warnings.catch_warnings(): warnings.simplefilter('always'); warnings.warn(words)\n"
+        "cli.called = called; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines() == ["leanify: warning: a", "leanify: warning: b"]

@@ -193,6 +193,9 @@ MISTAKES = [
     Mistake("recipes --csv", "no option", "recipes --format csv", "--format csv"),
     Mistake("--list", "a command comes first", "train --list", "leanify train --list"),
     Mistake("-v", "a command comes first", says="LEANIFY_DEBUG=1"),
+    Mistake("export run --opset 17", "no option --opset", says="onnx.version_converter.convert_version"),
+    Mistake("export run --dynamic-axes", "no option", says="left free where the model allows it"),
+    Mistake("zoo --family vit", "no option --family", says="leanify zoo | grep -i vit"),
     Mistake("./run", "a command comes first", "show ./run", "leanify show ./run"),
 ]
 

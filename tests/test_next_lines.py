@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,3 +68,33 @@ def test_what_is_proposed_goes_on_with_the_design(
     assert all(("DATA" in each) == bool(data) for each in lines)
     for each in lines:
         assert typed(f"{each.replace('DATA', data)} --dry-run", monkeypatch) == 0, each
+
+
+def test_a_design_that_is_only_shown_is_written_by_the_line_below_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that is there already is not proposed, and warnings stand above the line."""
+    monkeypatch.chdir(here)
+    for folder in ("lean", "lean-2"):
+        (here / folder).mkdir(exist_ok=True)
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    assert typed("redesign digits-study --target-params 50% --top 1", monkeypatch) == 0
+    *above, last = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("warning ") for line in above)
+    assert last.startswith("next  leanify redesign digits-study ")
+    assert typed(last.removeprefix("next  leanify "), monkeypatch) == 0
+    assert (here / "lean-3" / "config.json").is_file()
+
+
+def test_several_designs_are_not_written_by_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert typed("redesign vit_tiny deit_small --target-params 0.5", monkeypatch) == 0
+    assert "next " not in capsys.readouterr().out
+
+
+def test_designs_that_are_only_timed_are_not_said_to_lack_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    line = "compare old --weights old --set data.path=reviews --designs small=depth:3 --dry-run"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert typed(line, monkeypatch) == 0
+    assert not [str(one.message) for one in said if "no weights" in str(one.message)]

@@ -98,8 +98,8 @@ def test_facts_of_a_dry_run_have_units(capsys: Any) -> None:
     screen.print_facts({**facts, "memory_predicted_bytes": None})
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        ["steps", "1,200"], ["a step", "250.0 ms"], ["training predicted", "5:00"], ["memory available", "1.50 GiB"],
-        ["memory predicted", "–"],
+        ["steps", "1,200"], ["a step", "250.0 ms"], ["training predicted", "5:00 minutes"],
+        ["memory available", "1.50 GiB"], ["memory predicted", "–"],
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from runs import DIGITS
 
 from leanify import study as studies
@@ -18,13 +20,13 @@ from leanify import training
 from leanify.cli import COMMANDS
 from leanify.cli.screen import print_end
 from leanify.cli.study_tables import _interval
-from leanify.cli.tables import entries
+from leanify.cli.tables import entries, print_table, table
 from leanify.errors import BudgetError
 from leanify.sources import recipe as recipes
 from leanify.sources.run_directory import RunDirectory
 from leanify.spectra.plots import _html_table, _shade, _style, figure_of
 from leanify.terminal import CYAN, GREEN, ORANGE, RED
-from leanify.units import metric
+from leanify.units import metric, millions, operations
 
 
 def on_terminal(command: str, width: int = 80, before: str = "pass") -> subprocess.CompletedProcess[str]:
@@ -57,6 +59,36 @@ def test_entries_are_wrapped_between_words() -> None:
 
 def test_percentages_have_their_unit() -> None:
     assert (metric("top1", 95.2777), metric("loss", 0.34331)) == ("top1 95.28 %", "loss 0.3433")
+
+
+def test_operations_are_counted_in_units_of_ten_to_the_ninth_and_parameters_in_billions() -> None:
+    assert [operations(macs) for macs in (17_563_600_000, 1_822_000, 950_560)] == ["17.56 G", "1.82 M", "950.56 k"]
+    assert millions(1_040_000_000) == "1.04 B"
+
+
+@pytest.mark.parametrize(("source", "unit", "macs"), [("vit_base", "GMACs", "17.56"), ("digits", "MMACs", "1.75")])
+def test_a_plan_has_the_unit_that_suits_its_baseline(source: str, unit: str, macs: str) -> None:
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(f"redesign {source} --depth 1 --min-mlp 1", 100).stdout)
+    header, baseline = (line for line in printed.splitlines() if re.search(r"MACs  κ|^baseline", line))
+    assert unit in header
+    assert baseline[: header.index(unit) + len(unit)].split()[-1] == macs
+
+
+@pytest.mark.parametrize(("width", "count"), [(30, 4), (40, 2), (50, 2), (60, 1)])
+def test_numbers_are_never_cut(width: int, count: int) -> None:
+    """Columns that do not fit stand below the others, each part with its rows' names."""
+    rows = [(f"design-{i}", f"{10**i:,}", f"{i} × 64", "0.123 ± 0.001", f"{i}.00 ms") for i in range(6)]
+    made = table(("", "parameters", "heads × dim", "top1 %", "latency"), rows)
+    out = Console(width=width, record=True, file=io.StringIO())
+    print_table(out, made)
+    parts = [part.splitlines() for part in out.export_text().split("\n\n")]
+    assert len(parts) == count
+    for part in parts:
+        assert max(len(line.rstrip()) for line in part) <= width
+        assert [line.split()[0] for line in part[1:]] == [row[0] for row in rows]
+    printed = "\n".join(" ".join(lines) for lines in zip(*parts, strict=True))
+    for row, line in zip(rows, printed.splitlines()[1:], strict=True):
+        assert all(cell in line for cell in row)
 
 
 @pytest.mark.parametrize(

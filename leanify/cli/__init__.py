@@ -85,7 +85,7 @@ def _speaking(command: Callable[..., None]) -> Callable[..., None]:
 
 def main() -> None:
     """The console script: prints a LeanifyError as one message on stderr and exits with code 2."""
-    warnings.formatwarning = lambda message, *_: f"{broken(f'leanify: warning: {message}', columns())}\n"
+    warnings.formatwarning = _said_once()
     _reopen()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -117,6 +117,19 @@ def main() -> None:
     except Exception as error:
         _say_unexpected(error)
         raise SystemExit(1) from None
+
+
+def _said_once() -> Callable[..., str]:
+    """Format a warning for people, "" if it was said before: several runs of one command have the same to say."""
+    said = set()
+
+    def formatted(message: Warning | str, *_: Any) -> str:
+        if str(message) in said:
+            return ""
+        said.add(str(message))
+        return f"{broken(f'leanify: warning: {message}', columns())}\n"
+
+    return formatted
 
 
 def _reopen() -> None:

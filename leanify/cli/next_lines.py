@@ -1,10 +1,10 @@
-"""The commands that go on with a design that was written. Imports no torch."""
+"""The commands that go on with a design: that write it or, once it is written, train it. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +32,16 @@ def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str 
     if carried.pretrained:  # a study's weights come from a directory or a checkpoint
         return [train]
     return [train, compare] if weights else [compare, train]
+
+
+def to_write(arguments: Sequence[str]) -> list[str]:
+    """The command that was typed, with a folder that is not there yet; none where it was called from Python."""
+    if arguments[:1] != ["redesign"] or "--" in arguments:
+        return []
+    folder, number = "lean", 2
+    while Path(folder).exists():
+        folder, number = f"lean-{number}", number + 1
+    return [f"leanify {join([*arguments, '-o', folder])}"]
 
 
 def _has_data(source: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli import plans, study_tables
-from leanify.cli.next_lines import next_lines
+from leanify.cli.next_lines import next_lines, to_write
 from leanify.terminal import console, progress
 
 if TYPE_CHECKING:
@@ -75,7 +76,10 @@ def planned(
             from leanify.study.surface import predictions
 
             predicted = predictions(plan, *measured)
-        lines = next_lines(plan, carried, override, arguments["cls"]) if plan.directory else ()
+        if plan.directory:
+            lines = next_lines(plan, carried, override, arguments["cls"])
+        else:
+            lines = to_write(sys.argv[1:]) if len(sources) * len(budgets) == 1 else []
         yield Shown(plan, budget, carrying, predicted, lines)
 
 
@@ -138,7 +142,7 @@ class Shown:
 
 
 def render(found: Sequence[Shown]) -> None:
-    """Print one plan's tables after another."""
+    """Print one plan's tables after another, each with its warnings, so that what to type next stands last."""
     for number, one in enumerate(found):
         if number:
             print()
@@ -147,5 +151,6 @@ def render(found: Sequence[Shown]) -> None:
             study_tables.render_predictions(one.predicted)
         if one.carried is not None:
             plans.render_steps(one.carried)
+        plans.print_warnings(one.plan)
         for place, line in enumerate(one.next_lines):
             console().print(f"      {line}" if place else f"\nnext  {line}", soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from leanify.cli.tables import table
+from leanify.cli.tables import print_table, table
 from leanify.terminal import CYAN, GREEN, ORANGE, console
 from leanify.units import gigas, kappa, kilobytes, millions, seconds
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from leanify.warm.plan import Carrying
 
 KAPPA = "κ random"
+SMALL_MACS = 10**8  # below it, a column in units of 10⁹ has at most one digit that tells designs apart
 WIDEST = 1000  # columns: the width of a table without limits
 Column = tuple[str, Callable[["Design"], str]]
 
@@ -36,7 +37,7 @@ def render_plan(plan: Plan) -> None:
     )
     out.print()
     shown = _fitting(plan, out)
-    out.print(shown)
+    print_table(out, shown)
     out.print()
     for line in _notes(plan, KAPPA in [column.header for column in shown.columns]):
         out.print(line)
@@ -50,7 +51,7 @@ def render_steps(carried: Carrying) -> None:
     for name, found in carried.results.items():
         shown = table((f"{name}: steps", found.unit), [(step.words, f"{step.damage:.4g}") for step in found.steps])
         out.print()
-        out.print(shown)
+        print_table(out, shown)
     out.print()
     out.print(f"{carried.words}; damage against the source, before any training")
     if carried.verdict:
@@ -62,7 +63,7 @@ def render_steps(carried: Carrying) -> None:
 
 def _fitting(plan: Plan, out: Console) -> Table:
     """The table, dropping the least important columns until it fits the terminal."""
-    for dropped in ((), ("inner",), ("inner", KAPPA), ("inner", KAPPA, "GMACs")):
+    for dropped in ((), ("inner",), ("inner", KAPPA), ("inner", KAPPA, "GMACs", "MMACs")):
         shown = _table(plan, dropped)
         if Measurement.get(out, out.options.update(width=WIDEST), shown).maximum <= out.width:
             break
@@ -115,7 +116,7 @@ def _columns(plan: Plan) -> list[Column]:
         columns.append(("body", lambda design: millions(design.params_body)))
     if plan.baseline.params_active != plan.baseline.params:
         columns.append(("active", lambda design: millions(design.params_active)))
-    columns.append(("GMACs", lambda design: gigas(design.macs)))
+    columns.append(_macs(plan.baseline))
     if plan.timing is not None:
         columns.append(("latency", lambda design: seconds(design.latency_s)))
     if plan.baseline.token_latency_s is not None:
@@ -123,6 +124,13 @@ def _columns(plan: Plan) -> list[Column]:
     if plan.baseline.serving is not None:
         columns.append(("KV/token", lambda d: kilobytes(d.serving.kv_bytes_per_token) if d.serving else "–"))
     return [*columns, (KAPPA, lambda design: kappa(design.kappa_predicted))]
+
+
+def _macs(baseline: Design) -> Column:
+    """In units of 10⁹; of a small model in units of 10⁶."""
+    if baseline.macs >= SMALL_MACS:
+        return "GMACs", lambda design: gigas(design.macs)
+    return "MMACs", lambda design: gigas(1000 * design.macs)
 
 
 def _parts(plan: Plan) -> list[tuple[int, str]]:

@@ -98,12 +98,12 @@ def _render(profiles: list[Profile]) -> None:
 
 def _exceeded(profiles: list[Profile], limits: Mapping[str, float]) -> Iterator[str]:
     """Describe each limit that is exceeded."""
-    from leanify.units import millions, seconds
+    from leanify.units import millions, operations, seconds
 
     for facts in profiles:
         costs: dict[str, tuple[float | None, Callable[[Any], str]]] = {
             "--max-params": (facts.params, millions),
-            "--max-macs": (facts.macs, millions),
+            "--max-macs": (facts.macs, operations),
             "--max-latency": (facts.latency_s, seconds),
         }
         for name, limit in limits.items():

@@ -115,7 +115,7 @@ def redesign(
     found = list(planned.planned(named, budgets, arguments, carried, written, study, override or ()))
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
     show(kind, data_of, [row for one in found for row in one.rows()], lambda: planned.render(found))
-    for one in found:
+    for one in found if kind != "table" else ():
         plans.print_warnings(one.plan)
 
 

@@ -41,7 +41,7 @@ def runs(
 
 def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview]) -> None:
     from leanify.cli.screen import NARROW
-    from leanify.cli.tables import fit, table
+    from leanify.cli.tables import fit, print_table, table
     from leanify.terminal import console
 
     out = console()
@@ -51,19 +51,19 @@ def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview])
         out.print(f"no runs below {folder.resolve()}; `leanify train` makes one")
     elif found:
         shown = table(("run", "model", "data", "steps", "best", "state"), map(_row, found), left=3)
-        out.print(fit(shown, out, ("data", "model")) if out.width < NARROW else shown)
+        print_table(out, fit(shown, out, ("data", "model")) if out.width < NARROW else shown)
         _say_how_to_go_on(found)
 
 
 def _print_studies(studies: list[StudyOverview]) -> None:
-    from leanify.cli.tables import table
+    from leanify.cli.tables import print_table, table
     from leanify.terminal import console
 
     shown = table(("study", "of", "designs", "runs", "failed", "state"), [], left=2)
     for study in studies:
         done = f"{study.ended} of {study.runs}"
         shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
-    console().print(shown)
+    print_table(console(), shown)
     stopped = next((study for study in studies if study.state == "interrupted"), None)
     hint = f"go on with an interrupted one: leanify compare {quote(str(stopped.path))}\n" if stopped is not None else ""
     console().print(f"\n{hint}" if hint else "", soft_wrap=True)

@@ -182,7 +182,7 @@ def _with_unit(name: str, value: Any) -> tuple[str, str]:
     if name == "seconds_a_step":
         return "a step", seconds(value)
     if name == "training_hours_predicted":
-        return "training predicted", clock(value * 3600)
+        return "training predicted", f"{clock(value * 3600)} {'hours' if value >= 1 else 'minutes'}"
     return name.replace("_", " "), "–" if value is None else shown(value)
 
 
@@ -190,7 +190,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     """Print the best, last and test evaluations, the run's folder, and commands to type next."""
     from shlex import quote
 
-    from leanify.cli.tables import table
+    from leanify.cli.tables import print_table, table
 
     rows, best = run.rows(), run.best()
     evaluated = [row for row in rows if row["split"] == "validation"]
@@ -206,7 +206,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
             (name, f"{row['step']:,}", f"{row['epoch']:g}", *(shown(row.get(key, "–")) for key in metrics))
             for name, row in found
         ]
-        out.print(table(heads, cells))
+        print_table(out, table(heads, cells))
     path = quote(str(run.path))
     out.print(f"\nrun   {path}" + (f", its best weights in {best.path}" if best else ""), soft_wrap=True)
     if skipped := run.skipped():

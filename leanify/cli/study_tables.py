@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from leanify.cli.tables import table
+from leanify.cli.tables import print_table, table
 from leanify.spectra.report import known
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import binary, digits, heading, millions, seconds
+from leanify.units import binary, digits, heading, millions, operations, seconds
 
 if TYPE_CHECKING:
     from leanify.study import Study
@@ -30,17 +30,17 @@ def render_study(study: Study, page: Path | None) -> None:
     shown = table(("", "depth", "heads × dim", "mlp", "params", heading(study.metric or "quality"), "seeds", "κ"), [])
     for result in study.results:
         shown.add_row(*_design_row(result))
-    out.print(shown)
+    print_table(out, shown)
     out.print()
     out.print(f"{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads")
     if any(result.costs for result in study.results):
         out.print()
-        out.print(_costs(study))
+        print_table(out, _costs(study))
         out.print()
-        out.print(_efficiency(study))
+        print_table(out, _efficiency(study))
     if study.pairs:
         out.print()
-        out.print(_pairs(study))
+        print_table(out, _pairs(study))
     if lines := list(_conclusions(study)):
         out.print()
         for line in lines:
@@ -97,7 +97,7 @@ def _costs(study: Study) -> Any:
         if costs is not None:
             shown.add_row(
                 result.name,
-                millions(result.plan.macs),
+                operations(result.plan.macs),
                 seconds(costs.latency_s),
                 f"{costs.throughput_per_s:,.0f}",
                 f"{costs.train_per_s:,.0f}",
@@ -153,7 +153,7 @@ def render_predictions(predicted: Mapping[str, Any]) -> None:
     span = [(name, f"{p['mean']:.4g}", f"{p['low']:.4g} to {p['high']:.4g}") for name, p in rows]
     out = console()
     out.print()
-    out.print(table(head, span))
+    print_table(out, table(head, span))
 
 
 def render_forecast(forecast: Mapping[str, Any]) -> None:
@@ -167,13 +167,13 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
             f"{_sizes(design['heads'])} × {_sizes(design['head_dim'])}",
             _sizes(design["mlp"]),
             millions(design["params"]),
-            millions(design["macs"]),
+            operations(design["macs"]),
             str(design["rank"]),
             f"{60 * design['hours_a_run']:.2g}",
         )
     out.print(forecast["data"])
     out.print()
-    out.print(shown)
+    print_table(out, shown)
     out.print()
     memory = f" · memory {binary(forecast['memory_predicted_bytes'])}" if forecast["memory_predicted_bytes"] else ""
     share = forecast["baseline_trainings"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leanify.terminal import console
-from leanify.units import binary, millions, seconds
+from leanify.units import binary, millions, operations, seconds
 
 if TYPE_CHECKING:
     from leanify.design.profiling import Profile
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 
 WIDE = 100  # columns that a table with sentences needs
+FOLDED = 12  # columns that words get at least where they are folded
+GAP = 2  # columns between two of a table
 WIDEST = 1000  # columns: the width of a table without limits
 
 
@@ -51,8 +55,38 @@ def fit(made: Any, out: Console, last: Sequence[str]) -> Any:
     for name in last:
         if Measurement.get(out, out.options.update(width=WIDEST), made).maximum <= out.width:
             break
-        made.columns[:] = [column for column in getattr(made, "columns", []) if str(column.header) != name]
+        made = _of(made, [column for column in made.columns if str(column.header) != name])
     return made
+
+
+def _of(made: Any, columns: Sequence[Any]) -> Any:
+    """A table with these columns of another; rich pads a column by its number."""
+    part = copy(made)
+    part.columns = [replace(column, _index=number) for number, column in enumerate(columns)]
+    return part
+
+
+def print_table(out: Console, made: Any) -> None:
+    """Print a table; where its numbers would be cut, in several parts, the first column in each."""
+    first, *others = made.columns
+    groups: list[list[Any]] = [[first]]
+    for column in others:
+        if len(groups[-1]) > 1 and _needed(out, made, [*groups[-1], column]) > out.width:
+            groups.append([first])
+        groups[-1].append(column)
+    for number, columns in enumerate(groups):
+        if number:
+            out.print()
+        out.print(_of(made, columns))
+
+
+def _needed(out: Console, made: Any, columns: list[Any]) -> int:
+    """The columns of the terminal that these columns of a table take at least: numbers whole, words folded."""
+    needed = GAP * (len(columns) - 1)
+    for column in columns:
+        width = Measurement.get(out, out.options.update(width=WIDEST), _of(made, [column])).maximum
+        needed += width if column.no_wrap else min(width, FOLDED)
+    return needed
 
 
 # -- profile ------------------------------------------------------------------------------------------------------
@@ -101,8 +135,8 @@ def _rate(value: float | None) -> str:
 _PROFILE_ROWS: tuple[tuple[str, Any, Any], ...] = (
     ("parameters", millions, lambda p: p.params),
     ("  in the blocks", millions, lambda p: p.params_body),
-    ("MACs a sample", millions, lambda p: p.macs),
-    ("FLOPs (2 × MACs)", millions, lambda p: p.flops),
+    ("MACs a sample", operations, lambda p: p.macs),
+    ("FLOPs (2 × MACs)", operations, lambda p: p.flops),
     ("weights", binary, lambda p: p.weights_bytes),
     ("latency, batch 1", seconds, lambda p: p.latency_s),
     ("throughput", _rate, lambda p: p.throughput_per_s),
@@ -130,7 +164,7 @@ def render_glue(found: Report) -> None:
         shown.add_row(score.title, score.metric, f"{score.median:.2f}", span, str(len(values)), _others(score))
     out.print(Text.assemble((found.source, "bold"), f" · runs in {found.directory}"))
     out.print()
-    out.print(shown)
+    print_table(out, shown)
     out.print()
     missing = f"; without {', '.join(found.missing)}" if found.missing else ""
     out.print(f"average of {len(found.scores)} task{'s' * (len(found.scores) != 1)}: {found.average:.2f}{missing}")

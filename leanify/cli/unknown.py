@@ -50,6 +50,11 @@ WAYS: tuple[tuple[str, str, str], ...] = (  # commands ("" is any), options with
     ("condition", "output out o save", "it is --plot FILE for a picture; for numbers: --format csv > FILE"),
     ("recipes", "budgets budget target-params params half", "a budget is for a model: leanify redesign SOURCE "
      "--target-params 0.5"),
+    ("export", "opset opset-version onnx-opset", "torch chooses the opset; onnx.version_converter.convert_version in "
+     "Python raises that of a file"),
+    ("export", "dynamic dynamic-axes dynamic-shapes dynamic-batch batch batch-size", "batch and tokens are left free "
+     "where the model allows it"),
+    ("zoo", "family class classes", "the shell finds a line: leanify zoo | grep -i {value}"),
     ("runs", "sort sort-by order", "the shell sorts: leanify runs --format csv | sort"),
     ("runs zoo", "running done failed interrupted finished failing supported refused", "the shell finds lines: leanify "
      "{command} | grep {key}"),

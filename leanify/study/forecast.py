@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from leanify import training
@@ -14,7 +15,10 @@ TENSORS = 3  # values stored per parameter in a checkpoint (weight and AdamW's t
 def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
     """Return the object that ``leanify compare --dry-run --json`` prints. Reads the data but writes nothing."""
     seed, count = plan.seeds[0], len(plan.designs)
-    facts = {design.name: training.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
+    with warnings.catch_warnings():
+        if plan.weights is not None:  # they are carried over when the study is run; here models are only timed
+            warnings.filterwarnings("ignore", ".* has no weights", UserWarning)
+        facts = {design.name: training.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
     field = tournament.is_open(plan)
     runs = tournament.runs(plan) if field else len(list(plan.runs()))
     whole = tournament.trainings(plan) if field else runs  # in units of one full training

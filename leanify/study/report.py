@@ -15,7 +15,7 @@ from leanify.study import efficiency
 from leanify.study.figures import figures
 from leanify.study.folder import StudyFolder
 from leanify.study.values import DesignResult, Findings, Pair
-from leanify.units import PERCENT, binary, digits, millions, seconds
+from leanify.units import PERCENT, binary, digits, millions, operations, seconds
 
 TEMPLATE = "page.html.j2"
 
@@ -156,7 +156,7 @@ def _costs(result: DesignResult) -> tuple[Any, ...]:
     assert costs is not None
     return (
         result.name,
-        millions(result.plan.macs),
+        operations(result.plan.macs),
         seconds(costs.latency_s),
         f"{costs.throughput_per_s:,.0f}",
         f"{costs.train_per_s:,.0f}",
