@@ -1,6 +1,7 @@
 """The documentation site: ``sphinx-build -W docs site`` (``pip install -e '.[docs]'``)."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 project = "leanify"
@@ -27,6 +28,10 @@ smartquotes_action = "q"  # two hyphens are an option's
 suppress_warnings = ["misc.highlighting_failure"]
 narrow = {"code-font-size": "72%"}  # so that 100 columns of a terminal nearly fit
 html_theme_options = {"light_css_variables": narrow, "dark_css_variables": narrow, "footer_icons": []}
+
+RESULTS = Path(__file__).parent / "results"
+if not RESULTS.exists():  # an sdist has no links
+    RESULTS.symlink_to("../recipes/results", target_is_directory=True)
 
 FIELD = re.compile(r"^[\w, ]+?  +(?=\S)")
 ERROR = re.compile(r"(?<![`.\w])(\w+Error|UnsupportedModel|KeyboardInterrupt)\b")
