@@ -12,13 +12,14 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data import columns
+from leanify.data import columns, own_texts
 from leanify.data.faults import Faults
 from leanify.data.found import look
 from leanify.data.labelled_text import Labelled
 from leanify.sources import recipe as recipes
 from leanify.sources.recipe import DataSection, ModelSection
 from leanify.sources.run_directory import RunDirectory
+from leanify.training import preparation
 
 GOOD, BAD = "a fine and sunny day", "a dull and rainy night"
 TINY = [
@@ -162,6 +163,20 @@ def test_fractions_make_a_regressor(tmp_path: Path) -> None:
     assert (recipe.data.task, recipe.data.holdout) == ("text-regression", 0.0)
     run = RunDirectory.open(training.train(recipe, tmp_path / "run"))
     assert run.rows()[-1]["spearman"] > 90
+
+
+def test_rows_with_a_label_that_training_lacks_can_be_skipped(tmp_path: Path) -> None:
+    """SNLI's validation table has rows with the label "-"."""
+    write(tmp_path / "train.csv", ROWS)
+    write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "-"}, {"review": "y", "stars": "-"}])
+    recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
+    assert recipe.data is not None
+    with pytest.raises(leanify.DataError, match=r"no label '-', only neg, pos; 2 of 8 rows .*data\.on_error=skip"):
+        own_texts.splits(recipe.data, preparation.build(recipe))
+    recipe = training.resolve("bert", [f"data.path={tmp_path}", "data.on_error=skip", *TINY])
+    assert recipe.data is not None
+    found = own_texts.splits(recipe.data, preparation.build(recipe))
+    assert (len(found.train), len(found.validation), len(found.skipped)) == (len(ROWS), 6, 1)
 
 
 def test_a_label_that_training_lacks_and_a_single_class_are_refused(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
@@ -28,6 +29,7 @@ from leanify.data.multi_label import MultiLabelled
 from leanify.data.samples import Part, Splits
 from leanify.data.tagged_text import Tagged
 from leanify.errors import DataError
+from leanify.sources.files import few
 from leanify.sources.recipe import DataSection
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     if data.holdout:
         train, validation = held_out(train, data.holdout)
     else:
-        validation = encoded(_validation(data, faults))
+        validation = encoded(_with_known(_validation(data, faults), names, faults))
         validation = Part(validation, validation.lengths.argsort(kind="stable"))
     kinds = f"{len(names)} {KINDS[data.task][1]}: {', '.join(names[:6])}{', …' * (len(names) > 6)}"
     about = f"{table.columns}, {kinds if names else 'a number'}"
@@ -118,6 +120,23 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         names=tuple(names),
         skipped=tuple(faults.names),
     )
+
+
+def _with_known(table: Any, names: Sequence[str], faults: Faults) -> Any:
+    """The table without rows that have a label which training lacks, such as SNLI's "-"; these are a fault."""
+    known = set(names)
+    strange = [{label} - known if isinstance(label, str) else {*label} - known for _, label in table.rows]
+    if not names or not any(strange):
+        return table
+    lacking, many = sorted(set.union(*strange)), sum(map(bool, strange))
+    shown = few([repr(label[:40]) for label in lacking])
+    faults.found(
+        f"{table.file}: the training data has no label {shown}, only {', '.join(names)}; {many:,} of "
+        f"{len(table.rows):,} rows have such a label"
+    )
+    if many == len(table.rows):
+        raise DataError(f"{table.file} has no row with a label that the training data has")
+    return replace(table, rows=[row for row, extra in zip(table.rows, strange, strict=True) if not extra])
 
 
 def _key(table: Table) -> str:
