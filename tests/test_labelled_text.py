@@ -176,7 +176,7 @@ def test_rows_with_a_label_that_training_lacks_can_be_skipped(tmp_path: Path) ->
     recipe = training.resolve("bert", [f"data.path={tmp_path}", "data.on_error=skip", *TINY])
     assert recipe.data is not None
     found = own_texts.splits(recipe.data, preparation.build(recipe))
-    assert (len(found.train), len(found.validation), len(found.skipped)) == (len(ROWS), 6, 1)
+    assert (len(found.train), len(found.validation), len(found.skipped)) == (len(ROWS), 6, 2)
 
 
 def test_a_label_that_training_lacks_and_a_single_class_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import hub, image_tables
+from leanify.data.columns import IMAGES
 from leanify.data.common import folder_of, held_out, subset
 from leanify.data.image_files import ImageFiles, folder_of_split, images_below, names_of
 from leanify.data.samples import Splits
@@ -213,7 +214,7 @@ def classes_in(folder: Path) -> list[str]:
         if next(images_below(place), None) is not None:
             continue
         if not name.startswith(BESIDE):
-            raise DataError(f"the class {name} in {folder} has no images")
+            raise DataError(f"the class {name} in {folder} has no images ({', '.join(IMAGES)}): remove the folder")
         del found[name]  # timm's reader sees no class there either
     if len(found) == 1:
         raise DataError(f"{folder} has only one class, {next(iter(found))}; classification needs two or more")

@@ -130,10 +130,15 @@ def _with_known(table: Any, names: Sequence[str], faults: Faults) -> Any:
         return table
     lacking, many = sorted(set.union(*strange)), sum(map(bool, strange))
     shown = few([repr(label[:40]) for label in lacking])
-    faults.found(
-        f"{table.file}: the training data has no label {shown}, only {', '.join(names)}; {many:,} of "
-        f"{len(table.rows):,} rows have such a label"
-    )
+    if not faults.skip:
+        faults.found(
+            f"{table.file}: the training data has no label {shown}, only {', '.join(names)}; {many:,} of "
+            f"{len(table.rows):,} rows have such a label"
+        )
+    for place in (place for place, extra in enumerate(strange, 1) if extra):
+        faults.found(
+            f"{table.file}, labelled row {place}: the training data has no label {min(strange[place - 1])!r:.40}"
+        )
     if many == len(table.rows):
         raise DataError(f"{table.file} has no row with a label that the training data has")
     return replace(table, rows=[row for row, extra in zip(table.rows, strange, strict=True) if not extra])

@@ -226,18 +226,20 @@ def _in_timm_config(path: Path, config: dict[str, Any]) -> ModelSource:
 def _in_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
     if not path.is_file():
         raise SourceError(f"{path} is not a regular file")
-    if path.suffix == ".json":
+    indexed = path.name.endswith(".index.json")  # of a checkpoint in shards
+    if path.suffix == ".json" and not indexed:
         return _in_config(path, overrides, cls)
-    if path.suffix not in CHECKPOINTS:
+    if path.suffix not in CHECKPOINTS and not indexed:
         raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
     beside = path.absolute().parent
     if not any((beside / name).is_file() for name in (lean_directory.CARD, "config.json")):
-        read_tensors(path)  # report a damaged file first: a configuration would not help it
+        None if indexed else read_tensors(path)  # report a damaged file first: a configuration would not help it
         raise SourceError(
             f"{path} has weights but does not say of which model: put the model's config.json beside it, "
             f"or name the model: leanify redesign MODEL --weights {path}"
         )
-    return replace(_in_directory(beside, overrides, cls), weights=path)
+    found = _in_directory(beside, overrides, cls)
+    return found if indexed else replace(found, weights=path)
 
 
 def _recipe_file(text: str) -> Path | None:
