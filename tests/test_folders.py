@@ -130,6 +130,8 @@ def test_every_format_of_weights(kind: str, bert: Path, tmp_path: Path) -> None:
     loaded = leanify.load(bert)
     assert next(loaded.parameters()).dtype == next(model.parameters()).dtype
     flows.same(model, loaded)
+    for index in bert.glob("*.index.json"):
+        flows.same(model, leanify.load(index))
     if kind != "bf16":
         regrown(bert, tmp_path / "lean")
 
