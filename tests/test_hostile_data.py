@@ -79,7 +79,7 @@ def test_a_dirty_row_is_named_or_skipped_and_counted(tmp_path: Path, row: str, w
     run = RunDirectory.open(training.train(recipes.parse(TEXT), tmp_path / "run", settings=settings, watcher=watcher))
     assert run.summary()["skipped"] == 1
     assert "rows.jsonl, line 3" in run.skipped()[0]
-    assert "1 samples were skipped" in watcher.warnings[-1]
+    assert "1 sample was skipped" in watcher.warnings[-1]
 
 
 def test_short_rows_and_nulls_of_other_tables_are_named(tmp_path: Path) -> None:

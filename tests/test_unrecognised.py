@@ -10,13 +10,14 @@ import pytest
 from PIL import Image
 
 import leanify
-from leanify.cli.train import say_what_was_found
+from leanify import training
+from leanify.cli.train import train
 from leanify.data import image_folder, own_texts
 from leanify.data.faults import Faults
 from leanify.data.found import look
 from leanify.data.labelled_text import Labelled
 from leanify.sources.recipe import DataSection
-from leanify.training import defaults
+from leanify.training import defaults, preparation
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
 
@@ -82,7 +83,7 @@ def test_what_is_not_recognised_is_told_why(tmp_path: Path, case: str) -> None:
     make, words = CASES[case]
     make(tmp_path)
     with pytest.raises(leanify.SourceError) as caught:
-        say_what_was_found(str(tmp_path))
+        train(str(tmp_path))
     assert words in str(caught.value)
     assert "leanify train" not in str(caught.value), "it is what was typed"
 
@@ -178,3 +179,28 @@ def test_a_column_of_images_of_any_name(tmp_path: Path) -> None:
         assert data is not None
         readers, classes, _ = image_folder.read(data)
         assert ([len(reader) for reader in readers], classes) == ([12, 12], ["x", "y"])
+
+
+@pytest.mark.filterwarnings("ignore:.*has no weights")
+def test_what_validates_is_said(tmp_path: Path) -> None:
+    """What is held out of training, and a table whose name says that it is for something else."""
+    small = [f"model.override.{key}" for key in ("num_hidden_layers=1", "hidden_size=32", "num_attention_heads=2")]
+    labelled(tmp_path / "train.csv")
+
+    def said() -> str:
+        recipe = training.resolve("bert", [f"data.path={tmp_path}", *small])
+        assert recipe.data is not None
+        return own_texts.splits(recipe.data, preparation.build(recipe)).description
+
+    assert said().endswith("36 samples to train and 4 held out to validate")
+    labelled(tmp_path / "test.csv", 10)
+    assert said().endswith("40 samples to train and 10 of test.csv to validate")
+    labelled(tmp_path / "dev.csv", 8)
+    assert said().endswith("40 samples to train and 8 to validate")
+
+
+def test_texts_are_not_images(tmp_path: Path) -> None:
+    labelled(tmp_path / "train.csv")
+    data = DataSection("data", "classification", path=str(tmp_path), holdout=0.1)
+    with pytest.raises(leanify.DataError, match=r"has texts \(text\) .* leanify train bert --set data\.path="):
+        image_folder.read(data)

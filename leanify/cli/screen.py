@@ -211,7 +211,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
     out.print(f"\nrun   {path}" + (f", its best weights in {best.path}" if best else ""), soft_wrap=True)
     if skipped := run.skipped():
         out.print(
-            f"{len(skipped):,} samples could not be read and were left out: {run.path}/skipped.json", soft_wrap=True
+            f"could not be read and were left out: {len(skipped):,} samples, {run.path}/skipped.json", soft_wrap=True
         )
     out.print(f"next  leanify show {path}", soft_wrap=True)
     model = run.recipe.model

@@ -101,19 +101,17 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
         recipes.with_settings(recipes.load(chosen), settings)
     elif Path(chosen).exists() and not any((Path(chosen) / name).is_file() for name in MODELS):
         say_what_was_found(chosen)
+        _say_why_nothing_was(chosen)
 
 
 def say_what_was_found(path: str) -> None:
-    """Raise SourceError with commands to type, if a path contains data instead of a model, or neither."""
+    """Raise SourceError with commands to type, if a path contains data instead of a model."""
     from leanify.data import found as data
-    from leanify.data import unrecognised
     from leanify.errors import SourceError
 
     found = data.look(path)
     if found is None:
-        if _has_models(Path(path)):
-            return  # what loads models names them
-        raise SourceError(unrecognised.why(path))
+        return
     if found.classes == 1 and found.task != "multi-label-classification":
         raise SourceError(
             f"{path} is data, but of one class: {found.description}. Two or more are needed to tell apart"
@@ -125,6 +123,15 @@ def say_what_was_found(path: str) -> None:
         f"  leanify train {data.MODELS[found.kind]} --set data.path={place}\n"
         f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
     )
+
+
+def _say_why_nothing_was(path: str) -> None:
+    """Raise SourceError with the reason why a path has no data, unless it has models: what loads them names them."""
+    from leanify.data import unrecognised
+    from leanify.errors import SourceError
+
+    if not _has_models(Path(path)):
+        raise SourceError(unrecognised.why(path))
 
 
 def _has_models(place: Path) -> bool:

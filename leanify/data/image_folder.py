@@ -127,7 +127,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     if data.holdout:
         train, validation = held_out(train, data.holdout, validation)
     train = subset(train, data)
-    about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {len(validation):,} to validate"
+    held = f"{len(validation):,}{' held out' * bool(data.holdout)} to validate"
+    about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {held}"
     tested = next(iter(test), None)
     return Splits(
         train, validation, about, images=True, classes=len(classes), test=tested, scale=scale, names=tuple(classes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,12 @@ def _picture(cell: Any, folder: Path) -> Any:
 def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
     image = data.image or columns.one_of(columns.PICTURES, found)
     label = data.label or columns.one_of(columns.LABELS, found)
+    if image is None and (texts := columns.texts_in(found)):
+        raise DataError(
+            f"{file} has texts ({' and '.join(texts)}) and no column of images: an image model cannot learn from it; a "
+            f"text model can, leanify train bert --set data.path={quote(str(file))}. "
+            "--set data.image=COLUMN names images"
+        )
     if image not in found or label not in found:
         asked = [(name,) if name else () for name in (data.image, data.label)]
         raise columns.lacking(file, found, image=(asked[0], columns.PICTURES), label=(asked[1], columns.LABELS))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from leanify.data import vocabulary
-from leanify.data.columns import CONLL, TABLES, alone, file_of, said
+from leanify.data.columns import CONLL, TABLES, alone, file_of, said, stem_of
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.glue import Sentences, takes_types
@@ -105,16 +105,18 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
     train = subset(encoded(table), data)
     if data.holdout:
-        train, validation = held_out(train, data.holdout)
+        (train, validation), held = held_out(train, data.holdout), " held out"
     else:
-        validation = encoded(_with_known(_validation(data, faults), names, faults))
+        other = _validation(data, faults)
+        held = f" of {other.file.name}" * (stem_of(other.file) == "test")  # else its name says what it is for
+        validation = encoded(_with_known(other, names, faults))
         validation = Part(validation, validation.lengths.argsort(kind="stable"))
     kinds = f"{len(names)} {KINDS[data.task][1]}: {', '.join(names[:6])}{', …' * (len(names) > 6)}"
     about = f"{table.columns}, {kinds if names else 'a number'}"
     return Splits(
         train,
         validation,
-        f"{said(table.file)} ({about}), {len(train):,} samples to train and {len(validation):,} to validate",
+        f"{said(table.file)} ({about}), {len(train):,} samples to train and {len(validation):,}{held} to validate",
         classes=len(names) or None,
         tokenizer=tokenizer,
         names=tuple(names),

@@ -62,7 +62,7 @@ def note_skipped(run: RunDirectory, skipped: Iterable[str], warn: Warn) -> None:
     run.note_skipped(skipped)
     if known := run.skipped():
         words = "; ".join(known[:3]) + ("; …" if len(known) > 3 else "")
-        warn(f"{len(known)} samples were skipped (data.on_error = skip): {words}")
+        warn(f"{len(known):,} sample{'s were' if len(known) != 1 else ' was'} skipped (data.on_error = skip): {words}")
 
 
 def check_processes(world: int, samples: int, batch: int) -> None:
