@@ -196,6 +196,10 @@ MISTAKES = [
     Mistake("export run --opset 17", "no option --opset", says="onnx.version_converter.convert_version"),
     Mistake("export run --dynamic-axes", "no option", says="left free where the model allows it"),
     Mistake("zoo --family vit", "no option --family", says="leanify zoo | grep -i vit"),
+    Mistake("train digits -o", "-o takes RUN", says="the run's folder"),
+    Mistake("train run --resume", "--resume takes RUN", "train --resume run", "resume a run from its newest"),
+    Mistake("predict run", "FILES… is missing", says="images, folders of them"),
+    Mistake("train digits --set data.path=pictures", "is pictures, but", says="leanify train pictures"),
     Mistake("./run", "a command comes first", "show ./run", "leanify show ./run"),
 ]
 

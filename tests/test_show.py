@@ -137,6 +137,15 @@ def test_what_cannot_be_predicted_is_said(texts: Path, images: Path, tmp_path: P
         list(predict(texts, [tmp_path / "odd.csv"]))
 
 
+def test_no_setting_is_proposed_that_predict_does_not_take(texts: Path, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.png").write_text("no image")
+    (tmp_path / "odd.jsonl").write_text('{"text": 3}\n')
+    for run, file in ((images, "note.png"), (texts, "odd.jsonl")):
+        with pytest.raises(leanify.DataError, match="fix") as refused:
+            app("predict")(args=[str(run), str(tmp_path / file)], prog_name="leanify", standalone_mode=False)
+        assert "--set" not in str(refused.value)
+
+
 def test_the_command_prints_predictions_in_every_format(texts: Path, capsys: Any) -> None:
     drawn = called(capsys, "predict", texts, "good film 1")
     assert "answer" in drawn

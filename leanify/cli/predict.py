@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,7 @@ def predict(
     """Apply a run's best model to new images or texts; classes keep their names."""
     from shlex import quote
 
-    from leanify.errors import DirectoryError
+    from leanify.errors import DataError, DirectoryError
     from leanify.terminal import progress
 
     kind = kind_of(format, json)
@@ -43,9 +44,12 @@ def predict(
 
     with progress("predicting", None) as tick:
         found: list[Prediction] = []
-        for prediction in predict_all(run, inputs):
-            found.append(prediction)
-            tick(len(found))
+        try:
+            for prediction in predict_all(run, inputs):
+                found.append(prediction)
+                tick(len(found))
+        except DataError as error:  # what training says of unreadable samples names a key that is not asked for here
+            raise DataError(re.sub(r", or skip such \w+ with --set \S+", "", str(error))) from None
     rows = [prediction.to_json() for prediction in found]
     show(kind, {"run": run, "predictions": rows}, rows, lambda: _print(found))
 

@@ -74,17 +74,18 @@ def check(command: Any, arguments: Sequence[str], name: str) -> None:
         if word.startswith("-"):
             if word not in options:
                 return _check_option(word, options, _after(word, arguments), places, name)
+            if value is None and not options[word].is_flag:
+                raise LeanifyError(f"{word} takes {options[word].metavar or 'a value'}: {options[word].help}")
             _check_value(word, value, options[word].metavar)
             given.add(options[word].name)
-        elif not free:
-            words += 1
+        elif (words := words + 1) and not free:
             _check_word(word, options, words > most, before)
             if not asked and re.fullmatch(r"0?\.\d+|\d+%", word) and "--count" in options:
                 raise LeanifyError(f"{word} is no name of a model; a budget is given as --target-params {word}")
             if most == math.inf and re.fullmatch(r"[\w.-]+(,[\w.-]+)+", word) and not Path(word).exists():
                 raise LeanifyError(f"several sources have blanks between: {word.replace(',', ' ')}")
         before = value or "" if word == "--set" else ""
-    if not free and words < sum(one.required for one in places):
+    if "--" not in arguments and words < sum(one.required for one in places):
         raise LeanifyError(f"{places[words].metavar} is missing: {places[words].help}")
     for long, option in options.items():
         if option.required and option.name not in given:

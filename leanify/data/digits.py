@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,11 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(f"the digits are for classification, not for {data.task}")
     if data.img_size is not None or data.rand_augment is not None:
         raise RecipeError("img_size and rand_augment do not apply to the digits, which are tensors of 8 × 8 pixels")
+    if data.path is not None:
+        raise RecipeError(
+            f"data.path is {data.path}, but this recipe trains on the digits of scikit-learn, which are no folder; "
+            f"what suits your own data is said by leanify train {quote(str(data.path))}"
+        )
     whole = Digits()
     check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
     train, validation = held_out(subset(whole, data), data.holdout or 0.2)
