@@ -223,6 +223,7 @@ def test_a_run_fits_a_small_terminal(monkeypatch: Any, capsys: Any, shape: str) 
         "validation",
         "validation",
         "top1",
+        "%",
     ]
 
 
