@@ -171,3 +171,12 @@ def test_the_study_that_is_proposed_can_be_planned(
     assert capsys.readouterr().out.splitlines()[-1].strip() == line
     chosen = line.removeprefix("leanify compare").strip() or None
     assert studies.planned(studies.Request(chosen, settings=(f"model.depth={depth}",) if chosen else ())).designs
+
+
+def test_spectra_of_several_models_stand_apart() -> None:
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("condition digits digits-study --samples 1").stdout)
+    lines = [line.strip() for line in printed.splitlines()]
+    titles = [place for place, line in enumerate(lines) if line.startswith("digits")]
+    assert len(titles) == 2
+    assert lines[titles[1] - 1] == ""
+    assert lines[0]

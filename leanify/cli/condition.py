@@ -317,5 +317,7 @@ def _print(result: Result) -> None:
     from leanify.cli.tables import fit
 
     out = console()
-    for table in result.tables:
+    for number, table in enumerate(result.tables):
+        if number and not isinstance(table, str):
+            out.print()
         out.print(table if isinstance(table, str) else fit(table, out, LAST), soft_wrap=False)
