@@ -88,6 +88,11 @@ def test_what_is_not_recognised_is_told_why(tmp_path: Path, case: str) -> None:
     assert "leanify train" not in str(caught.value), "it is what was typed"
 
 
+def test_a_device_is_told_so() -> None:
+    with pytest.raises(leanify.SourceError, match="/dev/null has nothing that leanify can train on: it cannot be read"):
+        train("/dev/null")
+
+
 def test_the_columns_proposed_do(tmp_path: Path) -> None:
     CASES["columns"][0](tmp_path)
     named = defaults.named_in(['data.text=["story"]', "data.label=stars"])

@@ -35,7 +35,10 @@ OTHERWISE = {  # suffix → how to make a file that is read
 def why(path: str | Path) -> str:
     """What is at a path that holds no data of a known kind, and what to do about it."""
     place = Path(path).expanduser()
-    reason = _of_file(place) if place.is_file() else _of_folder(place)
+    try:
+        reason = _of_file(place) if place.is_file() else _of_folder(place)
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror or error}"
     return f"{path} has nothing that leanify can train on: {reason}"
 
 
