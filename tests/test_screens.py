@@ -180,3 +180,10 @@ def test_spectra_of_several_models_stand_apart() -> None:
     assert len(titles) == 2
     assert lines[titles[1] - 1] == ""
     assert lines[0]
+
+
+def test_the_sums_of_the_zoo_stand_apart_from_its_list() -> None:
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("zoo").stdout).splitlines()
+    for words in ("hf: ", "read, grow, redesign and control were tried"):
+        (place,) = (i for i, line in enumerate(lines) if line.startswith(words))
+        assert lines[place - 1].strip() == ""

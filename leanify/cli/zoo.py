@@ -73,7 +73,7 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
     from leanify.terminal import console
 
     out = console(width=120)
-    print(_listed(models, out.width))
+    print(_listed(models, out.width), end="\n\n")
     libraries = sorted({model["library"] for model in models})
     for name in libraries:
         counts = Counter(model["status"] for model in models if model["library"] == name)
@@ -81,7 +81,7 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
     if left := [name for name in table.get("not_checked", []) if name.partition("/")[0] in libraries]:
         out.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
     versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
-    out.print(f"checked with {versions}\n{_HOW}")
+    out.print(f"checked with {versions}\n\n{_HOW}")
     later = Counter(model["checked_with"]["code"] for model in models if "checked_with" in model)
     for code, count in later.items():
         out.print(f"{count} of these rows were checked again, with code {code}")
