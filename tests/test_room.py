@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,14 @@ FREE = machine.free_memory() or 0
 small_machine = pytest.mark.skipif(not 0 < FREE < 150e9, reason="the model may fit into the memory of this machine")
 
 
-def run(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "leanify", *words], cwd=at, capture_output=True, text=True, check=False
-    )
+def run(*words: str, at: Path) -> tuple[int, str, str, int]:
+    """Exit code, what was printed, and the most memory of the process in bytes."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = subprocess.Popen([sys.executable, "-m", "leanify", *words], cwd=at, stdout=out, stderr=err)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), err.seek(0)
+        return child.returncode, out.read(), err.read(), usage.ru_maxrss * 1024
 
 
 TEXTS = "--set data.path=texts.txt --set data.tokenizer= --set data.length=16"
@@ -44,20 +49,19 @@ COMMANDS = {
 )
 def test_a_model_larger_than_the_memory_is_one_message(command: str, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
-    found = run(*COMMANDS[command].split(), at=tmp_path)
-    assert found.returncode == 2, found.stderr
-    assert "Traceback" not in found.stderr
-    assert "free" in found.stderr or "available" in found.stderr
+    code, _, words, peak = run(*COMMANDS[command].split(), at=tmp_path)
+    assert code == 2, words
+    assert "Traceback" not in words
+    assert "free" in words or "available" in words
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     assert peak < FREE / room.SHARE + (2 << 30)
 
 
 @small_machine
 def test_a_profile_counts_what_it_cannot_measure(tmp_path: Path) -> None:
-    found = run("profile", HUGE, "--json", at=tmp_path)
-    assert found.returncode == 0, found.stderr
-    (facts,) = json.loads(found.stdout)["models"]
+    code, printed, words, _ = run("profile", HUGE, "--json", at=tmp_path)
+    assert code == 0, words
+    (facts,) = json.loads(printed)["models"]
     assert facts["params"] > 46e9
     assert facts["latency_s"] is None
     assert "the model was not measured" in facts["not_measured"]
