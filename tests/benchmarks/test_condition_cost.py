@@ -97,6 +97,8 @@ def test_vit_base_on_32_images():
 _MEMORY = """
 import json, resource, sys, torch
 from leanify.spectra.measure import condition
+from leanify.upstream.build import build_model
+from leanify.upstream.origin import Origin
 model = build_model(Origin("timm", "vit_base_patch16_224"))
 what, samples = sys.argv[1], int(sys.argv[2])
 images = (torch.randn(16, 3, 224, 224) for _ in range(samples // 16))
