@@ -34,15 +34,15 @@ from leanify.upstream.import_hooks import install
 
 if TYPE_CHECKING:
     from leanify.architecture import Architecture, Layer, Stage
-    from leanify.design.profiling import profile
+    from leanify.design.measure.profiling import profile
     from leanify.design.redesign import redesign
+    from leanify.export.exporting import export
     from leanify.lens.surgery import grow, read, write
     from leanify.sources.find import load
     from leanify.sources.lean_directory import save
     from leanify.spectra.measure import condition
     from leanify.study import compare
     from leanify.training import train
-    from leanify.warm.export import export
 
 __version__ = "0.1.0"
 
@@ -52,10 +52,10 @@ _HOMES = {
     "Stage": "architecture",
     "compare": "study",
     "condition": "spectra.measure",
-    "export": "warm.export",
+    "export": "export.exporting",
     "grow": "lens.surgery",
     "load": "sources.find",
-    "profile": "design.profiling",
+    "profile": "design.measure.profiling",
     "read": "lens.surgery",
     "redesign": "design.redesign",
     "save": "sources.lean_directory",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from leanify.design import counting, peak, profiling
+from leanify.design.measure import peak, profiling
+from leanify.design.prices import counting
 
 ADAMW = 3  # weights and two moments, in units of the weights
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import leanify
-from leanify.design.counting import call
-from leanify.design.profiling import tensors_of
+from leanify.design.measure.profiling import tensors_of
+from leanify.design.prices.counting import call
 from leanify.upstream.inputs import example_inputs
 
 IMAGE = {"img_size": 32, "embed_dim": 60, "depth": 4, "num_heads": 3, "num_classes": 7}

@@ -203,8 +203,8 @@ def names_in(value: Any) -> set[str]:
 
 def keys() -> str:
     """Tables of all recipe keys, a section each."""
-    from leanify.sources.recipe import SECTIONS
-    from leanify.sources.strict_toml import keys_of
+    from leanify.runs.recipe import SECTIONS
+    from leanify.runs.strict_toml import keys_of
 
     parts = []
     for section, kind in SECTIONS.items():

@@ -208,7 +208,8 @@ def of_cache(draw: random.Random, home: Path) -> None:
     """What is kept in the user's cache, damaged between two uses: prices, embeddings, token ids, tokenizers, draws."""
     import numpy as np
 
-    from leanify.data import cache, corpus, tokens
+    from leanify.data import cache
+    from leanify.data.texts import corpus, tokens
 
     tokens.LARGE = 100  # bytes: the ids of a small text are kept as those of a large one
     encode, _ = corpus.encoder(None, 256)
@@ -240,7 +241,7 @@ def of_tensors(draw: random.Random, home: Path) -> None:
 
 
 def of_recipe(draw: random.Random, home: Path) -> None:
-    from leanify.sources import recipe as recipes
+    from leanify.runs import recipe as recipes
     from leanify.training.loop import Trainer
 
     file = home / "r.toml"
@@ -253,8 +254,8 @@ def of_recipe(draw: random.Random, home: Path) -> None:
 
 
 def of_table(draw: random.Random, home: Path) -> None:
-    from leanify.data import corpus, text
-    from leanify.sources.recipe import DataSection
+    from leanify.data.texts import corpus, text
+    from leanify.runs.recipe import DataSection
 
     file = home / draw.choice(["rows.jsonl", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet"])
     mutate(draw, file)
@@ -265,8 +266,8 @@ def of_table(draw: random.Random, home: Path) -> None:
 
 
 def of_images(draw: random.Random, home: Path) -> None:
-    from leanify.data.image_batches import ImageFolder
-    from leanify.sources import recipe as recipes
+    from leanify.data.images.batches import ImageFolder
+    from leanify.runs import recipe as recipes
     from leanify.training.loop import Trainer
 
     for _ in range(draw.choice([1, 1, 4])):

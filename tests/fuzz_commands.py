@@ -86,7 +86,7 @@ def parameters(name: str) -> list[Any]:
 
 def of_setting(draw: random.Random, home: Path) -> None:
     """Every key of a recipe with anything for a value."""
-    from leanify.sources import recipe as recipes
+    from leanify.runs import recipe as recipes
 
     table = recipes.parse(RECIPE).to_dict()
     keys = [f"{section}.{key}" for section, entries in table.items() for key in entries]

@@ -58,7 +58,7 @@ def samples_in(home: Path) -> None:
     import torch
 
     import leanify
-    from leanify.sources import recipe as recipes
+    from leanify.runs import recipe as recipes
 
     leanify.train(recipes.parse(RECIPE), home / "run")
     leanify.save(leanify.load("vit_tiny_patch16_224", overrides=TIMM), home / "lean-timm")
@@ -82,7 +82,7 @@ def samples_in(home: Path) -> None:
 def _runs_on_own_data(home: Path) -> None:
     """A run on images and one on labelled texts, for `leanify predict`."""
     import leanify
-    from leanify.sources import recipe as recipes
+    from leanify.runs import recipe as recipes
 
     pictures = ["data.name=x", "data.samples=", "data.workers=0", "data.mixup=0", "data.holdout=0"]
     pictures += ["model.override.in_chans=3", "model.override.num_classes=2"]
@@ -134,7 +134,7 @@ def _upstreams(home: Path) -> None:
     import torch
 
     import leanify
-    from leanify.data.vocabulary import tokenizer_of
+    from leanify.data.texts.vocabulary import tokenizer_of
 
     model: Any = leanify.load("bert", overrides=HF["bert"] | {"max_position_embeddings": 32})
     model.save_pretrained(home / "hf", max_shard_size="5KB")

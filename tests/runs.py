@@ -67,7 +67,7 @@ def outcome(run: Path) -> dict[str, Any]:
     """What must be equal: rows without what was read from a clock, and every tensor of the last checkpoint."""
     import torch
 
-    from leanify.sources.run_directory import RunDirectory
+    from leanify.runs.run_directory import RunDirectory
 
     rows = [{k: v for k, v in row.items() if k != "samples_per_s"} for row in RunDirectory.open(run).rows()]
     last = RunDirectory.open(run).checkpoints()[-1]
@@ -132,7 +132,7 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
     if kind in ("event", "aim"):
         sys.addaudithook(count)
     if kind == "write":
-        from leanify.sources.checkpoint_writing import Summed
+        from leanify.runs.checkpoint_writing import Summed
 
         write = Summed.write
 

@@ -62,7 +62,7 @@ def outcomes(study: Path) -> dict[str, Any]:
     """What must be equal whoever ran a study and however often it was killed: outcomes, logs, last weights."""
     import torch
 
-    from leanify.sources.run_directory import RunDirectory
+    from leanify.runs.run_directory import RunDirectory
 
     found: dict[str, Any] = {}
     for file in sorted((study / "runs").glob("*.json")):

@@ -17,8 +17,8 @@ from studies import NARROW, RECIPE, command, environment, outcomes, recipe_file,
 import leanify
 from leanify import study as studies
 from leanify.errors import BudgetError, DirectoryError, LeanifyError, RecipeError, ShapeError
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import ModelSection
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import ModelSection
 from leanify.study import Request, engines, runner
 from leanify.study.designs import Designer, parse_shape, parse_sweep, split_names
 from leanify.study.folder import Outcome, StudyFolder
@@ -85,7 +85,7 @@ def test_designs_are_read_as_they_are_typed() -> None:
 
 def test_designs_cost_what_their_models_have() -> None:
     """Prices, shapes and the recipe's [model] say the same model, for every kind of design."""
-    from leanify.design import counting
+    from leanify.design.prices import counting
     from leanify.lens import surgery
     from leanify.study.measure import on_meta
 

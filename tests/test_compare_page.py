@@ -15,7 +15,7 @@ import pytest
 from studies import RECIPE
 
 from leanify import study as studies
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 from leanify.spectra.report import known
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked

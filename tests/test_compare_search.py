@@ -16,7 +16,7 @@ import leanify
 from leanify import study as studies
 from leanify.design.redesign import redesign
 from leanify.errors import LeanifyError, RecipeError
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 from leanify.study import Request, engines, tournament, warm_start
 from leanify.study.designs import Designer
 from leanify.study.folder import Outcome, StudyFolder

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify.design import counting
+from leanify.design.prices import counting
 from leanify.lens import surgery
 from leanify.upstream.inputs import example_inputs
 from leanify.zoo import running

@@ -13,11 +13,11 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture
-from leanify.design import price_cache
-from leanify.design.appraisal import appraise
-from leanify.design.counting import count, idle_parameters, macs, observed_on_cpu, observed_on_meta
-from leanify.design.grid import baseline_designs
-from leanify.design.prices import PriceList, StageDesign
+from leanify.design.prices import cache as price_cache
+from leanify.design.prices.appraisal import appraise
+from leanify.design.prices.counting import count, idle_parameters, macs, observed_on_cpu, observed_on_meta
+from leanify.design.prices.price_list import PriceList, StageDesign
+from leanify.design.search.grid import baseline_designs
 from leanify.lens.sites import locate
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of

@@ -14,9 +14,9 @@ from torch import nn
 
 import leanify
 from leanify.errors import LeanifyError, UnsupportedModel
+from leanify.export import modelling
+from leanify.export.load_alone import _tensors
 from leanify.upstream.libraries import import_transformers
-from leanify.warm import modelling
-from leanify.warm.load_alone import _tensors
 
 SWIN = {"img_size": 56, "embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16), "num_classes": 7}
 

@@ -13,11 +13,11 @@ from sklearn.metrics import mean_squared_error
 
 import leanify
 from leanify import training
-from leanify.data.farthest_point import FarthestPoint
 from leanify.data.sampling import HOLDOUT, SAMPLE
 from leanify.errors import DataError, RecipeError
-from leanify.models.point_encoder import PointEncoder
-from leanify.sources.run_directory import RunDirectory
+from leanify.paper.farthest_point import FarthestPoint
+from leanify.paper.models.point_encoder import PointEncoder
+from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.regression import Regression
 from leanify.training import loop
 

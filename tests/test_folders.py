@@ -19,7 +19,8 @@ from flows import FAMILIES
 from test_disk import lean_of, mixed_bert
 
 import leanify
-from leanify.sources import find, new_directory, same_shape, tensors
+from leanify.runs import new_directory
+from leanify.sources import find, same_shape, tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -371,7 +372,7 @@ def test_a_number_of_too_many_digits_is_one_message(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom leanify.sources.new_directory import new_directory\n"
+        "import sys, time\nfrom leanify.runs.new_directory import new_directory\n"
         "with new_directory(sys.argv[1]) as folder:\n"
         "    (folder / 'model.safetensors').write_bytes(b'x')\n    print('begun', flush=True)\n    time.sleep(600)"
     )

@@ -13,9 +13,9 @@ import pytest
 
 import leanify
 from leanify.cli import formats
-from leanify.design.amounts import amount, check_budget
-from leanify.sources import recipe as recipes
-from leanify.sources.settings import check_settings
+from leanify.design.search.amounts import amount, check_budget
+from leanify.runs import recipe as recipes
+from leanify.runs.settings import check_settings
 
 ROWS: list[dict[str, Any]] = [
     {"name": "a|b", "heads": [4, 8], "memory": {"peak": None}},
@@ -80,7 +80,7 @@ def test_a_wrong_setting_names_the_right_one(setting: str, words: str) -> None:
 
 
 def test_what_is_suggested_is_a_key() -> None:
-    from leanify.sources.meanings import MEANINGS
+    from leanify.runs.meanings import MEANINGS
 
     assert set(MEANINGS.values()) <= set(recipes.keys())
 

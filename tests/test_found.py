@@ -12,7 +12,7 @@ import leanify
 from leanify import training
 from leanify.cli import app
 from leanify.data.found import look
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 from leanify.training import defaults
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import leanify
-from leanify.sources import find, recipe, weights
+from leanify.runs import recipe
+from leanify.sources import find, weights
 from leanify.sources.tensors import load_into
 from leanify.training.preparation import build
 

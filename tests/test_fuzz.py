@@ -19,8 +19,8 @@ from runs import DIGITS
 from leanify import machine
 from leanify.cli import options
 from leanify.errors import LeanifyError
+from leanify.runs import recipe as recipes
 from leanify.sources import find, overrides
-from leanify.sources import recipe as recipes
 
 CASES, LONG = 15, 477  # seeds of a kind: 315 cases in all, 10,017 of the long run
 KEPT: dict[str, tuple[int, ...]] = {"config": (26,)}  # seeds beyond these that once ended badly

@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify.design import price_cache
-from leanify.design.grid import Candidate, baseline_designs, priced
-from leanify.design.prices import PriceList
-from leanify.design.serving import serving
+from leanify.design.prices import cache as price_cache
+from leanify.design.prices.price_list import PriceList
+from leanify.design.search.grid import Candidate, baseline_designs, priced
+from leanify.design.search.serving import serving
 from leanify.upstream.inputs import example_inputs
 
 CONTEXT = 20

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 import leanify
 from leanify import training
 from leanify.cli import app
-from leanify.data import glue, vocabulary
 from leanify.data.sampling import Order
+from leanify.data.texts import glue, vocabulary
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DataSection, ModelSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.sources import text_classifier
-from leanify.sources.recipe import DataSection, ModelSection
-from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import merged
 from leanify.tasks.glue import METRICS, Glue
 from leanify.training import glue_table as table

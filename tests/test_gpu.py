@@ -16,8 +16,8 @@ from runs import DIGITS, outcome
 import leanify
 from leanify import machine, training
 from leanify.errors import TrainingError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training.loop import Trainer
 
 pytestmark = [

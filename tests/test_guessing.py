@@ -12,11 +12,11 @@ from studies import RECIPE
 
 import leanify
 from leanify import study as studies
-from leanify.data import corpus, own_texts
 from leanify.data.faults import Faults
 from leanify.data.found import look
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import DataSection
+from leanify.data.texts import corpus, own_texts
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DataSection
 from leanify.study import StudyFolder, comparing
 from leanify.study.folder import Outcome
 from leanify.study.plan import Key

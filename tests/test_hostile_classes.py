@@ -19,7 +19,7 @@ from test_mistakes import typed
 
 import leanify
 from leanify import cli
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 
 CLASSES: dict[str, tuple[str, ...]] = {
     "1 code runs": (

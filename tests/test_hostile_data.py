@@ -18,18 +18,21 @@ from runs import DIGITS
 from test_hostile_runs import TEXT, Watcher
 
 from leanify import machine, training
-from leanify.data import cache, image_folder, image_tables, probe_inputs, text, tokens
+from leanify.data import cache, probe_inputs
 from leanify.data.common import chosen, shares
-from leanify.data.corpus import encoder
 from leanify.data.faults import Faults
 from leanify.data.found import look
-from leanify.data.image_batches import ImageFolder
-from leanify.data.labelled_text import Labelled
-from leanify.design import price_cache
+from leanify.data.images import folder as image_folder
+from leanify.data.images import tables as image_tables
+from leanify.data.images.batches import ImageFolder
+from leanify.data.texts import text, tokens
+from leanify.data.texts.corpus import encoder
+from leanify.data.texts.labelled_text import Labelled
+from leanify.design.prices import cache as price_cache
 from leanify.errors import DataError, LeanifyError, RecipeError
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, taught
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"

@@ -17,13 +17,17 @@ from PIL import Image
 
 import leanify
 from leanify import machine
-from leanify.data import cache, fingerprint, found, image_folder, tables, vocabulary
+from leanify.data import cache, fingerprint, found
 from leanify.data.faults import Faults
+from leanify.data.images import folder as image_folder
+from leanify.data.tables import rows as tables
+from leanify.data.texts import vocabulary
 from leanify.errors import DataError, DirectoryError, LeanifyError
-from leanify.sources import checkpoints, tensors
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import checkpoints
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
+from leanify.sources import tensors
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import Key, PlannedDesign, StudyPlan
 from leanify.study.runner import Worker

@@ -21,9 +21,9 @@ import leanify
 from leanify import training
 from leanify.data import fingerprint
 from leanify.errors import DataError, DirectoryError, RecipeError, TrainingError
-from leanify.sources import checkpoint_writing, checkpoints
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import checkpoint_writing, checkpoints
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 from leanify.training.interrupts import Interrupted
 

@@ -18,7 +18,8 @@ PACKAGE = Path(leanify.__file__).parent
 FLOORS = (
     ("errors",),
     ("units", "machine", "terminal"),
-    ("architecture", "models"),
+    ("architecture",),
+    ("runs",),
     ("upstream",),
     ("lens",),
     ("sources",),
@@ -27,7 +28,7 @@ FLOORS = (
     ("tasks", "zoo"),
     ("training",),
     ("warm",),
-    ("study",),
+    ("study", "paper", "export"),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

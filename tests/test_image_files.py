@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanify.data import image_files, image_folder
 from leanify.data.found import look
+from leanify.data.images import files as image_files
+from leanify.data.images import folder as image_folder
 from leanify.errors import DataError
-from leanify.sources.recipe import DataSection
+from leanify.runs.recipe import DataSection
 
 
 def image(path: Path, colour: tuple[int, int, int] = (200, 0, 0), mode: str = "RGB") -> Path:

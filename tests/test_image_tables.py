@@ -10,11 +10,12 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data import columns, image_tables
 from leanify.data.found import look
-from leanify.data.image_folder import opened, read
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.data.images import tables as image_tables
+from leanify.data.images.folder import opened, read
+from leanify.data.tables import columns
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import defaults
 
 CLASSES = {"blue": (0, 0, 200), "red": (200, 0, 0)}

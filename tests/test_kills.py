@@ -21,7 +21,7 @@ from test_training_processes import RECIPE as TWO
 
 import leanify
 from leanify.data.sampling import MODEL, seed_everything
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 from leanify.training import preparation
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"

@@ -12,13 +12,14 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data import columns, own_texts
 from leanify.data.faults import Faults
 from leanify.data.found import look
-from leanify.data.labelled_text import Labelled
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import DataSection, ModelSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.data.tables import columns
+from leanify.data.texts import own_texts
+from leanify.data.texts.labelled_text import Labelled
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DataSection, ModelSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
 
 GOOD, BAD = "a fine and sunny day", "a dull and rainy night"

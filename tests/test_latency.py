@@ -13,12 +13,14 @@ import torch
 from cases import IMAGE
 
 import leanify
-from leanify.design import measured, price_cache, search
-from leanify.design.appraisal import appraise
-from leanify.design.clock import Clock, Pair, Setting
-from leanify.design.grid import Designs, Request, baseline_designs
-from leanify.design.latency import NANO, TERMS, Latency, Timed, corrected, fit, shapes_to_time, terms
-from leanify.design.prices import PriceList, StageDesign
+from leanify.design.measure import limits as measured
+from leanify.design.measure.clock import Clock, Pair, Setting
+from leanify.design.prices import cache as price_cache
+from leanify.design.prices.appraisal import appraise
+from leanify.design.prices.price_list import PriceList, StageDesign
+from leanify.design.search import search
+from leanify.design.search.grid import Designs, Request, baseline_designs
+from leanify.design.search.latency import NANO, TERMS, Latency, Timed, corrected, fit, shapes_to_time, terms
 
 # vit_small at batch 1 on one thread, by processor time, beside the baseline: depth, heads, head_dim, MLP, time.
 RECORDED = [

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
-from leanify.data import listops
 from leanify.data.cache import cached
-from leanify.data.listops import CLOSE, OPERATORS, WORDS, ListOpsOptions, drawn, forest, generated, lengths, published
 from leanify.errors import DataError, RecipeError
-from leanify.sources import recipe as recipes
+from leanify.paper import listops
+from leanify.paper.listops import CLOSE, OPERATORS, WORDS, ListOpsOptions, drawn, forest, generated, lengths, published
+from leanify.runs import recipe as recipes
 
 PUBLISHED = ListOpsOptions(train=996, validation=2, test=2)
 
@@ -187,7 +187,7 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_options_are_strict(options: dict[str, object], words: str) -> None:
-    from leanify.sources.strict_toml import read_table
+    from leanify.runs.strict_toml import read_table
 
     with pytest.raises(RecipeError, match=words):
         read_table(ListOpsOptions, options, "data.options")

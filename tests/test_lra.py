@@ -14,12 +14,12 @@ from scipy import ndimage
 from sklearn.metrics import accuracy_score
 
 from leanify import training
-from leanify.data import aan, pathfinder
-from leanify.data.pathfinder import PathfinderOptions, generated
-from leanify.data.sequences import Sequences
 from leanify.errors import DataError, LeanifyError, RecipeError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.paper import aan, pathfinder
+from leanify.paper.pathfinder import PathfinderOptions, generated
+from leanify.paper.sequences import Sequences
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.classification import Classification
 from leanify.training import loop
 

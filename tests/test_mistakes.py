@@ -13,7 +13,7 @@ import pytest
 
 from leanify import training
 from leanify.cli import COMMANDS, app, main, slips
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
 WORKED: set[str] = set()  # what was typed instead, and worked: several mistakes lead to the same line

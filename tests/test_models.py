@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import leanify
 from leanify.architecture import Architecture
-from leanify.models.crammed_bert import CrammedBert, ScaledSinusoidal
-from leanify.models.gpt2 import Gpt2
-from leanify.models.layers import Attention
-from leanify.models.nystromformer import NystromAttention, Nystromformer, nystrom, pseudo_inverse
+from leanify.paper.models.crammed_bert import CrammedBert, ScaledSinusoidal
+from leanify.paper.models.gpt2 import Gpt2
+from leanify.paper.models.layers import Attention
+from leanify.paper.models.nystromformer import NystromAttention, Nystromformer, nystrom, pseudo_inverse
 from leanify.upstream.build import build_model
 from leanify.upstream.initialise import initialise_model
 from leanify.upstream.inputs import example_inputs
@@ -259,7 +259,7 @@ def test_under_half_precision_the_maps_stay_in_single(dtype: torch.dtype, monkey
         seen.append(((matrix @ matrix).dtype, matrix.dtype))
         return pseudo_inverse(matrix, iterations)
 
-    monkeypatch.setattr("leanify.models.nystromformer.pseudo_inverse", noted)
+    monkeypatch.setattr("leanify.paper.models.nystromformer.pseudo_inverse", noted)
     torch.manual_seed(0)
     attention = NystromAttention(64, 2, 32, landmarks=32)
     x = torch.randn(2, 128, 64)

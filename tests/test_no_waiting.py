@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import leanify
 from leanify import training
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import Recipe
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import Recipe
 from leanify.training import preparation
 from leanify.training.loop import Trainer
 

@@ -13,16 +13,16 @@ from test_labelled_text import TINY, write
 
 import leanify
 from leanify import training
-from leanify.data import columns, conll
 from leanify.data.faults import Faults
 from leanify.data.found import look
-from leanify.data.multi_label import MultiLabelled
 from leanify.data.samples import IGNORED
-from leanify.data.tagged_text import Tagged, TaggedSentences, first_pieces
-from leanify.data.vocabulary import tokenizer_of
+from leanify.data.tables import columns, conll
+from leanify.data.texts.multi_label import MultiLabelled
+from leanify.data.texts.tagged_text import Tagged, TaggedSentences, first_pieces
+from leanify.data.texts.vocabulary import tokenizer_of
 from leanify.errors import DataError
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.multi_label import MultiLabel
 from leanify.tasks.token_classification import TokenClassification, entities
 from leanify.training.predicting import predict

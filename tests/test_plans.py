@@ -11,11 +11,11 @@ from rich.console import Console
 
 import leanify
 from leanify.cli import plans
-from leanify.design import alternatives
-from leanify.design.constraints import Constraints
-from leanify.design.counting import count
-from leanify.design.design import Design
 from leanify.design.plan import Plan
+from leanify.design.prices.counting import count
+from leanify.design.search import alternatives
+from leanify.design.search.constraints import Constraints
+from leanify.design.search.design import Design
 from leanify.lens import surgery
 from leanify.lens.sites import locate
 from leanify.upstream.initialise import initialise_model
@@ -167,7 +167,7 @@ def test_caches_are_what_upstream_caches(source: str, overrides: dict[str, Any],
 def test_latent_attention_caches_its_latent() -> None:
     """DeepSeek-V3: 61 layers of 512 + 64 numbers, whatever the heads (DeepSeek-V2, Table 1)."""
     model = leanify.load("hf/deepseek_v3", device="meta")
-    from leanify.design.counting import cache_bytes
+    from leanify.design.prices.counting import cache_bytes
 
     assert cache_bytes(locate(model), 100) == 100 * 61 * (512 + 64) * 2
 

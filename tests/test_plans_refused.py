@@ -13,7 +13,7 @@ from flows import FAMILIES
 
 import leanify
 from leanify.cli import main
-from leanify.design.counting import count, idle_parameters, parameters, unmasked_inputs
+from leanify.design.prices.counting import count, idle_parameters, parameters, unmasked_inputs
 from leanify.lens.sites import locate
 from leanify.sources import find, hub
 from leanify.upstream.inputs import words_of

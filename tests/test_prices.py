@@ -13,11 +13,12 @@ import pytest
 
 import leanify
 from leanify.cli import recipe_list
-from leanify.design import price_cache, shipped
-from leanify.design.price_cache import Asked, appraiser, key_of
-from leanify.sources import recipe
+from leanify.design.prices import cache as price_cache
+from leanify.design.prices import shipped
+from leanify.design.prices.cache import Asked, appraiser, key_of
+from leanify.runs import recipe
 
-SHIPPED = Path(leanify.__file__).parent / "design" / price_cache.SHIPPED
+SHIPPED = Path(leanify.__file__).parent / "design" / "prices" / price_cache.SHIPPED
 TEXT = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
 GPT2 = {"n_embd": 64, "n_layer": 6, "n_head": 4, "vocab_size": 100, "n_positions": 128}
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -13,8 +13,9 @@ from cases import CASES, Case, batch
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify.design import counting, peak, profiling
-from leanify.design.grid import primary_of
+from leanify.design.measure import peak, profiling
+from leanify.design.prices import counting
+from leanify.design.search.grid import primary_of
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 

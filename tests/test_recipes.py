@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import leanify
 from leanify.cli.recipes import recipes as recipes_command
-from leanify.design.audit import Row
 from leanify.errors import RecipeError
-from leanify.sources import recipe, strict_toml
-from leanify.sources.recipe import ModelSection, PaperSection, ScheduleSection, with_settings
+from leanify.paper.audit import Row
+from leanify.runs import recipe, strict_toml
+from leanify.runs.recipe import ModelSection, PaperSection, ScheduleSection, with_settings
 
 M, K = 1_000_000, 1_000
 # baseline and lean as printed, and the counts of the shapes that the printed numbers belong to
@@ -380,7 +380,7 @@ def test_settings() -> None:
 
 def test_a_recipe_is_read_without_torch() -> None:
     script = (
-        "import sys, leanify.sources.recipe as r; r.load('vit-base-lean'); r.built_in(); print('torch' in sys.modules)"
+        "import sys, leanify.runs.recipe as r; r.load('vit-base-lean'); r.built_in(); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
@@ -405,7 +405,7 @@ def test_the_audit_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
         Row("leaner-transformers/volo-d4", paper, 192_962_000),
         Row("x/small", replace(paper, place="Table 1"), 1234),
     ]
-    monkeypatch.setattr("leanify.design.audit.rows", lambda: iter(found))
+    monkeypatch.setattr("leanify.paper.audit.rows", lambda: iter(found))
     text = command("--audit")
     assert max(map(len, text.splitlines())) <= 100
     assert "193.000 M" in text

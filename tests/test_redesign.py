@@ -12,12 +12,14 @@ import torch
 from cases import CASES, IMAGE
 
 import leanify
-from leanify.design import budget as budgets
-from leanify.design import counting, profiling, search
-from leanify.design.appraisal import appraise
-from leanify.design.counting import count
-from leanify.design.prices import PriceList
-from leanify.design.search import Request
+from leanify.design.measure import profiling
+from leanify.design.prices import counting
+from leanify.design.prices.appraisal import appraise
+from leanify.design.prices.counting import count
+from leanify.design.prices.price_list import PriceList
+from leanify.design.search import budget as budgets
+from leanify.design.search import search
+from leanify.design.search.search import Request
 from leanify.lens import families, surgery
 from leanify.lens.sites import locate
 

@@ -13,8 +13,8 @@ from runs import DIGITS
 
 from leanify import training
 from leanify.cli import app
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training.overview import runs_below
 
 

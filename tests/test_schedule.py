@@ -7,7 +7,7 @@ import torch
 
 from leanify.data.sampling import Order
 from leanify.errors import RecipeError
-from leanify.sources.recipe import OptimSection, ScheduleSection
+from leanify.runs.recipe import OptimSection, ScheduleSection
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 
 

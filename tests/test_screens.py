@@ -22,8 +22,8 @@ from leanify.cli.screen import print_end
 from leanify.cli.study_tables import _interval
 from leanify.cli.tables import entries, print_table, table
 from leanify.errors import BudgetError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.plots import _html_table, _shade, _style, figure_of
 from leanify.terminal import CYAN, GREEN, ORANGE, RED
 from leanify.units import metric, millions, operations

@@ -16,8 +16,8 @@ from test_training_processes import RECIPE, launched
 
 import leanify
 from leanify.errors import RecipeError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import engine, guards, sharding
 
 SHARDED = RECIPE.replace("log_every = 1", "log_every = 1\ncheckpoint_every = 2\nkeep = 0\naccumulate = 2") + (

@@ -16,9 +16,9 @@ import leanify
 from leanify import training
 from leanify.cli import app
 from leanify.cli.predict import _print
-from leanify.data.image_folder import decoded, transforms
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.data.images.folder import decoded, transforms
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training.curves import curves_of, in_text
 from leanify.training.predicting import Prediction, predict
 

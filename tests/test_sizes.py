@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import leanify
-from leanify.design import counting, profiling
-from leanify.design.sizes import RULES, Sizes
+from leanify.design.measure import profiling
+from leanify.design.prices import counting
+from leanify.design.prices.sizes import RULES, Sizes
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from runs import outcome
 from test_kills import CODE, SHORT, nothing_left
 from test_streams import here, is_plain, ran
 
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 
 ROOM = ("No space left", "no space left", "room", "free")  # one of them is in the message
 SIZES = [64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2560, 5120]

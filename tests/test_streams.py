@@ -21,7 +21,7 @@ from PIL import Image
 
 import leanify
 from leanify.cli import COMMANDS, main
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 
 Ends = tuple[int, int]
 TYPED = {

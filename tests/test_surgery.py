@@ -13,10 +13,10 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture, primary_of
-from leanify.design.appraisal import appraise
-from leanify.design.counting import call, count
-from leanify.design.prices import StageDesign
-from leanify.design.search import Candidate
+from leanify.design.prices.appraisal import appraise
+from leanify.design.prices.counting import call, count
+from leanify.design.prices.price_list import StageDesign
+from leanify.design.search.search import Candidate
 from leanify.lens import sites, surgery
 from leanify.sources import describe
 from leanify.sources.find import find

@@ -17,12 +17,12 @@ from runs import outcome
 import leanify
 from leanify import training
 from leanify.data.found import look
-from leanify.data.image_folder import opened, read
+from leanify.data.images.folder import opened, read
 from leanify.data.samples import Reader
 from leanify.data.sampling import Order, Passes
 from leanify.errors import DataError
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
 
 NAMES = ("blue", "green", "red")
 SIZE = 8

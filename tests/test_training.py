@@ -19,8 +19,8 @@ from runs import DIGITS, forked, outcome
 import leanify
 from leanify import training
 from leanify.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, preparation
 
 TINY = recipes.parse(DIGITS)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from runs import DIGITS, outcome
 
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs.run_directory import RunDirectory
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 

@@ -13,9 +13,9 @@ import leanify
 from leanify import training
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.errors import LeanifyError, RecipeError, ShapeError
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import DistillSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DistillSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import distillation, loop, preparation
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200", "schedule.epochs=2"]

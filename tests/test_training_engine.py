@@ -17,10 +17,10 @@ import torch
 from runs import DIGITS, outcome
 
 from leanify import machine, training
-from leanify.design import peak
+from leanify.design.measure import peak
 from leanify.errors import RecipeError, TrainingError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import engine, guards, heap, loop, memory
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]

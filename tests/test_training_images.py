@@ -14,8 +14,8 @@ from leanify import training
 from leanify.data.samples import Keyed
 from leanify.data.sampling import SAMPLE, seed_everything
 from leanify.errors import DataError, RecipeError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 
 TINY = recipes.parse(

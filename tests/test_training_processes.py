@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from leanify import training
 from leanify.data.sampling import Order, Passes, in_turn
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.outputs import logits_of
 from leanify.training import reach
 

@@ -11,8 +11,8 @@ from runs import DIGITS
 import leanify
 from leanify import training
 from leanify.errors import LeanifyError, RecipeError, SourceError
-from leanify.sources import recipe as recipes
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
 
 TINY = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])

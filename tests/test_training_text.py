@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from leanify import training
-from leanify.data import tokens
-from leanify.data.corpus import END, Corpus, corpora
 from leanify.data.samples import IGNORED
+from leanify.data.texts import tokens
+from leanify.data.texts.corpus import END, Corpus, corpora
 from leanify.errors import DataError, RecipeError
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 from leanify.training.state import put
 

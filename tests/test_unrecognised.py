@@ -12,11 +12,12 @@ from PIL import Image
 import leanify
 from leanify import training
 from leanify.cli.train import train
-from leanify.data import image_folder, own_texts
 from leanify.data.faults import Faults
 from leanify.data.found import look
-from leanify.data.labelled_text import Labelled
-from leanify.sources.recipe import DataSection
+from leanify.data.images import folder as image_folder
+from leanify.data.texts import own_texts
+from leanify.data.texts.labelled_text import Labelled
+from leanify.runs.recipe import DataSection
 from leanify.training import defaults, preparation
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]

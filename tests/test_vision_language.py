@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import leanify
-from leanify.design.counting import count, macs, observed_on_cpu, observed_on_meta
+from leanify.design.prices.counting import count, macs, observed_on_cpu, observed_on_meta
 from leanify.lens import surgery
 from leanify.upstream.inputs import example_inputs
 

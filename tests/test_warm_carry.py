@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import leanify
 from leanify.cli import main
 from leanify.errors import DataError, ShapeError, SourceError
-from leanify.sources.recipe import DistillSection
+from leanify.runs.recipe import DistillSection
 from leanify.training.teachers import teacher_of
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers

@@ -20,8 +20,8 @@ from leanify import training
 from leanify.cli import main
 from leanify.data import cache
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
+from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
-from leanify.sources.run_directory import RunDirectory
 from leanify.tasks.sentence_embedding import embed, pooled
 from leanify.training import defaults, taught
 from leanify.upstream.libraries import import_transformers

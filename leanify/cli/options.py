@@ -15,7 +15,7 @@ def complete_source(typed: str) -> list[str]:
     from importlib import resources
     from pathlib import Path
 
-    from leanify.sources.built_in import built_in
+    from leanify.runs.built_in import built_in
 
     table = json.loads(resources.files("leanify.zoo").joinpath("table.json").read_text("utf-8"))
     names = [model["name"] for model in table["models"]]
@@ -26,7 +26,7 @@ def complete_source(typed: str) -> list[str]:
 
 def complete_recipe(typed: str) -> list[str]:
     """Shell completion of a recipe's name."""
-    from leanify.sources.built_in import built_in, stems
+    from leanify.runs.built_in import built_in, stems
 
     return sorted(name for name in {*built_in(), *stems()} if name.startswith(typed))
 

@@ -61,7 +61,7 @@ def planned(
         from leanify.design.redesign import redesign
 
     if written.output is not None and not written.force:
-        from leanify.sources.new_directory import check_new_directory
+        from leanify.runs.new_directory import check_new_directory
 
         check_new_directory(written.output)
     measured = None

@@ -15,8 +15,8 @@ from leanify.terminal import CYAN, GREEN, ORANGE, console
 from leanify.units import gigas, kappa, kilobytes, millions, seconds
 
 if TYPE_CHECKING:
-    from leanify.design.design import Design
     from leanify.design.plan import Plan
+    from leanify.design.search.design import Design
     from leanify.warm.plan import Carrying
 
 KAPPA = "κ random"

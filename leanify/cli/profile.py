@@ -12,7 +12,7 @@ from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, comp
 from leanify.terminal import say
 
 if TYPE_CHECKING:
-    from leanify.design.profiling import Profile
+    from leanify.design.measure.profiling import Profile
 
 
 DEFAULT = "vit_base"
@@ -48,7 +48,7 @@ def profile(
 
     With --max-params, --max-macs or --max-latency the exit code is 1 if a model exceeds a limit.
     """
-    from leanify.design.amounts import amount
+    from leanify.design.search.amounts import amount
     from leanify.errors import LeanifyError
     from leanify.terminal import progress, track
 
@@ -58,7 +58,7 @@ def profile(
     if "--max-latency" in limits and not measure:
         raise LeanifyError("--max-latency is about what is measured: leave out --no-measure")
     with progress("loading PyTorch", None):
-        from leanify.design import profiling
+        from leanify.design.measure import profiling
         from leanify.sources.newest import with_baseline
         from leanify.sources.overrides import parse_overrides
 

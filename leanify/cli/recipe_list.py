@@ -8,7 +8,7 @@ from typing import Any
 
 from leanify.cli.formats import Kind
 from leanify.cli.formats import show as show_as
-from leanify.sources.built_in import built_in
+from leanify.runs.built_in import built_in
 from leanify.terminal import console
 
 HEADS = ("recipe", "source", "data")

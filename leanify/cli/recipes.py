@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from leanify.design.audit import Row
+    from leanify.paper.audit import Row
 
 
 def recipes(
@@ -56,7 +56,7 @@ def _print_one(name: str, as_json: bool) -> None:
     """Print a recipe's file, including comments."""
     from pathlib import Path
 
-    from leanify.sources import recipe
+    from leanify.runs import recipe
 
     value = recipe.load(name)  # refuses an unknown or malformed recipe
     if as_json:
@@ -66,8 +66,8 @@ def _print_one(name: str, as_json: bool) -> None:
 
 
 def _keys() -> list[dict[str, Any]]:
-    from leanify.sources.recipe import SECTIONS
-    from leanify.sources.strict_toml import keys_of
+    from leanify.runs.recipe import SECTIONS
+    from leanify.runs.strict_toml import keys_of
 
     return [
         {"key": f"{section}.{key.name}", **{k: v for k, v in key._asdict().items() if k != "name"}}
@@ -96,8 +96,8 @@ def _key_table(listed: list[dict[str, Any]]) -> Table | str:
 
 
 def _rebuilt() -> list[Row]:
-    from leanify.design.audit import rows
-    from leanify.sources import recipe
+    from leanify.paper.audit import rows
+    from leanify.runs import recipe
     from leanify.terminal import track
 
     total = sum(recipe.load(path).paper is not None for path in recipe.built_in().values())

@@ -129,7 +129,7 @@ def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[opti
 
 def _check(budgets: list[option.Text], limits: dict[str, option.Text], count: str, heads_mode: str) -> None:
     """Raise LeanifyError for mistakes that are detectable without the slow imports."""
-    from leanify.design.amounts import check_budget
+    from leanify.design.search.amounts import check_budget
 
     for name, value, allowed in (("--count", count, ("all", "body")), ("--heads-mode", heads_mode, MODES)):
         if value not in allowed:

@@ -11,8 +11,8 @@ from leanify.terminal import ROOM, bars, console, drawn, progress
 from leanify.units import binary, digits, heading, metric, seconds
 
 if TYPE_CHECKING:
-    from leanify.sources.recipe import DataSection
-    from leanify.sources.run_directory import RunDirectory
+    from leanify.runs.recipe import DataSection
+    from leanify.runs.run_directory import RunDirectory
 
 HIGHER = ("top1", "f1", "f1_micro", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
 NO_METRICS = ("step", "epoch", "split", "lr", "samples_per_s")
@@ -230,7 +230,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
 def _can_be_leaner(run: RunDirectory) -> bool:
     """Whether the rules of redesign leave the run's model fewer layers, so that it can be compared without more ado."""
     from leanify.architecture import Architecture
-    from leanify.design.constraints import Constraints
+    from leanify.design.search.constraints import Constraints
 
     stages = Architecture.from_json(run.card()["architecture"]).stages
     return any(stage.primary is not None and Constraints().depth_floor(stage) < stage.depth for stage in stages)

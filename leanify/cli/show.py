@@ -17,8 +17,8 @@ from leanify.cli.train import MODELS, say_what_was_found
 from leanify.errors import LeanifyError
 
 if TYPE_CHECKING:
-    from leanify.sources.recipe import Recipe
-    from leanify.sources.run_directory import RunDirectory
+    from leanify.runs.recipe import Recipe
+    from leanify.runs.run_directory import RunDirectory
     from leanify.training.curves import Curves
 
 Facts = dict[str, Any]
@@ -74,8 +74,8 @@ def show(
 
 
 def _page(what: str) -> Page:
-    from leanify.sources import recipe as recipes
-    from leanify.sources.run_directory import is_run
+    from leanify.runs import recipe as recipes
+    from leanify.runs.run_directory import is_run
 
     if is_run(what):
         return _run(what)
@@ -88,7 +88,7 @@ def _page(what: str) -> Page:
 
 def _run(what: str) -> Page:
     from leanify.cli.screen import is_own
-    from leanify.sources.run_directory import RunDirectory
+    from leanify.runs.run_directory import RunDirectory
     from leanify.training.curves import curves_of
     from leanify.training.overview import overview
     from leanify.units import metric
@@ -141,7 +141,7 @@ def _at(best: Any) -> str:
 
 
 def _recipe(what: str, recipe: Recipe) -> Page:
-    from leanify.sources.run_directory import leaves
+    from leanify.runs.run_directory import leaves
 
     shape, params = _shape(what)
     lines = [f"{what} · recipe", f"model  {recipe.model.source} · {shape} · {params}", *_about(recipe)]

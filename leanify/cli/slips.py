@@ -152,7 +152,7 @@ def _check_option(word: str, options: dict[str, Any], value: str, places: Sequen
 
 def _meant(key: str) -> str | None:
     """What a word means: the recipe's key, ``lr`` → ``optim.lr``, or words of what has none."""
-    from leanify.sources import meanings, recipe
+    from leanify.runs import meanings, recipe
 
     known = set(recipe.keys())
     found = meanings.meant(key, "", known)

@@ -13,7 +13,7 @@ from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json, complete_recipe
 
 if TYPE_CHECKING:
-    from leanify.sources.recipe import Recipe
+    from leanify.runs.recipe import Recipe
 
 MODELS = ("recipe.toml", "leanify.json", "config.json", "adapter_config.json")  # files that mark a folder as a model
 
@@ -85,8 +85,8 @@ def train(
 def _check(chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool) -> None:
     """Raise LeanifyError for mistakes that are detectable without the slow imports."""
     from leanify.errors import LeanifyError
-    from leanify.sources import recipe as recipes
-    from leanify.sources.settings import check_settings
+    from leanify.runs import recipe as recipes
+    from leanify.runs.settings import check_settings
 
     if resume is not None and (output is not None or dry_run):
         other = "-o" if output is not None else "--dry-run"
@@ -154,7 +154,7 @@ def _trained(
 ) -> Any:
     import os
 
-    from leanify.sources.run_directory import RunDirectory
+    from leanify.runs.run_directory import RunDirectory
 
     main = int(os.environ.get("RANK", "0")) == 0
     folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)

@@ -13,7 +13,7 @@ from torch import nn
 from leanify.data.samples import Part
 from leanify.data.sampling import HOLDOUT, permutation
 from leanify.errors import DataError, RecipeError
-from leanify.sources.recipe import DataSection
+from leanify.runs.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf, is_own, origin_of
 

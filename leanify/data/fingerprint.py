@@ -17,12 +17,12 @@ import numpy as np
 from torch import Tensor
 
 from leanify.data import hub
-from leanify.data.columns import CONLL, IMAGES
 from leanify.data.samples import Splits
+from leanify.data.tables.columns import CONLL, IMAGES
 from leanify.errors import DataError
-from leanify.sources.files import check_links
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import is_run
+from leanify.runs.files import check_links
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import is_run
 
 FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
 SHOWN = 3  # changes listed in a message

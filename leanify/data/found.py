@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.data import columns, guessing
 from leanify.data.faults import Faults
-from leanify.data.image_files import folder_of_split, images_below, splits_among
-from leanify.data.tables import Row, rows_of_table
+from leanify.data.images.files import folder_of_split, images_below, splits_among
+from leanify.data.tables import columns, guessing
+from leanify.data.tables.rows import Row, rows_of_table
 from leanify.errors import DataError
-from leanify.sources.files import few, read_json
+from leanify.runs.files import few, read_json
 from leanify.upstream.wall import wall
 
 Kind = Literal["images", "sentences", "text"]
@@ -112,7 +112,7 @@ def _folder(place: Path, named: Named) -> Found | None:
     counts = {folder.name: number for folder in _folders(train) if (number := _images(folder))}
     if len(counts) > 1 and not splits_among(list(counts)):
         return _of_classes(place, train, counts)
-    from leanify.data import tar_shards  # imports numpy
+    from leanify.data.images import tar_shards  # imports numpy
 
     if shards := tar_shards.of(place, "train"):
         text = f"{len(shards)} tar shard{'s' * (len(shards) != 1)} of images in {place}"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from leanify.errors import DataError
-from leanify.sources.files import few
-from leanify.sources.recipe import DataSection
+from leanify.runs.files import few
+from leanify.runs.recipe import DataSection
 from leanify.upstream.wall import wall
 
 SPLITS = {"validation": ("validation", "valid", "val", "test")}  # usual names of a split, in order of preference

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.data import text
-from leanify.data.image_batches import ImageFolder
+from leanify.data.images.batches import ImageFolder
+from leanify.data.texts import text
 from leanify.errors import DataError
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf

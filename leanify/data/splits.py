@@ -8,29 +8,29 @@ from torch import nn
 
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
-from leanify.sources.recipe import DataSection
+from leanify.runs.recipe import DataSection
 from leanify.upstream.wall import wall
 
-# Modules of this package by data set name, else by task; each has splits(data, model) → Splits.
+# Modules by data set name, else by task; each has splits(data, model) → Splits.
 NAMED = {
-    "digits": "digits",
-    "farthest-point": "farthest_point",
-    "lra-image": "lra_image",
-    "lra-listops": "listops",
-    "lra-pathfinder": "pathfinder",
-    "lra-retrieval": "aan",
-    "lra-text": "imdb",
+    "digits": "data.images.digits",
+    "farthest-point": "paper.farthest_point",
+    "lra-image": "paper.lra_image",
+    "lra-listops": "paper.listops",
+    "lra-pathfinder": "paper.pathfinder",
+    "lra-retrieval": "paper.aan",
+    "lra-text": "paper.imdb",
 }
 OF_TASK = {
-    "classification": "image_folder",
-    "text-classification": "own_texts",
-    "text-regression": "own_texts",
-    "multi-label-classification": "own_texts",
-    "token-classification": "own_texts",
-    "causal-lm": "corpus",
-    "masked-lm": "masked",
-    "glue": "glue",
-    "sentence-embedding": "sentences",
+    "classification": "data.images.folder",
+    "text-classification": "data.texts.own_texts",
+    "text-regression": "data.texts.own_texts",
+    "multi-label-classification": "data.texts.own_texts",
+    "token-classification": "data.texts.own_texts",
+    "causal-lm": "data.texts.corpus",
+    "masked-lm": "data.texts.masked",
+    "glue": "data.texts.glue",
+    "sentence-embedding": "data.texts.sentences",
 }
 DRAWN = ("lra-listops", "lra-pathfinder")  # generated data sets, which have [data.options]
 
@@ -45,7 +45,7 @@ def splits_of(data: DataSection, model: nn.Module) -> Splits:
     if file is None:
         raise RecipeError(f"{data.name} is not a data set for {data.task}; built in: {', '.join(NAMED)}")
     with wall(f"the data {data.name!r} cannot be read", DataError):
-        found: Splits = importlib.import_module(f"leanify.data.{file}").splits(data, model)
+        found: Splits = importlib.import_module(f"leanify.{file}").splits(data, model)
     if data.test is not None and found.test is None:
         raise RecipeError(f"data.test is {data.test}, but there is no such split of {found.description}; remove it")
     return found

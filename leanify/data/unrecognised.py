@@ -9,12 +9,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from leanify.data import columns, found
+from leanify.data import found
 from leanify.data.faults import Faults
-from leanify.data.image_files import images_below, splits_among
-from leanify.data.tables import rows_of_table
+from leanify.data.images.files import images_below, splits_among
+from leanify.data.tables import columns
+from leanify.data.tables.rows import rows_of_table
 from leanify.errors import DataError
-from leanify.sources.files import few
+from leanify.runs.files import few
 
 LAYOUTS = (
     "images in DIR/CLASS/ or DIR/train/CLASS/; train.csv (or .tsv, .jsonl, .parquet) with a column of texts or of "

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
-from leanify.design import price_cache
-from leanify.design.design import Design
-from leanify.design.grid import Candidate, Request
-from leanify.design.prices import PriceList
-from leanify.design.search import Ranking
+from leanify.design.prices import cache as price_cache
+from leanify.design.prices.price_list import PriceList
+from leanify.design.search.design import Design
+from leanify.design.search.grid import Candidate, Request
+from leanify.design.search.search import Ranking
 from leanify.errors import LeanifyError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanify.design.measured import Timing
+    from leanify.design.measure.limits import Timing
     from leanify.sources.source import ModelSource
 
 Carry = Callable[["nn.Module", Architecture], "nn.Module"]
@@ -157,8 +157,8 @@ class Plan:
         transformers that says the same shape. Raises LeanifyError where there is no control to write.
         """
         from leanify.design.build import room_for
+        from leanify.runs.new_directory import check_new_directory, new_directory
         from leanify.sources import lean_directory
-        from leanify.sources.new_directory import check_new_directory, new_directory
 
         check_new_directory(directory, force)
         if not control and carry is None and model_type is None and self._streamed(weights, seed, directory, force):

@@ -13,23 +13,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from leanify.design import budget, price_cache, search
-from leanify.design.amounts import BYTES, COUNTS, Budget
-from leanify.design.constraints import Constraints
-from leanify.design.control import control as control_of
-from leanify.design.design import Design, designer
-from leanify.design.facts import Appraiser
-from leanify.design.grid import Candidate, Designs, HeadsMode, Request, turned_stages
-from leanify.design.latency import Pace
 from leanify.design.plan import Plan
-from leanify.design.prices import PriceList
-from leanify.design.towers import Pin, towers
-from leanify.design.warnings import warnings
+from leanify.design.prices import cache as price_cache
+from leanify.design.prices.facts import Appraiser
+from leanify.design.prices.price_list import PriceList
+from leanify.design.search import budget, search
+from leanify.design.search.amounts import BYTES, COUNTS, Budget
+from leanify.design.search.constraints import Constraints
+from leanify.design.search.control import control as control_of
+from leanify.design.search.design import Design, designer
+from leanify.design.search.grid import Candidate, Designs, HeadsMode, Request, turned_stages
+from leanify.design.search.latency import Pace
+from leanify.design.search.towers import Pin, towers
+from leanify.design.search.warnings import warnings
 from leanify.errors import BudgetError, ShapeError
 from leanify.terminal import track
 
 if TYPE_CHECKING:
-    from leanify.design.measured import Timing
+    from leanify.design.measure.limits import Timing
 
 
 def redesign(
@@ -98,7 +99,7 @@ def redesign(
     if max_latency is None:
         outcome = look(prices, request)
     else:
-        from leanify.design.measured import timed_search
+        from leanify.design.measure.limits import timed_search
 
         pace = Pace(max_latency, batch_size, device, dtype, compiled, latency_of)
         prices, outcome, timing = timed_search(prices, request, pace, tokens, look, price_cache.key_of(asked))
@@ -122,7 +123,7 @@ class _Look:
     def __call__(self, prices: PriceList, request: Request) -> search.SearchResult:
         if self.max_memory is None:
             return self._timed(prices, request)
-        from leanify.design.measured import within_memory
+        from leanify.design.measure.limits import within_memory
 
         return within_memory(prices, request, self.max_memory, self.tokens, self._timed)
 
@@ -176,7 +177,7 @@ def _with_latencies(
     timing: Timing,
 ) -> Plan:
     """The plan with the latency of every design in it, timed beside the baseline; of a decoder a token's too."""
-    from leanify.design.measured import token_seconds
+    from leanify.design.measure.limits import token_seconds
 
     shown = [baseline, *outcome.front, *([control] if control else []), *([outcome.plain] if outcome.plain else [])]
     seconds = {c.designs: timing.watch.seconds(c.designs) for c in track(shown, "timing designs")}

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from leanify.errors import SourceError
-from leanify.sources.files import read_json
+from leanify.runs.files import read_json
 from leanify.sources.tensors import few, read_tensors
 from leanify.upstream.wall import wall
 

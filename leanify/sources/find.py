@@ -27,9 +27,9 @@ from leanify import machine
 from leanify.architecture import Architecture
 from leanify.errors import LeanifyError, SourceError
 from leanify.lens import surgery
-from leanify.models import MODELS
-from leanify.sources import adapters, checkpoints, hub, lean_directory, recipe, run_directory, weights
-from leanify.sources.files import check_regular, read_json
+from leanify.runs import checkpoints, recipe, run_directory
+from leanify.runs.files import check_regular, read_json
+from leanify.sources import adapters, hub, lean_directory, weights
 from leanify.sources.overrides import hf_origin, overridden, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
@@ -38,6 +38,7 @@ from leanify.upstream import diffusion
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
+from leanify.upstream.own_models import MODELS
 from leanify.upstream.wall import wall
 
 HUB = (  # the hub's well-known models without a slash, as suggestions

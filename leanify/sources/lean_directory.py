@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from leanify.architecture import Architecture
 from leanify.errors import DirectoryError, ShapeError
 from leanify.lens import surgery
-from leanify.sources import side_files, sums, timm_hooks
+from leanify.runs import sums
+from leanify.runs.files import read_json
+from leanify.runs.new_directory import CARD as CARD
+from leanify.runs.new_directory import new_directory
+from leanify.sources import side_files, timm_hooks
 from leanify.sources.describe import describe
-from leanify.sources.files import read_json
-from leanify.sources.new_directory import CARD as CARD
-from leanify.sources.new_directory import new_directory
 from leanify.sources.same_shape import as_type
 from leanify.sources.source import ModelSource
 from leanify.upstream import diffusion

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from leanify.errors import LeanifyError
-from leanify.sources import find, lean_directory, run_directory
+from leanify.runs import run_directory
+from leanify.sources import find, lean_directory
 from leanify.sources.source import ModelSource
 from leanify.upstream.lean_config import KEY
 

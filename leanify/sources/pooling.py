@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leanify.errors import SourceError
-from leanify.sources.files import read_json
+from leanify.runs.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

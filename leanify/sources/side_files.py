@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from leanify.errors import SourceError
+from leanify.runs.files import read_json
 from leanify.sources import hub
-from leanify.sources.files import read_json
 from leanify.sources.tensors import CHECKPOINTS
 from leanify.upstream.libraries import import_transformers
 

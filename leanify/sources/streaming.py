@@ -20,10 +20,10 @@ from leanify.lens import surgery
 from leanify.lens.located import LocatedModel, Site, within
 from leanify.lens.resize import resize
 from leanify.lens.sites import locate
+from leanify.runs.files import read_json
+from leanify.runs.new_directory import new_directory
 from leanify.sources.describe import describe
-from leanify.sources.files import read_json
 from leanify.sources.lean_directory import write_around
-from leanify.sources.new_directory import new_directory
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.transformers_hooks import bring_in_line
 

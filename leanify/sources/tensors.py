@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from leanify.errors import SourceError
 from leanify.lens.located import name_of
-from leanify.sources import sums
-from leanify.sources.files import few as few
-from leanify.sources.files import read_json
+from leanify.runs import sums
+from leanify.runs.files import few as few
+from leanify.runs.files import read_json
 from leanify.upstream.origin import is_hf
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")

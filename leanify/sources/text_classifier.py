@@ -16,15 +16,15 @@ from typing import Any
 
 from torch import nn
 
-from leanify import models
 from leanify.errors import SourceError
 from leanify.lens import surgery
+from leanify.runs.recipe import ModelSection
 from leanify.sources import weights
 from leanify.sources.find import find
 from leanify.sources.overrides import overridden
-from leanify.sources.recipe import ModelSection
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import few, misfits, shapes_of
+from leanify.upstream import own_models
 from leanify.upstream.origin import Origin, set_origin
 
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -75,7 +75,7 @@ def _headed(found: ModelSource, model: ModelSection, outputs: int, names: Sequen
         return overridden(found, overrides, TAGGER if task == "token-classification" else CLASSIFIER)
     if task == "token-classification":
         raise SourceError(f"{model.source} ({origin}) has no head for tokens; name a transformers text model: bert")
-    if origin.library == "leanify" and "classes" in inspect.signature(models.model_class(origin.name)).parameters:
+    if origin.library == "leanify" and "classes" in inspect.signature(own_models.model_class(origin.name)).parameters:
         options = {**origin.options, **model.override, "classes": outputs}
         return replace(found, origin=Origin("leanify", origin.name, options))
     what = "takes images" if origin.library == "timm" else "has no head for text classification"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from leanify.errors import SourceError
 from leanify.lens import surgery
+from leanify.runs.files import read_json
 from leanify.sources import adapters, hub
 from leanify.sources.describe import expressed
-from leanify.sources.files import read_json
 from leanify.sources.overrides import full_config, quantised_by
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, check_sum, few, load_into, read_tensors

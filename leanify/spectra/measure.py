@@ -36,7 +36,7 @@ OBJECTS = {
     "timm.models.davit.ChannelAttentionV2": CHANNELS,
     "timm.models.coat.FactorAttnConvRelPosEnc": "A_i = Q_i·softmax(K_i)ᵀ·V_i plus a convolution, no softmax(q kᵀ)",
     "timm.models.volo.OutlookAttention": "A_i sums windows of V_i under weights of a linear map, no softmax(q kᵀ)",
-    "leanify.models.nystromformer.NystromAttention": "A_i approximates softmax(q kᵀ) v by landmarks",
+    "leanify.paper.models.nystromformer.NystromAttention": "A_i approximates softmax(q kᵀ) v by landmarks",
 }
 """What A_i is where it is not softmax(q kᵀ) v over tokens; theory is not compared with these."""
 

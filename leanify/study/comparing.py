@@ -10,8 +10,8 @@ from shlex import quote
 
 from leanify import training
 from leanify.errors import DirectoryError, RecipeError, TrainingError
+from leanify.runs.recipe import Recipe
 from leanify.sources import find
-from leanify.sources.recipe import Recipe
 from leanify.study import engines, runner, warm_start
 from leanify.study import tournament as tournaments
 from leanify.study.designs import Designer

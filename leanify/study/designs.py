@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
-from leanify.design import alternatives, counting
-from leanify.design.design import Design, designer
-from leanify.design.grid import Candidate, priced
 from leanify.design.plan import Plan
-from leanify.design.prices import StageDesign
+from leanify.design.prices import counting
+from leanify.design.prices.price_list import StageDesign
 from leanify.design.redesign import redesign
+from leanify.design.search import alternatives
+from leanify.design.search.design import Design, designer
+from leanify.design.search.grid import Candidate, priced
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
+from leanify.runs.recipe import ModelSection, Recipe
 from leanify.sources import find
 from leanify.sources.find import ModelSource
-from leanify.sources.recipe import ModelSection, Recipe
 from leanify.study.plan import BASELINE, PlannedDesign, check_names, ranked
 from leanify.upstream.inputs import example_inputs
 

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanify.errors import DirectoryError
-from leanify.sources import run_directory
-from leanify.sources.checkpoints import write_small
-from leanify.sources.files import check_regular, parsed, read_text
-from leanify.sources.new_directory import new_directory
-from leanify.sources.recipe import ModelSection, Recipe
-from leanify.sources.run_directory import METRICS
+from leanify.runs import run_directory
+from leanify.runs.checkpoints import write_small
+from leanify.runs.files import check_regular, parsed, read_text
+from leanify.runs.new_directory import new_directory
+from leanify.runs.recipe import ModelSection, Recipe
+from leanify.runs.run_directory import METRICS
 from leanify.study import plan as plans
 from leanify.study.plan import Key, StudyPlan
 from leanify.upstream.libraries import first_line

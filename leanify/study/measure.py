@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from leanify import machine
-from leanify.design import profiling
+from leanify.design.measure import profiling
 from leanify.lens import surgery
+from leanify.runs.recipe import ModelSection
 from leanify.sources import find
-from leanify.sources.recipe import ModelSection
 from leanify.study.plan import StudyPlan
 from leanify.study.values import Costs
 from leanify.upstream.inputs import example_inputs

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanify.errors import LeanifyError
-from leanify.sources.files import folders_below
-from leanify.sources.run_directory import RunDirectory, is_run
+from leanify.runs.files import folders_below
+from leanify.runs.run_directory import RunDirectory, is_run
 from leanify.study.folder import StudyFolder, is_study
 
 State = Literal["running", "done", "failed", "interrupted", "broken"]

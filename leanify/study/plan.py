@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from leanify.errors import DirectoryError, RecipeError, ShapeError
-from leanify.sources import recipe as recipes
-from leanify.sources.files import read_text
-from leanify.sources.recipe import ModelSection, Recipe
-from leanify.sources.run_directory import leaves
-from leanify.sources.strict_toml import read_table, to_table, toml_lines
+from leanify.runs import recipe as recipes
+from leanify.runs.files import read_text
+from leanify.runs.recipe import ModelSection, Recipe
+from leanify.runs.run_directory import leaves
+from leanify.runs.strict_toml import read_table, to_table, toml_lines
 from leanify.upstream.libraries import first_line
 
 FILE = "study.toml"

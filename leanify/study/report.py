@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from leanify.errors import DirectoryError
-from leanify.sources.checkpoints import write_small
+from leanify.runs.checkpoints import write_small
 from leanify.spectra.report import figures as in_figures
 from leanify.spectra.report import known
 from leanify.study import efficiency

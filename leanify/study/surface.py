@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from leanify.design.design import Design
-from leanify.design.grid import Grid
 from leanify.design.plan import Plan
+from leanify.design.search.design import Design
+from leanify.design.search.grid import Grid
 from leanify.errors import LeanifyError
 from leanify.study.folder import StudyFolder
 from leanify.study.plan import PlannedDesign

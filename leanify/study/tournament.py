@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leanify.design import alternatives
-from leanify.design.grid import Grid
 from leanify.design.plan import Plan
-from leanify.design.search import grids_of
+from leanify.design.search import alternatives
+from leanify.design.search.grid import Grid
+from leanify.design.search.search import grids_of
 from leanify.errors import BudgetError, RecipeError, ShapeError
 from leanify.study import runner
 from leanify.study.designs import Designer

@@ -29,8 +29,8 @@ import torch
 
 from leanify.data.samples import Reader
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
-from leanify.sources.checkpoints import write_small
-from leanify.sources.run_directory import RunDirectory, is_run
+from leanify.runs.checkpoints import write_small
+from leanify.runs.run_directory import RunDirectory, is_run
 from leanify.spectra.measure import condition
 from leanify.study.folder import PROBES, Outcome, StudyFolder
 from leanify.study.plan import Key

@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from leanify.data.glue import name_of
 from leanify.data.samples import Inputs, Splits
+from leanify.data.texts.glue import name_of
 from leanify.errors import DataError, RecipeError
-from leanify.sources.recipe import TrainingRecipe
+from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue

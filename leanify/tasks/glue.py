@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.glue import TASKS
 from leanify.data.samples import Inputs
+from leanify.data.texts.glue import TASKS
 from leanify.tasks.outputs import answer
 
 Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, predictions → −1 … 1

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.data.samples import IGNORED, Inputs
-from leanify.data.tagged_text import OUTSIDE
+from leanify.data.texts.tagged_text import OUTSIDE
 from leanify.tasks.outputs import answer
 
 Entity = tuple[str, int, int]  # kind, first token, end (exclusive)

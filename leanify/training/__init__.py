@@ -3,7 +3,7 @@
 `start` is what is called, `loop` the training loop, to be read from top to bottom. `defaults` and `preparation` build
 the model and the data of a recipe, `engine`, `memory`, `heap` and `reach` handle the device, `schedule` and
 `distillation` define a step, `saver` writes checkpoints, and `window`, `watcher` and `interrupts` are the log, its
-reader and signals. What a run keeps on the disk is `leanify.sources.run_directory`.
+reader and signals. What a run keeps on the disk is `leanify.runs.run_directory`.
 
 Names are loaded when they are first used: what only looks at a folder imports no torch.
 """

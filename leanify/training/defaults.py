@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from leanify.data import found as data_found
-from leanify.data import own_texts, vocabulary
 from leanify.data.found import GUESSED, Named
+from leanify.data.texts import own_texts, vocabulary
 from leanify.errors import RecipeError, SourceError
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
+from leanify.runs.run_directory import RunDirectory, is_run
 from leanify.sources import find, pooling
-from leanify.sources import recipe as recipes
 from leanify.sources.overrides import class_name
-from leanify.sources.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
-from leanify.sources.run_directory import RunDirectory, is_run
 from leanify.sources.text_classifier import CLASSIFIER
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers, without_type

@@ -23,7 +23,7 @@ from leanify.data.sampling import MODEL, seed_everything
 from leanify.errors import RecipeError, ShapeError
 from leanify.lens.located import outputs_of
 from leanify.lens.sites import locate
-from leanify.sources.recipe import DistillSection
+from leanify.runs.recipe import DistillSection
 from leanify.tasks import Task
 from leanify.tasks.outputs import logits_of
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from leanify import machine
 from leanify.errors import RecipeError
-from leanify.sources.recipe import Recipe, TrainingRecipe
-from leanify.sources.run_directory import RunDirectory, leaves
+from leanify.runs.recipe import Recipe, TrainingRecipe
+from leanify.runs.run_directory import RunDirectory, leaves
 from leanify.training import memory, reach, sharding
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from leanify.data.common import chosen
 from leanify.data.samples import Batch, Reader, Samples, Splits
 from leanify.data.sampling import in_turn
 from leanify.errors import DataError
-from leanify.sources.recipe import TrainingRecipe
+from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks import Tally, Task, merged
 from leanify.training import sharding
 from leanify.upstream.wall import wall

@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any
 
 from leanify import training
-from leanify.data import glue as data
+from leanify.data.texts import glue as data
 from leanify.errors import DataError, DirectoryError, RecipeError
-from leanify.sources import recipe as recipes
-from leanify.sources.checkpoints import remove, write_small
-from leanify.sources.recipe import Recipe
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.checkpoints import remove, write_small
+from leanify.runs.recipe import Recipe
+from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.glue import METRICS
 from leanify.training.loop import Watcher
 

@@ -12,10 +12,10 @@ from torch import nn
 from leanify import machine
 from leanify.data import fingerprint
 from leanify.data.samples import Splits
-from leanify.design import profiling
+from leanify.design.measure import profiling
 from leanify.errors import DataError, LeanifyError, RecipeError
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import memory
 
 if TYPE_CHECKING:

@@ -29,16 +29,17 @@ from leanify.data.samples import Batch, Inputs, Reader, Samples
 from leanify.data.sampling import MODEL, STEP, Order, Passes, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, RecipeError, TrainingError
+from leanify.runs.checkpoints import WEIGHTS, Checkpoint
+from leanify.runs.recipe import Recipe
+from leanify.runs.run_directory import RunDirectory
 from leanify.sources import lean_directory
-from leanify.sources.checkpoints import WEIGHTS, Checkpoint
-from leanify.sources.recipe import Recipe
-from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import check_fit, task_of
 from leanify.training import distillation, engine, guards, heap, memory, sharding, teachers
 from leanify.training.engine import accelerator_of, memory_of, tracked
 from leanify.training.evaluation import Evaluator, first_sample
 from leanify.training.interrupts import Interrupted, Interrupts
 from leanify.training.preparation import build, data_of, trainable
+from leanify.training.run_card import card_of
 from leanify.training.saver import Saver
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 from leanify.training.state import State, put_file
@@ -136,7 +137,8 @@ class Trainer:
         """Create the run's folder, in the first process only."""
         if self.main:
             facts = fingerprint.taken(self.recipe.data, self.splits)
-            RunDirectory.create(folder, self.recipe, self.bare, self.splits.tokenizer, facts, self.splits.names)
+            card = card_of(self.recipe, self.bare, self.splits.names)
+            RunDirectory.create(folder, self.recipe, card, self.splits.tokenizer, facts)
         self.accelerator.wait_for_everyone()
         return RunDirectory.open(folder)
 
@@ -203,7 +205,7 @@ class Trainer:
             device, processes = str(self.accelerator.device), self.accelerator.num_processes
             for words in run.note_environment(device=device, processes=processes, steps=self.steps):
                 self.watcher.warned(words)
-            if mended := run.mend_card(self.bare, self.splits.names):
+            if mended := run.mend_card(lambda recipe: card_of(recipe, self.bare, self.splits.names)):
                 self.watcher.warned(mended)
         start = found.step if found is not None else 0
         self.watcher.began(self.words(), start, self.steps)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from leanify.design import peak
-from leanify.design.peak import Need as Need
+from leanify.design.measure import peak
+from leanify.design.measure.peak import Need as Need
 from leanify.errors import TrainingError, UnsupportedModel
 from leanify.training import sharding
 from leanify.upstream.libraries import first_line

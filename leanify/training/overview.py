@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.sources.files import folders_below, read_json
-from leanify.sources.run_directory import ENVIRONMENT, RunDirectory, is_run
+from leanify.runs.files import folders_below, read_json
+from leanify.runs.run_directory import ENVIRONMENT, RunDirectory, is_run
 
 State = Literal["running", "done", "interrupted", "broken"]
 

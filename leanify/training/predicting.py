@@ -11,19 +11,20 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from leanify.data import columns, labelled_text, own_texts, tagged_text, vocabulary
-from leanify.data.columns import parts_of
 from leanify.data.common import length_of_text
 from leanify.data.faults import Faults
-from leanify.data.glue import Sentences, takes_types
-from leanify.data.image_files import images_below
-from leanify.data.image_folder import decoded, transforms
+from leanify.data.images.files import images_below
+from leanify.data.images.folder import decoded, transforms
 from leanify.data.splits import NAMED
-from leanify.data.tables import rows_of_table
+from leanify.data.tables import columns
+from leanify.data.tables.columns import parts_of
+from leanify.data.tables.rows import rows_of_table
+from leanify.data.texts import labelled_text, own_texts, tagged_text, vocabulary
+from leanify.data.texts.glue import Sentences, takes_types
 from leanify.errors import DataError, RecipeError
+from leanify.runs.recipe import DataSection
+from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
-from leanify.sources.recipe import DataSection
-from leanify.sources.run_directory import RunDirectory
 from leanify.tasks import multi_label
 from leanify.tasks.outputs import answer
 from leanify.tasks.token_classification import entities, have_entities

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leanify.errors import RecipeError
-from leanify.sources.recipe import OptimSection, ScheduleSection
+from leanify.runs.recipe import OptimSection, ScheduleSection
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from leanify.errors import RecipeError, UnsupportedModel
 from leanify.lens.sites import locate
-from leanify.sources.recipe import Recipe
+from leanify.runs.recipe import Recipe
 
 SHARDED = ("adamw", "sgd")  # optimisers that treat each number of a tensor by itself, so that rows may be apart
 

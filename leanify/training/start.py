@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from leanify import machine
-from leanify.data import vocabulary
+from leanify.data.texts import vocabulary
 from leanify.errors import RecipeError
-from leanify.sources import recipe as recipes
-from leanify.sources.new_directory import check_new_directory
-from leanify.sources.recipe import Recipe
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs import recipe as recipes
+from leanify.runs.new_directory import check_new_directory
+from leanify.runs.recipe import Recipe
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import defaults, guards, heap
 from leanify.training.loop import Trainer, Watcher
 from leanify.upstream.wall import wall
@@ -50,9 +50,7 @@ def train(
         trainer.fit(run, accept_changed_data)
         return run.path
     if recipe is None:
-        raise RecipeError(
-            "a recipe is needed: a file, a name (leanify train --list) or a leanify.sources.recipe.Recipe"
-        )
+        raise RecipeError("a recipe is needed: a file, a name (leanify train --list) or a leanify.runs.recipe.Recipe")
     value = resolve(recipe, settings, teacher)
     folder = Path(output) if output is not None else new_folder(recipe)
     check_new_directory(folder) if folder.parent.is_dir() else None

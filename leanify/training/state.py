@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.sources import shards
-from leanify.sources.checkpoints import WEIGHTS, Checkpoint
+from leanify.runs import shards
+from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.training import sharding
 
 

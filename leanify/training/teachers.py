@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import nn
 
-from leanify.data import vocabulary
 from leanify.data.common import vocabulary_of
+from leanify.data.texts import vocabulary
 from leanify.errors import RecipeError
+from leanify.runs.recipe import DistillSection
 from leanify.sources import find, pooling, side_files
-from leanify.sources.recipe import DistillSection
 from leanify.sources.weights import with_all_layers
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from leanify import models
 from leanify.errors import ShapeError, SourceError
-from leanify.upstream import diffusion, room
+from leanify.upstream import diffusion, own_models, room
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
@@ -157,10 +156,10 @@ def _check_wrapped(options: Any) -> None:
 
 
 def _build_own(origin: Origin) -> nn.Module:
-    if origin.name not in models.MODELS:
-        raise SourceError(f"leanify has no model {origin.name!r}; it has {', '.join(models.MODELS)}")
+    if origin.name not in own_models.MODELS:
+        raise SourceError(f"leanify has no model {origin.name!r}; it has {', '.join(own_models.MODELS)}")
     with wall(f"leanify does not build {origin.name!r}"):
-        model: nn.Module = models.model_class(origin.name)(**origin.options)
+        model: nn.Module = own_models.model_class(origin.name)(**origin.options)
     return model
 
 

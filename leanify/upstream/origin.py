@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from leanify import models
+from leanify.upstream import own_models
 from leanify.upstream.diffusion import is_diffusers, options_of
 from leanify.upstream.lean_config import KEY, buildable
 
@@ -54,7 +54,7 @@ def origin_of(model: Any) -> Origin | None:
     if is_diffusers(model):
         return Origin("diffusers", type(model).__name__, options_of(model.config))
     if is_own(model):
-        return Origin("leanify", str(models.name_of(type(model))), dict(model.options))
+        return Origin("leanify", str(own_models.name_of(type(model))), dict(model.options))
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     if architecture:
         return Origin("timm", architecture, _timm_options(model))
@@ -89,4 +89,4 @@ def is_hf(model: nn.Module) -> bool:
 
 
 def is_own(model: nn.Module) -> bool:
-    return models.name_of(type(model)) is not None
+    return own_models.name_of(type(model)) is not None

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.design.counting import call
+from leanify.design.prices.counting import call
 from leanify.errors import DataError
 from leanify.lens.resize import features_of
 from leanify.warm.blocks import uncached

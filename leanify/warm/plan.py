@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture
 from leanify.data.probe_inputs import feed
-from leanify.design.design import Design
 from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
+from leanify.design.search.design import Design
 from leanify.errors import BudgetError, DataError, ShapeError
 from leanify.terminal import progress
 from leanify.warm.carry import Carried, Joined, carry

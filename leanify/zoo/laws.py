@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from leanify.architecture import Architecture, Layer, Stage, primary_of
-from leanify.design import counting, search
-from leanify.design.appraisal import appraise
-from leanify.design.prices import StageDesign
+from leanify.design.prices import counting
+from leanify.design.prices.appraisal import appraise
+from leanify.design.prices.price_list import StageDesign
+from leanify.design.search import search
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import resize, sites, surgery
 from leanify.sources import find, lean_directory

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanify import training
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 
 STEPS = 4000

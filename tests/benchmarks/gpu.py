@@ -93,7 +93,7 @@ def trainer_of(bench: Bench, folder: Path, *settings: str) -> Any:
     """leanify's own trainer on the ViT, over a few images; the batches of the measurement are made here."""
     from PIL import Image
 
-    from leanify.sources import recipe as recipes
+    from leanify.runs import recipe as recipes
     from leanify.training import loop
 
     for name in ("a", "b"):
@@ -308,7 +308,7 @@ def their_tokens(bench: Bench, name: str, override: Mapping[str, Any]) -> float:
 
 
 def our_tokens(bench: Bench, name: str, override: Mapping[str, Any]) -> float:
-    from leanify.sources import recipe as recipes
+    from leanify.runs import recipe as recipes
     from leanify.training import loop
 
     size = bench.size

@@ -55,7 +55,8 @@ def measured(source: str, batch: int) -> dict[str, Any]:
 
     import leanify
     from leanify import machine
-    from leanify.design import counting, peak, profiling
+    from leanify.design.measure import peak, profiling
+    from leanify.design.prices import counting
     from leanify.training import heap
 
     tokens = MODELS[source][0]

@@ -30,8 +30,8 @@ HELD_BY: dict[str, list[str]] = {  # pytest's arguments
     "architecture.py": ["tests/test_values.py"],
     "lens/notation.py": ["tests/test_values.py"],
     "lens/surgery.py": ["tests/test_surgery.py", "-k", "[vit] or [llama] or [albert] or [t5] or not ["],
-    "design/prices.py": ["tests/test_redesign.py"],
-    "design/search.py": ["tests/test_redesign.py", "tests/test_plans.py"],
+    "design/prices/price_list.py": ["tests/test_redesign.py"],
+    "design/search/search.py": ["tests/test_redesign.py", "tests/test_plans.py"],
     "training/schedule.py": ["tests/test_schedule.py"],
     "data/sampling.py": [
         "tests/test_schedule.py",

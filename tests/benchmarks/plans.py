@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 
 import leanify
-from leanify.design.constraints import Constraints
-from leanify.design.design import Design
 from leanify.design.plan import Plan
+from leanify.design.search.constraints import Constraints
+from leanify.design.search.design import Design
 from leanify.units import kilobytes, millions
 
 NAMES: list[str] = []
@@ -50,7 +50,7 @@ HEAD = (
     "in experts, alternatives within 3 % of the budget); *one width*: an MLP below two widths, where the budget leaves",
     "no other. *control*: its MLP, and how far its parameters are from lean's. *KV*: bytes of cache a token, at two",
     "bytes a number and a context of at most 4,096 tokens. *above lean*: a design without more heads that ranks above",
-    "lean. The ranking is one of small models (`leanify.design.search.rank`): no row shows that quality is kept.",
+    "lean. The ranking is one of small models (`leanify.design.search.search`): no row shows that quality is kept.",
     "",
     "| name | budget | depth | heads × dim | mlp | rules | params | control: mlp | off | KV | above lean | s |",
     "|---|---|---|---|---|---|---|---|---|---|---|---|",

@@ -44,8 +44,8 @@ def kept(path: Path) -> dict[str, Any]:
 
 def runs_of(path: Path) -> Iterator[dict[str, Any]]:
     """Those that were given up, too."""
-    from leanify.design import counting
-    from leanify.sources import recipe as recipes
+    from leanify.design.prices import counting
+    from leanify.runs import recipe as recipes
     from leanify.study.folder import StudyFolder
     from leanify.study.measure import on_meta
     from leanify.study.plan import Key

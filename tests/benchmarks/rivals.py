@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from leanify.sources.recipe import Recipe
-from leanify.sources.run_directory import RunDirectory
+from leanify.runs.recipe import Recipe
+from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
 
 

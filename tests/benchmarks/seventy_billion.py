@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 import leanify
-from leanify.design import counting
+from leanify.design.prices import counting
 from leanify.training import memory
 from leanify.training.preparation import checkpoint_gradients
 from leanify.training.sharding import units_of

@@ -101,7 +101,7 @@ def checkpoints(runs: int = 10) -> Iterator[Figure]:
     import torch
 
     import leanify
-    from leanify.sources import checkpoint_writing as files
+    from leanify.runs import checkpoint_writing as files
     from leanify.training.saver import Saver
 
     model = leanify.load("vit_base")

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 from leanify.training import loop
 
 pytestmark = pytest.mark.benchmark

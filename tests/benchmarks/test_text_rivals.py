@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from leanify.data import vocabulary
-from leanify.sources import recipe as recipes
-from leanify.sources.recipe import Recipe
+from leanify.data.texts import vocabulary
+from leanify.runs import recipe as recipes
+from leanify.runs.recipe import Recipe
 from leanify.training import loop
 
 pytestmark = pytest.mark.benchmark

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import leanify
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 from leanify.training import loop, preparation
 
 pytestmark = pytest.mark.benchmark

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 
 pytestmark = pytest.mark.benchmark
 CORE = min(os.sched_getaffinity(0))

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 import leanify
 from leanify import training
-from leanify.data import delimited, vocabulary
-from leanify.data.glue import TASKS, rows_of
 from leanify.data.probe_inputs import feed
-from leanify.design.counting import body
+from leanify.data.tables import delimited
+from leanify.data.texts import vocabulary
+from leanify.data.texts.glue import TASKS, rows_of
+from leanify.design.prices.counting import body
 from leanify.lens.sites import locate
 from leanify.tasks.glue import spearman
 from leanify.tasks.sentence_embedding import embed

@@ -27,7 +27,7 @@ from warm_minilm import TOKENS, Scales, sentences
 import leanify
 from leanify import training
 from leanify.data.probe_inputs import feed
-from leanify.design.counting import body
+from leanify.design.prices.counting import body
 from leanify.lens.sites import locate
 from leanify.tasks.sentence_embedding import embed
 from leanify.warm.carry import carry

@@ -26,9 +26,9 @@ import leanify
 from leanify import training
 from leanify.data.probe_inputs import feed
 from leanify.data.samples import Reader
-from leanify.design.counting import body, call
+from leanify.design.prices.counting import body, call
 from leanify.lens.sites import locate
-from leanify.sources import recipe as recipes
+from leanify.runs import recipe as recipes
 from leanify.upstream.inputs import example_inputs
 from leanify.warm.carry import carry
 

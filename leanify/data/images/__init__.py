@@ -1,0 +1,1 @@
+"""Images: folders, tables, tar shards, the built-in digits."""

@@ -1,0 +1,58 @@
+"""scikit-learn's copy of the UCI handwritten digits: 1,797 real images, 8 × 8 pixels, ten classes, no download."""
+
+from __future__ import annotations
+
+from shlex import quote
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanify.data.common import check_shape, held_out, subset
+from leanify.data.samples import Splits
+from leanify.errors import DataError, RecipeError
+from leanify.runs.recipe import DataSection
+
+
+class Digits:
+    """All digits in memory, with pixels scaled from 0 … 16 to −1 … 1."""
+
+    targets = None
+    workers = 0
+    classes = 10
+    shape = (1, 8, 8)  # channels, height, width
+
+    def __init__(self) -> None:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise DataError("the digits data set is part of scikit-learn: pip install scikit-learn") from error
+        found = load_digits()
+        self.images = torch.from_numpy(found.images.astype(np.float32) / 8 - 1)[:, None]
+        self.labels = torch.from_numpy(found.target.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """→ (B, 1, 8, 8) and (B,)"""
+        chosen = torch.from_numpy(indices)
+        return self.images[chosen], self.labels[chosen]
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """Training and validation digits; holds out a fifth by default. Raises DataError and RecipeError."""
+    if data.task != "classification":
+        raise RecipeError(f"the digits are for classification, not for {data.task}")
+    if data.img_size is not None or data.rand_augment is not None:
+        raise RecipeError("img_size and rand_augment do not apply to the digits, which are tensors of 8 × 8 pixels")
+    if data.path is not None:
+        raise RecipeError(
+            f"data.path is {data.path}, but this recipe trains on the digits of scikit-learn, which are no folder; "
+            f"what suits your own data is said by leanify train {quote(str(data.path))}"
+        )
+    whole = Digits()
+    check_shape(model, whole.shape, "the digits", "img_size=8, in_chans=1")
+    train, validation = held_out(subset(whole, data), data.holdout or 0.2)
+    description = f"digits, {len(train):,} images to train and {len(validation):,} to validate"
+    return Splits(train, validation, description, images=True, classes=whole.classes)

@@ -1,0 +1,285 @@
+"""Image classification from FOLDER/SPLIT/CLASS/… or the hub, with timm's readers and transforms.
+
+timm replaces an image that it cannot read by the next one, which is then seen twice in an epoch. Here, training stops
+with an error that names the image, or skips it under data.on_error = "skip".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanify.data import hub
+from leanify.data.common import folder_of, held_out, subset
+from leanify.data.images import tables as image_tables
+from leanify.data.images.files import ImageFiles, folder_of_split, images_below, names_of
+from leanify.data.samples import Splits
+from leanify.data.tables.columns import IMAGES
+from leanify.errors import DataError, RecipeError
+from leanify.runs.files import check_links
+from leanify.runs.recipe import DataSection
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import first_line
+from leanify.upstream.origin import is_hf, is_own, origin_of
+
+HUB_KINDS = {"Image": "images", "ClassLabel": "classes"}  # as datasets calls a column's type
+
+
+class Scale:
+    """Normalise a batch of bytes to the model's mean and standard deviation; floats are taken as normalised already."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (mean, std))
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(…, C, H, W) → the same"""
+        if pixels.is_floating_point():
+            return pixels
+        mean, std = (values.to(pixels.device, non_blocking=True) for values in (self.mean, self.std))
+        return pixels.float().sub_(mean).div_(std)
+
+
+class Pictures:
+    """The images and classes of one split."""
+
+    targets = None
+    workers = 4
+
+    def __init__(self, files: Any, transform: Any, mode: str, skips: bool = False) -> None:
+        self.files = files  # a timm reader
+        self.transform, self.mode, self.skips = transform, mode, skips
+        known = getattr(files, "samples", None)  # a folder's reader lists paths and classes
+        self.labels = getattr(files, "labels", None) if known is None else np.array([label for _, label in known])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """→ (C, H, W), in bytes, or normalised if random erasing is on; and a class"""
+        pixels, label = opened(self.files, index, self.mode)
+        return self.transform(pixels), label
+
+
+def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
+    """Read an image and its class from a timm reader; ``mode`` is Pillow's. Raises DataError that names the file."""
+    name = Path(str(files.filename(index, absolute=True)))
+    if hasattr(files, "samples") and not name.is_file():
+        what = "is a broken link" if name.is_symlink() else "is a pipe or a device" if name.exists() else "is missing"
+        raise DataError(f"the image {name} {what}: remove it, or skip such images with --set data.on_error=skip")
+    try:
+        file, label = files[index]
+    except Exception as error:  # timm's readers raise many types
+        raise DataError(f"the image {name} cannot be read ({type(error).__name__})") from error
+    with file:
+        return decoded(file, mode, name), label
+
+
+def decoded(file: Any, mode: str, name: Any) -> Any:
+    """Decode an image from a file object or a path into Pillow's ``mode``. Raises DataError that names it."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return eight_bits(image, name).convert(mode)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types for damaged files
+        reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
+        raise DataError(
+            f"the image {name} cannot be read ({reason}): fix or remove it, or skip such images with "
+            "--set data.on_error=skip"
+        ) from error
+
+
+def eight_bits(image: Any, name: Any) -> Any:
+    """An image of 16 bits a pixel with its highest 8; any other as it is. Raises DataError for an unknown range.
+
+    Pillow's convert makes white of every value above 255.
+    """
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise DataError(
+            f"the image {name} has pixels from {values.min():g} to {values.max():g}, of an unknown range: save it with "
+            "8 or 16 bits a channel, or skip such images with --set data.on_error=skip"
+        )
+    from PIL import Image
+
+    return Image.fromarray((values >> 8).astype(np.uint8))
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """Training, validation and test images of a folder, a table or a hub data set. Raises DataError and RecipeError."""
+    if is_own(model):
+        raise DataError(f"image classification needs an image model; {origin_of(model)} is a text model")
+    if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
+        raise RecipeError(f"data.crop is {list(data.crop)}; it must be two shares, 0 < smallest ≤ largest ≤ 1")
+    readers, classes, where = read(data)
+    changed, plain, scale, mode = transforms(data, model)
+    skips = data.on_error == "skip"
+    train = Pictures(readers[0], changed, mode, skips)
+    validation, *test = (Pictures(reader, plain, mode, skips) for reader in readers[1:])
+    if data.holdout:
+        train, validation = held_out(train, data.holdout, validation)
+    train = subset(train, data)
+    held = f"{len(validation):,}{' held out' * bool(data.holdout)} to validate"
+    about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {held}"
+    tested = next(iter(test), None)
+    return Splits(
+        train, validation, about, images=True, classes=len(classes), test=tested, scale=scale, names=tuple(classes)
+    )
+
+
+def read(data: DataSection) -> tuple[list[Any], list[str], str]:
+    """Return the readers of the splits, the class names, and where they come from. Raises DataError."""
+    if hub.is_meant(data):
+        return on_hub(data)
+    place = folder_of(data)
+    return image_tables.readers(data, place) if image_tables.lies_at(place, data.train) else in_folder(data, place)
+
+
+def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
+    """Readers for training, validation and test folders; with ``data.holdout`` the first two read the same folder.
+
+    Raises DataError for a missing split or a class that training lacks.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder} is a file; classification needs a folder with one subfolder of images per class, or a table "
+            "(.csv, .tsv, .jsonl, .parquet) of images and labels"
+        )
+    whole = data.holdout and folder_of_split(folder, data.train) is None
+    train = folder if whole else split_folder(folder, data.train)
+    classes = classes_in(train)
+    places = [train, train if data.holdout else split_folder(folder, data.validation)]
+    places += [split_folder(folder, data.test)] if data.test is not None else []
+    for place in places[1:]:
+        if unknown := sorted(set(classes_in(place)) - set(classes)):
+            raise DataError(f"{place} has classes that {train} lacks: {', '.join(unknown[:5])}")
+    labels = {name: index for index, name in enumerate(classes)}
+    for place in dict.fromkeys(places):
+        check_links(place, DataError)
+    readers = [ImageFiles(place, labels) for place in places]
+    return readers, classes, str(folder)
+
+
+def on_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
+    """timm readers for a hub data set, from its first image column and its first class column. Raises DataError."""
+    splits = [data.train, data.train if data.holdout else data.validation]
+    splits += [data.test] if data.test is not None else []
+    features = hub.rows(data.name, data.train).features
+    kinds = {kind: [key for key, value in features.items() if type(value).__name__ == kind] for kind in HUB_KINDS}
+    missing = [what for kind, what in HUB_KINDS.items() if not kinds[kind]]
+    if missing:
+        raise DataError(f"the data set {data.name!r} has no column of {' or of '.join(missing)}; it has {features}")
+    image, label = (kinds[kind][0] for kind in HUB_KINDS)
+    from timm.data import create_dataset
+
+    readers = [
+        create_dataset(
+            f"hfds/{data.name}", root=None, split=hub.split_of(data.name, split), input_key=image, target_key=label
+        ).reader
+        for split in splits
+    ]
+    return readers, list(features[label].names), f"{data.name} of the hub"
+
+
+BESIDE = (".", "__MACOSX")  # folders that editors and archives leave beside the classes
+
+
+def split_folder(folder: Path, split: str) -> Path:
+    """The folder of a split, by its name or a usual synonym. Raises DataError that lists what is there."""
+    found = folder_of_split(folder, split)
+    if found is None:
+        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+        raise DataError(
+            f"{folder} has no folder {' or '.join(dict.fromkeys((split, *names_of(split))))}; found {here}. "
+            "To hold out a tenth of the training images instead: --set data.holdout=0.1"
+        )
+    return found
+
+
+def classes_in(folder: Path) -> list[str]:
+    """The classes of a split in timm's numbering order. Raises DataError for an empty class or fewer than two."""
+    from timm.utils.misc import natural_key
+
+    found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
+    if not found:
+        raise DataError(f"{folder} has no class folders; images must be in FOLDER/CLASS/")
+    for name, place in list(found.items()):
+        if next(images_below(place), None) is not None:
+            continue
+        if not name.startswith(BESIDE):
+            raise DataError(f"the class {name} in {folder} has no images ({', '.join(IMAGES)}): remove the folder")
+        del found[name]  # timm's reader sees no class there either
+    if len(found) == 1:
+        raise DataError(f"{folder} has only one class, {next(iter(found))}; classification needs two or more")
+    return sorted(found, key=natural_key)
+
+
+def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, str]:
+    """Return timm's training and evaluation transforms (to bytes), the model's `Scale`, and Pillow's image mode.
+
+    Raises RecipeError if data.img_size is not the model's input size.
+    """
+    from timm.data import create_transform, resolve_data_config
+    from timm.data.random_erasing import RandomErasing
+    from torchvision.transforms import Compose
+
+    channels, *size = next(iter(example_inputs(model, 1).values())).shape[1:]
+    if data.img_size is not None and [data.img_size] * 2 != size:
+        raise RecipeError(
+            f"data.img_size is {data.img_size}, but the model takes {size[0]} × {size[1]}: "
+            f"--set model.override.img_size={data.img_size}, or remove data.img_size"
+        )
+    known: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
+    if not is_hf(model):
+        known = resolve_data_config({}, model=model)
+    shape = (channels, *size)
+    fixed = {name: _per_channel(known[name], channels) for name in ("mean", "std")}
+    scale = Scale(**fixed)
+    to_bytes = {**fixed, "use_prefetcher": True}  # makes timm return bytes; `Scale` and erasing are applied later
+    changed = create_transform(
+        shape,
+        is_training=True,
+        scale=data.crop,
+        hflip=data.flip,
+        color_jitter=data.color_jitter,
+        auto_augment=data.rand_augment,
+        interpolation="random",
+        **to_bytes,
+    )
+    for operation in _operations(changed):
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = posterize
+    if data.erase:
+        changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
+    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **to_bytes)
+    return changed, plain, scale, "L" if channels == 1 else "RGB"
+
+
+def _operations(transform: Any) -> list[Any]:
+    """The operations of timm's random augmentation, if the transforms include one."""
+    parts = [part for part in transform.transforms if hasattr(part, "ops") or hasattr(part, "policy")]
+    policies = [part.ops if hasattr(part, "ops") else [op for some in part.policy for op in some] for part in parts]
+    return [operation for policy in policies for operation in policy]
+
+
+def posterize(image: Any, bits: int, **_: Any) -> Any:
+    """Keep the highest bits of each channel. At full strength timm asks for 0 bits, which Pillow ≥ 13 refuses."""
+    from PIL import Image, ImageOps
+
+    if bits < 1:
+        return Image.new(image.mode, image.size)  # black, as in earlier versions of Pillow
+    return image if bits >= 8 else ImageOps.posterize(image, bits)
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """One value per channel; the mean value if their numbers differ."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

@@ -1,0 +1,187 @@
+"""Images in tables: CSV, TSV or JSON lines with paths, Parquet with bytes, or a data set saved by ``datasets``.
+
+``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), a folder of tar shards
+(`tar_shards`), or the output of ``datasets``' ``save_to_disk``. ``data.image`` and ``data.label`` name the columns; by
+default they are guessed by name. Paths are relative to the table. Parquet images are kept in memory, still encoded;
+those of ``datasets`` are memory-mapped.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+
+from leanify.data import hub
+from leanify.data.faults import Faults
+from leanify.data.images import tar_shards
+from leanify.data.tables import columns
+from leanify.data.tables.rows import rows_of_table
+from leanify.data.texts.own_texts import find_table
+from leanify.errors import DataError
+from leanify.runs.recipe import DataSection
+
+STORED = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
+ON_DISK = ("dataset_dict.json", "state.json")  # one of these marks the output of save_to_disk
+
+
+class Rows:
+    """A table of images with the interface of a timm reader: index → (open file, class)."""
+
+    def __init__(self, place: Path, pictures: Sequence[Any], labels: Sequence[int]) -> None:
+        self.place, self.pictures, self.labels = place, pictures, np.array(labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def filename(self, index: int, absolute: bool = True) -> str:
+        picture = self.pictures[index]
+        return str(picture) if isinstance(picture, Path | tar_shards.Piece) else f"{self.place}, row {index + 1}"
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        picture, label = self.pictures[index], int(self.labels[index])
+        if isinstance(picture, Path):
+            return picture.open("rb"), label
+        if isinstance(picture, tar_shards.Piece):
+            return picture.open(), label
+        stored = picture.get("bytes") if isinstance(picture, dict) else picture
+        return (io.BytesIO(stored) if stored is not None else Path(picture["path"]).open("rb")), label
+
+
+class Column:
+    """A lazily read image column of a data set on disk."""
+
+    def __init__(self, rows: Any, name: str) -> None:
+        self.rows, self.name = rows, name
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index][self.name]
+
+
+def lies_at(place: Path, split: str) -> bool:
+    """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
+    if (place / split).is_dir() and any(entry.is_dir() for entry in (place / split).iterdir()):
+        return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if there are tables beside them
+    if any((place / name).is_file() for name in ON_DISK):
+        return True
+    if tar_shards.of(place, split):
+        return True
+    table = find_table(place, split)
+    named = table is not None and columns.stem_of(table) in columns.SPLITS.get(split, (split,))
+    return named or (table is not None and (place.is_file() or sum(entry.is_dir() for entry in place.iterdir()) < 2))
+
+
+def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
+    """Return readers for training, validation and test, the training classes, and a description with the columns.
+
+    Raises DataError.
+    """
+    splits = [data.train, data.train if data.holdout else data.validation, *([data.test] if data.test else [])]
+    if any((place / name).is_file() for name in ON_DISK):
+        return _on_disk(data, place, splits)
+    if tar_shards.of(place, data.train):
+        return _in_shards(data, place, splits)
+    files = [find_table(place, split) for split in splits]
+    for split, file in zip(splits, files, strict=True):
+        if file is None:
+            raise DataError(
+                f"{place} has no table for {split}; to hold out a tenth of train instead: --set data.holdout=0.1"
+            )
+    read = {file: _read(file, data) for file in dict.fromkeys(file for file in files if file is not None)}
+    return _numbered([(file, *read[file][:2]) for file in files if file is not None], read[files[0]][2])  # type: ignore[index]
+
+
+def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
+    """Return the images, the labels as text, and a description of the columns."""
+    faults, pictures, labels = Faults(data.on_error == "skip"), [], []
+    image = label = ""
+    for place, row in rows_of_table(file, faults):
+        if not image:
+            image, label = _columns(file, list(row), data)
+        picture, kind = _picture(row.get(image), file.parent), columns.label_of(row.get(label))
+        if picture is None or kind is None:
+            name = label if picture else image
+            faults.found(f"{file}, {place}: {name} is {row.get(name)!r:.40}, {'no label' if picture else 'no image'}")
+            continue
+        pictures.append(picture)
+        labels.append(kind)
+    if not pictures:
+        raise DataError(f"{file} has no row with an image and a label")
+    return pictures, labels, f"({image} → {label})"
+
+
+def _picture(cell: Any, folder: Path) -> Any:
+    """The path in a cell, or its image as bytes or as ``datasets`` keeps it; None for anything else."""
+    if isinstance(cell, str) and "\0" not in cell:
+        return folder / Path(cell).expanduser() if cell else None
+    stored = isinstance(cell, dict) and any(isinstance(cell.get(key), kind) for key, kind in STORED)
+    return cell if stored or (isinstance(cell, bytes) and cell) else None
+
+
+def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, str]:
+    image = data.image or columns.one_of(columns.PICTURES, found)
+    label = data.label or columns.one_of(columns.LABELS, found)
+    if image is None and (texts := columns.texts_in(found)):
+        raise DataError(
+            f"{file} has texts ({' and '.join(texts)}) and no column of images: an image model cannot learn from it; a "
+            f"text model can, leanify train bert --set data.path={quote(str(file))}. "
+            "--set data.image=COLUMN names images"
+        )
+    if image not in found or label not in found:
+        asked = [(name,) if name else () for name in (data.image, data.label)]
+        raise columns.lacking(file, found, image=(asked[0], columns.PICTURES), label=(asked[1], columns.LABELS))
+    return str(image), str(label)
+
+
+def _numbered(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
+    """Readers with labels turned into indices of the first table's sorted classes."""
+    names = columns.in_order(set(tables[0][2]))
+    if len(names) < 2:
+        raise DataError(f"{tables[0][0]} has only one class, {names[0]}; classification needs two or more")
+    number = {name: index for index, name in enumerate(names)}
+    for file, _, labels in tables:
+        if unknown := sorted(set(labels) - set(names)):
+            raise DataError(f"{file} has classes that {tables[0][0]} lacks: {', '.join(unknown[:5])}")
+    found = [Rows(file, pictures, [number[label] for label in labels]) for file, pictures, labels in tables]
+    return found, names, f"{tables[0][0]} {source}"
+
+
+def _in_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
+    found: dict[str, tuple[Path, Any, list[str]]] = {}
+    for split in dict.fromkeys(splits):
+        shards = tar_shards.of(place, split)
+        if not shards:
+            raise DataError(
+                f"{place} has no shards for {split}, {split}-*.tar; to hold out a tenth of train instead: "
+                "--set data.holdout=0.1"
+            )
+        found[split] = (place, *tar_shards.read(shards, Faults(data.on_error == "skip")))
+    many = len(tar_shards.of(place, splits[0]))
+    return _numbered([found[split] for split in splits], f"({many} shard{'s' * (many != 1)})")
+
+
+def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
+    datasets = hub.library(f"{place}")
+    try:
+        loaded = datasets.load_from_disk(str(place))
+    except Exception as error:  # datasets raises many types
+        raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
+    found = []
+    for split in splits:
+        spelled = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in loaded), None)
+        if isinstance(loaded, dict) and spelled is None:
+            raise DataError(
+                f"{place} has no split {split}; it has {', '.join(loaded)}. To hold out a tenth of train instead: "
+                "--set data.holdout=0.1"
+            )
+        rows = loaded[spelled] if isinstance(loaded, dict) else loaded
+        image, label = _columns(place, rows.column_names, data)
+        kind = rows.features[label]
+        labels = [kind.int2str(value) if hasattr(kind, "int2str") else str(value) for value in rows[label]]
+        raw = rows.cast_column(image, datasets.Image(decode=False))
+        found.append((place, Column(raw, image), labels))
+    return _numbered(found, f"({image} → {label})")

@@ -1,0 +1,130 @@
+"""Images in tar shards, as WebDataset writes them: KEY.jpg beside KEY.cls in train-000000.tar, train-000001.tar, ….
+
+The shards' headers are read once and kept as an index in the cache; an image is then read from its place in a shard.
+Order, resuming and the division over processes are therefore those of any other data set: no sample is lost or doubled.
+KEY.cls or KEY.txt holds a class as text, KEY.json as ``label`` or another usual name. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from leanify.data.cache import Arrays, cached
+from leanify.data.faults import Faults
+from leanify.data.tables import columns
+from leanify.errors import DataError
+
+LABELLED = ("cls", "txt", "json")
+LONGEST = 1 << 16  # bytes of a label's file that are read
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An image's place in a shard."""
+
+    shard: Path
+    key: str
+    start: int
+    size: int
+
+    def open(self) -> io.BytesIO:
+        with self.shard.open("rb") as file:
+            file.seek(self.start)
+            return io.BytesIO(file.read(self.size))
+
+    def __str__(self) -> str:
+        return f"{self.key} in {self.shard}"
+
+
+class Pieces(Sequence[Piece]):
+    """The images of shards by index; holds numbers alone, some 30 bytes an image and its key."""
+
+    def __init__(self, shards: Sequence[Path], index: Arrays) -> None:
+        self.shards, self.table = shards, index
+
+    def __len__(self) -> int:
+        return len(self.table["start"])
+
+    def __getitem__(self, place: int) -> Piece:  # type: ignore[override]
+        shard, key, start, size = (self.table[name][place] for name in ("shard", "key", "start", "size"))
+        return Piece(self.shards[int(shard)], str(key), int(start), int(size))
+
+
+def of(place: Path, split: str) -> list[Path]:
+    """The shards of a split: SPLIT*.tar in a folder, *.tar in its folder SPLIT, or the one file that is named."""
+    if place.is_file():
+        return [place] if place.suffix == ".tar" else []
+    for name in columns.SPLITS.get(split, (split,)):
+        if found := sorted(place.glob(f"{name}*.tar")) or sorted((place / name).glob("*.tar")):
+            return found
+    return []
+
+
+def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:
+    """The images of shards and their labels as text. Raises DataError."""
+    facts = [[str(shard.resolve()), shard.stat().st_size, shard.stat().st_mtime_ns] for shard in shards]
+    index, _ = cached("shards", {"shards": facts}, lambda: _indexed(shards))
+    labels = index["label"].tolist()
+    for place in (place for place, label in enumerate(labels) if not label):
+        faults.found(f"{Pieces(shards, index)[place]} has no label: expected {' or '.join(LABELLED)} beside it")
+    kept = np.flatnonzero(index["label"] != "")
+    if not len(kept):
+        raise DataError(f"{shards[0]} and the like have no image with a label (.{', .'.join(LABELLED)}) beside it")
+    return Pieces(shards, {name: array[kept] for name, array in index.items()}), [labels[place] for place in kept]
+
+
+def _indexed(shards: Sequence[Path]) -> Arrays:
+    rows = [(number, *row) for number, shard in enumerate(shards) for row in _members(shard)]
+    number, key, start, size, label = zip(*rows, strict=True) if rows else ([], [], [], [], [])
+    places = {"shard": number, "start": start, "size": size}
+    return {name: np.array(one, np.int64) for name, one in places.items()} | {
+        "key": np.array(key, np.str_),
+        "label": np.array(label, np.str_),
+    }
+
+
+def _members(shard: Path) -> Iterator[tuple[str, int, int, str]]:
+    """Key, start, size and label ("" if there is none) of a shard's images. Raises DataError."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, str] = {}
+    try:
+        with tarfile.open(shard, "r:") as file:
+            for member in file:
+                if not member.isreg():
+                    continue
+                folder, _, name = member.name.rpartition("/")
+                stem, _, kind = name.partition(".")
+                key, kind = f"{folder}/{stem}" if folder else stem, kind.lower()
+                if f".{kind}" in columns.IMAGES:
+                    images[key] = member.offset_data, member.size
+                elif kind in LABELLED and (key not in labels or kind == LABELLED[0]):
+                    labels[key] = _label(file, member, kind)
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{shard} is no tar archive that can be read ({error}); compressed ones must be unpacked"
+        ) from error
+    whole = shard.stat().st_size
+    for key, (start, size) in images.items():
+        if start + size > whole:
+            raise DataError(f"{key} in {shard} goes beyond the end of the file: the shard is cut off")
+        yield key, start, size, labels.get(key, "")
+
+
+def _label(file: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> str:
+    held = file.extractfile(member)
+    text = held.read(LONGEST).decode("utf-8", "replace").strip() if held is not None else ""
+    if kind != "json":
+        return text
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    name = columns.one_of((*columns.LABELS, "cls"), list(row)) if isinstance(row, dict) else None
+    return "" if name is None else columns.label_of(row[name]) or ""

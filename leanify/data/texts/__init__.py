@@ -1,0 +1,1 @@
+"""Texts: labelled, tagged, plain; tokenizers and token files."""

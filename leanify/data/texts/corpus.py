@@ -1,0 +1,176 @@
+"""Text for causal language models: one long sequence of token ids, cut so that every token is a target once.
+
+Sources: a file of plain text, or of stories separated by ``<|endoftext|>`` (TinyStories' layout); a table of texts
+(``.jsonl``, ``.parquet``); a hub data set, named with a slash; Python's own standard library (``data.name=python``).
+Token ids are bytes, or those of a Hugging Face tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanify.data import hub
+from leanify.data.common import chosen, folder_of, length_of_text, vocabulary_of
+from leanify.data.faults import Faults
+from leanify.data.samples import IGNORED, Splits
+from leanify.data.tables import columns
+from leanify.data.texts import tokens, vocabulary
+from leanify.data.texts.tokens import END as END
+from leanify.data.texts.tokens import Encode, Text
+from leanify.errors import DataError
+from leanify.runs.recipe import DataSection
+
+PYTHON_BYTES = 4_000_000  # of the standard library's sources, so that every Python version gives the same amount
+
+
+class Corpus:
+    """Token ids, in memory or memory-mapped.
+
+    Sample i has the inputs ids[i · length : (i + 1) · length]; its targets are the same slice shifted by one.
+    """
+
+    workers = 0
+
+    def __init__(self, ids: np.ndarray, length: int, where: str) -> None:
+        if len(ids) < 2:
+            raise DataError(f"{where} has {len(ids)} tokens; next-token prediction needs at least two")
+        self.ids, self.length = ids, length
+        starts = np.arange(math.ceil((len(ids) - 1) / length)) * length
+        self.targets: np.ndarray = np.minimum(length, len(ids) - 1 - starts)  # the last sample may be shorter
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids and targets, (B, length) each; beyond the end inputs are 0 and targets are ignored"""
+        places = indices[:, None] * self.length + np.arange(self.length + 1)
+        beyond = places >= len(self.ids)
+        ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)
+        inputs, targets = np.where(beyond, 0, ids)[:, :-1], np.where(beyond, IGNORED, ids)[:, 1:]
+        return {"input_ids": torch.from_numpy(inputs)}, torch.from_numpy(targets)
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """Training and validation samples for a causal language model. Raises DataError and RecipeError."""
+    length = length_of_text(data, model)
+    vocabulary, _ = vocabulary_of(model, data.task)
+    faults = Faults(data.on_error == "skip")
+    train, validation, share, description, test = corpora(data, length, vocabulary, faults)
+    return Splits(train, validation, description, bytes_per_target=share, test=test, skipped=tuple(faults.names))
+
+
+def corpora(
+    data: DataSection, length: int, vocabulary: int, faults: Faults | None = None
+) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
+    """Return training and validation samples, mean bytes per token, a description, and test samples or None.
+
+    Raises DataError, for instance if the text has token ids beyond the vocabulary.
+    """
+    encode, by = encoder(data.tokenizer, vocabulary)
+    sources, where = texts_of(data, faults or Faults())
+    found = [
+        tokens.of(iter([source]), encode) if isinstance(source, str) else tokens.of_text(source, encode, by)
+        for source in sources
+    ]
+    top = max(part.top for part in found)
+    if top >= vocabulary:
+        raise DataError(f"{where} {by} has token id {top}, but the model's vocabulary has only {vocabulary} ids")
+    names = ("train", "validate", "test")
+    train, validation, *test = (
+        Corpus(part.ids, length, f"{where} to {what}") for part, what in zip(found, names, strict=False)
+    )
+    description = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
+    share = found[1].bytes / len(found[1].ids)
+    return train, validation, share, description, next(iter(test), None)
+
+
+def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
+    """Return a function from text to token ids, and its description: bytes, or a tokenizer from a directory or the hub.
+
+    Raises DataError if the vocabulary is too small for bytes or the tokenizer cannot be loaded.
+    """
+    if tokenizer is None:
+        if size < 256:
+            raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {size}")
+        return (lambda text: np.frombuffer(text.encode(), dtype=np.uint8)), "as bytes"
+    found = vocabulary.load(
+        tokenizer, "name another directory with --set data.tokenizer=DIR, or train on bytes, --set data.tokenizer="
+    )
+    return (
+        lambda text: np.array(found(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+    ), f"by the tokenizer {tokenizer}"
+
+
+def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
+    """Return the texts for training, validation and (if the recipe names such a split) test, and where they are from.
+
+    A text that must be split is read into memory; one that is larger than memory needs a file per split.
+    """
+    if data.name == "python" and data.path is None:
+        return [*_cut(_python(), data)], "Python's own sources"
+    splits = [data.train, data.validation, *([data.test] if data.test is not None else [])]
+    if hub.is_meant(data):
+        found = [Text((data.name, split), faults) for split in splits]
+        where = f"{data.name} of the hub"
+    else:
+        path = folder_of(data)
+        if path.is_file():
+            return [*_cut(Text(path, faults).read(), data)], str(path)
+        lacking = data.validation == "validation" and _text_in(path, data.validation) is None
+        if data.holdout or lacking:
+            splits[1] = data.train
+        found = [Text(_in_folder(path, split), faults) for split in splits]
+        where = str(path)
+        if lacking and not data.holdout:
+            return [*_cut(found[0].read(), data), *found[2:]], f"{found[0]} (a tenth of it held out)"
+    if data.samples is not None or data.holdout:
+        return [*_cut(found[0].read(), data), *found[2:]], str(found[0])
+    return [*found], where
+
+
+def _text_in(path: Path, split: str) -> Path | None:
+    """A split's file under one of its usual names, or None. The only text of a folder is the one to train on, and
+    several are one text, unless a name says what one of them is for.
+    """
+    suffixes = (".txt", *columns.TABLES)
+    file = columns.file_of(path, split, suffixes)
+    if file is not None or split != "train":
+        return file
+    texts = {file.stem for file in path.glob("*.txt")}
+    several = len(texts) > 1 and not texts & set(columns.SPLITS["validation"])
+    return columns.alone(path, suffixes) or (path if several else None)
+
+
+def _in_folder(path: Path, split: str) -> Path:
+    found = _text_in(path, split)
+    if found is None:
+        names = [f"{split}{suffix}" for suffix in (".txt", *columns.TABLES)]
+        here = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+        raise DataError(f"{path} has no text for the split {split!r}: looked for {' and '.join(names)}, found {here}")
+    return found
+
+
+def _cut(whole: str, data: DataSection) -> tuple[str, str]:
+    """Choose ``data.samples`` stories and hold out the last share; a single story is cut by characters."""
+    share = data.holdout or 0.1
+    stories = whole.split(END)
+    if data.samples is not None:
+        stories = [stories[place] for place in chosen(stories, data.samples, data.subset)]
+    if len(stories) == 1:
+        place = len(whole) - math.ceil(share * len(whole))
+        return whole[:place], whole[place:]
+    place = len(stories) - math.ceil(share * len(stories))
+    return tuple(END.join(part) + END for part in (stories[:place], stories[place:]))  # type: ignore[return-value]
+
+
+def _python() -> str:
+    """The top-level modules of Python's standard library, sorted by name."""
+    folder = Path(os.__file__).parent
+    files = sorted(folder.glob("*.py"))
+    return "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)[:PYTHON_BYTES]

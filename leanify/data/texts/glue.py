@@ -1,0 +1,309 @@
+"""GLUE (Wang et al. 2019): sentences and sentence pairs from tab-separated files.
+
+``data.path`` is a folder with one folder per task, or a single task's folder. A file's first line names its columns:
+``sentence``, or ``sentence1`` and ``sentence2`` (or the names in GLUE's own files), and ``label``, a number or a name.
+Quotes have no meaning. The validation split is looked for as validation.tsv, dev.tsv, then test.tsv, because MRPC is
+often distributed with only train and test; MNLI has two, ``_matched`` and ``_mismatched``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanify.data import hub
+from leanify.data.common import folder_of, held_out, refuse, subset, vocabulary_of
+from leanify.data.samples import Part, Splits
+from leanify.data.texts import vocabulary
+from leanify.errors import DataError, RecipeError
+from leanify.runs.recipe import DataSection
+from leanify.upstream.libraries import first_line
+from leanify.upstream.origin import is_hf
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PAIR = ("sentence1", "sentence2")
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """``columns`` are alternative names of the text columns; ``labels`` the class names, () for a score of 0 … 5."""
+
+    title: str
+    labels: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...] = (PAIR,)
+
+    @property
+    def outputs(self) -> int:
+        """The number of the model's outputs per sample."""
+        return len(self.labels) or 1
+
+
+TASKS = {
+    "cola": GlueTask("CoLA", ("unacceptable", "acceptable"), (("sentence",),)),
+    "sst2": GlueTask("SST-2", ("negative", "positive"), (("sentence",),)),
+    "mrpc": GlueTask("MRPC", ("not_equivalent", "equivalent")),
+    "stsb": GlueTask("STS-B", ()),
+    "qqp": GlueTask("QQP", ("not_duplicate", "duplicate"), (PAIR, ("question1", "question2"))),
+    "mnli": GlueTask("MNLI", ("entailment", "neutral", "contradiction"), (PAIR, ("premise", "hypothesis"))),
+    "qnli": GlueTask("QNLI", ENTAILMENT, (PAIR, ("question", "sentence"))),
+    "rte": GlueTask("RTE", ENTAILMENT),
+}
+HIGHEST = 5.0  # the highest score in STS-B
+
+
+def name_of(data: DataSection) -> str:
+    """The GLUE task that a recipe names, as a key of TASKS. Raises RecipeError."""
+    name = _plain(data.name)
+    if name not in TASKS:
+        raise RecipeError(f"data.name is {data.name!r}; GLUE's tasks are {', '.join(TASKS)}: --set data.name=sst2")
+    return name
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+class Sentences:
+    """Tokenised samples in memory; a batch is padded to its longest sample."""
+
+    workers = 0
+    targets: np.ndarray | None = None
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[tuple[str, ...], Target]],
+        tokenizer: PreTrainedTokenizerBase,
+        length: int,
+        types: bool,
+        offsets: bool = False,
+    ) -> None:
+        texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
+        asked = {"return_token_type_ids": types, "return_offsets_mapping": offsets, "verbose": False}
+        found = tokenizer(*texts, truncation=True, max_length=length, **asked)
+        self.offsets: Sequence[Sequence[tuple[int, int]]] = found["offset_mapping"] if offsets else []
+        self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
+        self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
+        self.flat = {
+            name: (np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad)
+            for name, pad in (
+                ("input_ids", tokenizer.pad_token_id or 0),
+                ("token_type_ids", tokenizer.pad_token_type_id),
+            )
+            if name in found
+        }
+        self.labels = np.array([label for _, label in rows])
+        if self.labels.dtype == np.float64:
+            self.labels = self.labels.astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids (and token_type_ids) (B, N), attention_mask if there is padding; labels (B,) or (B, labels)"""
+        lengths = self.lengths[indices, None]
+        places = np.arange(lengths.max())
+        there = places < lengths
+        spots = np.where(there, self.starts[indices, None] + places, 0)
+        inputs = {
+            name: torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))
+            for name, (flat, pad) in self.flat.items()
+        }
+        if not there.all():
+            inputs["attention_mask"] = torch.from_numpy(there.astype(np.int64))
+        return inputs, torch.from_numpy(self.labels[indices])
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """A task's samples, for a model with a head for it. Validation is sorted by length, to minimise padding.
+
+    Raises DataError and RecipeError.
+    """
+    name = name_of(data)
+    for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
+        if value is not None:
+            raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
+    refuse(data, "on_error")
+    size, positions = vocabulary_of(model, data.task)
+    length = data.length or positions or 512
+    if positions is not None and length > positions:
+        raise DataError(
+            f"data.length is {length} tokens, but the model has only {positions} positions: "
+            f"--set data.length={positions}"
+        )
+    if data.tokenizer is None:
+        raise DataError("the model comes without a tokenizer; name a directory or a hub id in data.tokenizer")
+    tokenizer = vocabulary.load(data.tokenizer)
+    vocabulary.check_fit(tokenizer, size, f"by the tokenizer {data.tokenizer}")
+    types = takes_types(model)
+
+    def encoded(rows: Sequence[Row]) -> Sentences:
+        return Sentences(rows, tokenizer, length, types)
+
+    rows, others, files = read(data, name)
+    train = subset(encoded(rows), data)
+    if data.holdout:
+        train, validation = held_out(train, data.holdout)
+    else:
+        validation = encoded(others)
+        validation = Part(validation, validation.lengths.argsort(kind="stable"))
+    summary = f"{TASKS[name].title} of {files}, {len(train):,} samples to train and {len(validation):,} to validate"
+    return Splits(train, validation, summary, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
+
+
+def takes_types(model: Any) -> bool:
+    """Whether a model distinguishes sentence pairs by token types: BERT does, RoBERTa has only one type."""
+    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+    return takes and is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+HUB = "nyu-mll/glue"  # used if the recipe has no data.path
+Row = tuple[tuple[str, ...], float | int]  # texts and label
+Target = float | int | list[float]  # a score, a class, or a 1 or 0 for each label
+SPELLINGS = {"validation": ("validation", "dev", "test")}  # file names of a split, in order of preference
+
+
+def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
+    """Return a task's training rows, its validation rows, and where they are from. Raises DataError.
+
+    The labels of MNLI's mismatched validation set are shifted by 3, so that the metrics can tell the two sets apart.
+    """
+    if data.path is None:
+        return _of_hub(data, name)
+    folder = folder_of_task(folder_of(data), name)
+    train = found_in(folder, (data.train,))
+    rows = list(rows_of(train, TASKS[name]))
+    others: list[Row] = []
+    files = [] if data.holdout else validation_files(folder, name, data.validation)
+    for place, file in enumerate(files):
+        shift = place * len(TASKS[name].labels)
+        others += [(texts, label + shift) for texts, label in rows_of(file, TASKS[name])]
+    return rows, others, f"{folder} ({', '.join(file.name for file in (train, *files))})"
+
+
+def is_there(data: DataSection, name: str) -> bool:
+    """Whether there is training data for a task: a folder of its name with a training file; True for the hub."""
+    if data.path is None:
+        return True
+    root = folder_of(data)
+    folder = folder_of_task(root, name)
+    return folder != root and (folder / f"{data.train}.tsv").is_file()
+
+
+def folder_of_task(root: Path, name: str) -> Path:
+    """The task's folder: a subfolder with its name, else ``root`` itself. Raises DataError for a file."""
+    if not root.is_dir():
+        raise DataError(f"data.path {root} is a file; name the folder that has a subfolder for each GLUE task")
+    here = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and _plain(entry.name) == name]
+    return here[0] if here else root
+
+
+def validation_files(folder: Path, name: str, split: str) -> list[Path]:
+    """The validation file; for MNLI the matched and the mismatched one. Raises DataError."""
+    spellings = SPELLINGS.get(split, (split,))
+    if name != "mnli":
+        return [found_in(folder, spellings)]
+    return [found_in(folder, tuple(f"{word}_{part}" for word in spellings)) for part in ("matched", "mismatched")]
+
+
+def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
+    """The first of these .tsv files that exists. Raises DataError that lists what is there."""
+    names = [f"{stem}.tsv" for stem in stems]
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+        raise DataError(f"{folder} has no {' or '.join(names)}; found {here}")
+    return file
+
+
+def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
+    """`read` from the hub's data set. Raises DataError."""
+    try:
+        whole = hub.library(HUB).load_dataset(HUB, name)
+    except DataError:
+        raise
+    except Exception as error:  # the hub client raises from several libraries
+        raise DataError(
+            f"the recipe has no data.path, and the hub did not provide {HUB}: {first_line(error)}; "
+            "--set data.path=DIR names a folder with sst2/train.tsv, rte/train.tsv, …"
+        ) from error
+    task, parts = TASKS[name], ("_matched", "_mismatched") if name == "mnli" else ("",)
+    names = [data.train, *(data.validation + part for part in parts)]
+    if missing := [split for split in names if split not in whole]:
+        raise DataError(f"{task.title} on the hub has no split {missing[0]!r}; it has {', '.join(whole)}")
+    train, *others = (list(_hub_rows(whole[split], task, f"{task.title} {split}")) for split in names)
+    shifted = [(t, x + place * len(task.labels)) for place, rows in enumerate(others) for t, x in rows]
+    return train, [] if data.holdout else shifted, f"{HUB} ({', '.join(names)})"
+
+
+def _hub_rows(table: Any, task: GlueTask, where: str) -> Iterator[Row]:
+    names = table.column_names
+    columns = [table[names[place]] for place in _places(where, names, task)]
+    for number, (*texts, label) in enumerate(zip(*columns, strict=True)):
+        yield tuple(texts), _label(str(label), task, f"{where}, row {number}")
+
+
+def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
+    """Yield texts and label of every line after the header. Raises DataError that names a malformed line."""
+    places: list[int] = []
+    columns: list[str] = []
+    number = 0
+    for number, line in enumerate(_lines(file), 1):
+        cells = line.split("\t")
+        if number == 1:
+            columns, places = cells, _places(f"{file}, line 1", cells, task)
+        elif len(cells) != len(columns):
+            raise DataError(
+                f"{file}, line {number}: {len(cells)} tab-separated cells, but line 1 names {len(columns)} columns"
+            )
+        else:
+            *texts, label = (cells[place] for place in places)
+            if not all(text.strip() for text in texts):
+                raise DataError(f"{file}, line {number}: a sentence is empty")
+            yield tuple(texts), _label(label.strip(), task, f"{file}, line {number}")
+    if number < 2:
+        raise DataError(f"{file} has no sample: there is nothing after the header")
+
+
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            for line in lines:
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 text: {error.reason} at byte {error.object[error.start]:#x}") from None
+
+
+def _places(where: str, columns: list[str], task: GlueTask) -> list[int]:
+    for spelling in task.columns:
+        wanted = (*spelling, "label")
+        if all(name in columns for name in wanted):
+            return [columns.index(name) for name in wanted]
+    wanted = (*task.columns[0], "label")
+    raise DataError(f"{where}: {task.title} needs the columns {', '.join(wanted)}; found {', '.join(columns)}")
+
+
+def _label(text: str, task: GlueTask, where: str) -> float | int:
+    if text in task.labels:
+        return task.labels.index(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not task.labels and 0 <= value <= HIGHEST:
+        return value
+    if task.labels and value in range(len(task.labels)):
+        return int(value)
+    known = " or ".join(f"{i} {name}" for i, name in enumerate(task.labels)) or f"a number 0 … {HIGHEST:g}"
+    raise DataError(f"{where}: {task.title} has no label {text!r}; expected {known}")

@@ -1,0 +1,146 @@
+"""Text for masked language models: documents, joined by the tokenizer's separator and cut into samples.
+
+Samples are packed to the full length, so that there is no padding (Crammed BERT's packing, Geiping & Goldstein 2022,
+section 4.4). A share of each sample's tokens is masked: 80 % of these become the mask token, 10 % a random token, and
+10 % stay (Devlin et al. 2019, section 3.1). The number of masked tokens is that share, rounded, rather than random, so
+that each sample's number of targets is known in advance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leanify.data.common import length_of_text, vocabulary_of
+from leanify.data.faults import Faults
+from leanify.data.samples import IGNORED, Splits
+from leanify.data.sampling import HOLDOUT, SAMPLE, Key
+from leanify.data.texts import corpus, tokens, vocabulary
+from leanify.data.texts.tokens import Encode, Text
+from leanify.errors import DataError, RecipeError
+from leanify.runs.recipe import DataSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token, and a random one; the rest stays
+
+
+class Masked:
+    """Token ids, in memory or memory-mapped: sample i is ids[i · length : (i + 1) · length], if complete.
+
+    A sample's mask is a function of (seed, epoch, index), or of the index alone if ``fixed``.
+    """
+
+    workers = 0
+
+    def __init__(
+        self, ids: np.ndarray, length: int, share: float, tokenizer: PreTrainedTokenizerBase, where: str, fixed: bool
+    ) -> None:
+        if len(ids) < length:
+            raise DataError(f"{where} has {len(ids)} tokens, less than one sample of {length}; reduce data.length")
+        self.rows = ids[: len(ids) // length * length].reshape(-1, length)
+        self.mask, self.vocabulary, self.fixed = tokenizer.mask_token_id, len(tokenizer), fixed
+        marks = (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
+        self.ordinary = np.ones(self.vocabulary, dtype=bool)
+        self.ordinary[[mark for mark in marks if mark is not None]] = False
+        counts = np.concatenate(
+            [self.ordinary[part].sum(1) for part in np.array_split(self.rows, 1 + len(ids) // 2**24)]
+        )
+        self.targets = np.maximum(1, np.rint(share * counts).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def draw(self, seed: int, keys: Sequence[Key]) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids and targets, (B, length) each; targets are IGNORED except at masked positions"""
+        indices = np.array([index for _, index in keys])
+        sources = [(HOLDOUT, 0, 0, index) if self.fixed else (SAMPLE, seed, epoch, index) for epoch, index in keys]
+        length = self.rows.shape[1]
+        place, fate = np.stack([np.random.default_rng(source).random((2, length)) for source in sources], axis=1)
+        rows = self.rows[indices].astype(np.int64)
+        rank = np.where(self.ordinary[rows], place, 2.0).argsort(1).argsort(1)
+        chosen = rank < self.targets[indices, None]
+        any_word = ((fate - MASKED) / ANY * self.vocabulary).astype(np.int64)
+        changed = np.where(fate < MASKED, self.mask, np.where(fate < MASKED + ANY, any_word, rows))
+        return (
+            {"input_ids": torch.from_numpy(np.where(chosen, changed, rows))},
+            torch.from_numpy(np.where(chosen, rows, IGNORED)),
+        )
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """Training, validation and test samples for a masked language model. Raises DataError and RecipeError."""
+    if not 0 < data.mask < 1:
+        raise RecipeError(
+            f"data.mask is {data.mask:g}; it must be a share between 0 and 1: BERT masks 0.15, Crammed BERT 0.25"
+        )
+    length = length_of_text(data, model)
+    size, _ = vocabulary_of(model, data.task)
+    faults = Faults(data.on_error == "skip")
+    texts, where = corpus.texts_of(data, faults)
+    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: lines_of(texts[0]), key_of(texts[0]))
+    vocabulary.check_fit(tokenizer, size, by)
+    if tokenizer.mask_token_id is None:
+        raise DataError(f"{where} {by}: the tokenizer has no mask token, which masked language models need")
+    samples = [
+        Masked(encoded(part, tokenizer), length, data.mask, tokenizer, f"{where} {by} to {what}", what != "train")
+        for part, what in zip(texts, ("train", "validate", "test"), strict=False)
+    ]
+    train, validation, *test = samples
+    summary = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
+    return Splits(
+        train, validation, summary, test=next(iter(test), None), tokenizer=tokenizer, skipped=tuple(faults.names)
+    )
+
+
+# -- text ---------------------------------------------------------------------------------------------------------
+
+
+def lines_of(text: str | Text) -> Iterator[str]:
+    """Yield a text line by line: encoding a long text at once would need about a hundred times its size in memory."""
+    for block in tokens.blocks(iter([text]) if isinstance(text, str) else text.pieces()):
+        yield from block.replace(tokens.END, "\n").splitlines(keepends=True)
+
+
+def key_of(text: str | Text) -> str:
+    """A cache key for a text: a digest of its content, or path and modification time of a large one."""
+    if isinstance(text, Text) and text.is_large:
+        return text.key()
+    digest = hashlib.sha256()
+    for line in lines_of(text):
+        digest.update(line.encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def encoded(text: str | Text, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Token ids of a text's documents with a separator after each, as uint16 if the vocabulary allows, else int32."""
+    encode = encoder(tokenizer)
+    if isinstance(text, str):
+        return tokens.of(iter([text]), encode).ids
+    identity = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    return tokens.of_text(text, encode, f"with separators by {identity}").ids
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
+    """Return a function from a block of text to ids, which adds the separator after each non-blank document."""
+    kind = np.uint16 if len(tokenizer) <= 2**16 else np.int32
+    end = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
+
+    def encode(block: str) -> np.ndarray:
+        documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
+        flat = [line for part in documents for line in part]
+        ids = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
+        found: list[list[int]] = []
+        for place, part in enumerate(documents):
+            found += [next(ids) for _ in part]
+            if any(line.strip() for line in part) and place < len(documents) - 1:
+                found.append(end)
+        return np.array([token for some in found for token in some], dtype=kind)
+
+    return encode

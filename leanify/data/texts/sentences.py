@@ -1,0 +1,101 @@
+"""Sentences for embedding models: the texts of a table (labels are ignored), or the lines of a text file.
+
+``data.path`` is a file (CSV, TSV, JSON lines, Parquet, or text with one sentence per line), or a folder with such a
+``train`` file and optionally a ``validation`` file. ``data.text`` names the columns, by default guessed by name; each
+column yields separate sentences. Sentences are truncated to ``data.length`` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
+from leanify.data.faults import Faults
+from leanify.data.samples import Part, Splits
+from leanify.data.tables.columns import TABLES, TEXTS, lacking
+from leanify.data.tables.rows import rows_of_table
+from leanify.data.texts import vocabulary
+from leanify.data.texts.glue import Sentences, takes_types
+from leanify.data.texts.own_texts import find_table
+from leanify.errors import DataError
+from leanify.runs.recipe import DataSection
+
+HOLDOUT = 0.1  # share held out if there is no validation file and no data.holdout
+
+
+def splits(data: DataSection, model: nn.Module) -> Splits:
+    """Training and validation sentences; their targets, embeddings, come from a teacher. Raises DataError.
+
+    Validation is sorted by length, to minimise padding.
+    """
+    refuse(data, "img_size", "rand_augment", "label", "mask")
+    length = length_of_text(data, model)
+    size, _ = vocabulary_of(model, data.task)
+    tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")
+    vocabulary.check_fit(tokenizer, size, by)
+    faults = Faults(skip=data.on_error == "skip")
+
+    def encoded(file: Path) -> Sentences:
+        rows = [((text,), 0) for text in sentences_in(file, data, faults)]
+        if not rows:
+            raise DataError(f"{file} has no sentences")
+        return Sentences(rows, tokenizer, length, takes_types(model))
+
+    file = _file(data, data.train)
+    other = None if data.holdout else find_file(folder_of(data), data.validation)
+    train: Any = encoded(file)
+    validation: Any
+    if other is None:
+        train, validation = held_out(train, data.holdout or HOLDOUT)
+    else:
+        validation = encoded(other)
+    train = subset(train, data)
+    validation = Part(validation, validation.lengths.argsort(kind="stable"))
+    where = f"{len(train):,} sentences of {file} to train on and {len(validation):,} of {other or file} to validate"
+    return Splits(train, validation, where, tokenizer=tokenizer, skipped=tuple(faults.names))
+
+
+def find_file(path: Path, split: str) -> Path | None:
+    """The table or text file of a split: the file itself for train, or the first match in the folder; or None."""
+    table = find_table(path, split)
+    if table is not None or path.is_file():
+        return table or (path if split == "train" else None)
+    text = path / f"{split}.txt"
+    return text if text.is_file() else None
+
+
+def _file(data: DataSection, split: str) -> Path:
+    folder = folder_of(data)
+    if (file := find_file(folder, split)) is not None:
+        return file
+    names = ", ".join(split + suffix for suffix in (*TABLES, ".txt"))
+    here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+    raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {here}")
+
+
+def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:
+    """Yield the non-blank sentences of a file. Raises DataError for a table without a text column."""
+    if file.suffix not in TABLES:
+        try:
+            with file.open(encoding="utf-8") as lines:
+                yield from (line.strip() for line in lines if line.strip())
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        return
+    columns: tuple[str, ...] = ()
+    for place, row in rows_of_table(file, faults):
+        columns = columns or _columns(file, list(row), data)
+        cells = [faults.text(row.get(name), f"{file}, {place}: {name}") for name in columns]
+        yield from (cell for cell in cells if cell is not None and cell.strip())
+
+
+def _columns(file: Path, found: list[str], data: DataSection) -> tuple[str, ...]:
+    known = {name.lower(): name for name in found}
+    wanted = data.text or next((guess for guess in TEXTS if all(name in known for name in guess)), ())
+    if not wanted or any(name.lower() not in known for name in wanted):
+        raise lacking(file, found, text=(data.text, ()))
+    return tuple(known[name.lower()] for name in wanted)

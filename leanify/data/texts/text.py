@@ -1,0 +1,102 @@
+"""Read texts and encode them, with a model's own tokenizer if it has one, else as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from leanify.data.faults import Faults
+from leanify.data.tables.columns import TABLES
+from leanify.data.tables.rows import Row, rows_of_table
+from leanify.data.texts import vocabulary
+from leanify.errors import DataError
+from leanify.runs.files import few
+
+Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
+COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
+
+
+def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
+    """Return a function from text to token ids, and its description: the directory's tokenizer, else bytes."""
+    if directory is None or not vocabulary.lies_in(directory):
+        return (
+            lambda text, _: [byte % vocab for byte in text.encode()]
+        ), f"bytes modulo {vocab}, as there is no tokenizer"
+    tokenizer = vocabulary.load(directory, "put the tokenizer that the model was trained with there")
+
+    def encode(text: str, around: bool) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])
+
+    return encode, f"the tokenizer in {directory}"
+
+
+def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: int) -> Iterator[dict[str, Tensor]]:
+    """Yield batches of input_ids and attention_mask (B, N), right-padded, with up to ``samples`` samples in all.
+
+    In a table (.csv, .tsv, .jsonl, .parquet) each row is a sample, truncated to ``tokens``. A text file is cut into
+    pieces of ``tokens``; an incomplete last piece is dropped unless it is the only one. Raises DataError.
+    """
+    if not path.is_file():
+        raise DataError(f"{path} does not exist")
+    rows = rows_in(path) if path.suffix in TABLES else None
+    found = (encode(text, True)[:tokens] for text in rows) if rows else _pieces(path, encode, tokens)
+    wanted = islice((ids for ids in found if ids), samples)
+    empty = True
+    while batch := list(islice(wanted, batch_size)):
+        empty = False
+        yield _padded(batch)
+    if empty:
+        raise DataError(f"{path} has no text")
+
+
+def _padded(batch: list[list[int]]) -> dict[str, Tensor]:
+    longest = max(len(ids) for ids in batch)
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in batch])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in batch])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
+    """Consecutive pieces of a text file, read 64 lines at a time."""
+    held: list[int] = []
+    whole = False
+    with path.open(encoding="utf-8") as file:
+        while part := _some_lines(file, path):
+            held += encode(part, False)
+            while len(held) >= tokens:
+                whole = True
+                yield held[:tokens]
+                held = held[tokens:]
+    if held and not whole:
+        yield held
+
+
+def _some_lines(file: Iterator[str], path: Path) -> str:
+    try:
+        return "".join(islice(file, 64))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}") from None
+
+
+def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:
+    """Yield the texts of a table. Raises DataError that names a row without text, unless ``faults`` are skipped."""
+    faults = faults or Faults()
+    yield from column_of_texts(path, rows_of_table(path, faults, COLUMNS), faults)
+
+
+def column_of_texts(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults) -> Iterator[str]:
+    """Yield the texts of (place, row) pairs, from the first usual text column of the first row. Raises DataError."""
+    column = None
+    for place, row in rows:
+        column = column or next((name for name in COLUMNS if name in row), None)
+        if column is None:
+            names = few(list(map(str, row)), 8)
+            raise DataError(f"{path} has no text column: looked for {', '.join(COLUMNS)}, found {names}")
+        if column not in row:
+            faults.found(f"{path}, {place} has no {column}")
+        elif (found := faults.text(row[column], f"{path}, {place}: {column}")) is not None:
+            yield found

@@ -1,0 +1,183 @@
+"""Text of any size as token ids: in memory if small, in a memory-mapped cache file if large.
+
+Text is always read and encoded in blocks that end after an end mark or a line, so that large and small texts get the
+same ids. Cache files are written atomically, under a hash of text and tokenizer.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from leanify.data import cache, hub
+from leanify.data.faults import Faults
+from leanify.data.tables import rows as tables
+from leanify.data.tables.columns import TABLES, shards_of
+from leanify.data.texts import text
+from leanify.errors import DataError
+from leanify.runs.files import read_json
+
+END = "<|endoftext|>"
+BLOCK = 2**22  # characters encoded at a time
+LARGE = 2**28  # bytes; the ids of larger texts are memory-mapped
+Encode = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Token ids (N,), the size of their text in bytes, and the largest id."""
+
+    ids: np.ndarray
+    bytes: int
+    top: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text file, a folder of them, a table of texts, or a split of a hub data set, read piece by piece."""
+
+    place: Path | tuple[str, str]
+    faults: Faults = field(default_factory=Faults, compare=False)
+
+    def __str__(self) -> str:
+        return str(self.place) if isinstance(self.place, Path) else ", ".join(self.place)
+
+    @property
+    def is_large(self) -> bool:
+        return not isinstance(self.place, Path) or sum(file.stat().st_size for file in self._files(self.place)) >= LARGE
+
+    @staticmethod
+    def _files(place: Path) -> list[Path]:
+        return sorted(place.glob("*.txt")) if place.is_dir() else shards_of(place)
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text in order, in pieces of any size, with end marks between a table's texts. Raises DataError."""
+        some = False
+        for piece in self._pieces():
+            some = some or bool(piece.strip())
+            yield piece
+        if not some:
+            raise DataError(f"{self} has no text")
+
+    def _pieces(self) -> Iterator[str]:
+        if isinstance(self.place, Path) and self.place.suffix not in TABLES:
+            for number, file in enumerate(self._files(self.place)):
+                yield END * bool(number)
+                yield from _decoded(file)
+            return
+        rows = text.rows_in(self.place, self.faults) if isinstance(self.place, Path) else self._rows_of(*self.place)
+        for number, row in enumerate(rows):
+            yield END + row if number else row
+
+    def _rows_of(self, name: str, split: str) -> Iterator[str]:
+        return text.column_of_texts(Path(name), tables.numbered(hub.rows(name, split)), self.faults)
+
+    def read(self) -> str:
+        """The whole text."""
+        return "".join(self.pieces())
+
+    def key(self) -> str:
+        """A cache key that changes with the text: path, size and modification time, or the hub's fingerprint."""
+        if isinstance(self.place, Path):
+            facts = [(file.resolve(), file.stat()) for file in self._files(self.place)]
+            names = " ".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts)
+            return f"{names}{' skip' * self.faults.skip}"
+        return f"{hub.rows(*self.place)._fingerprint}"
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    decoder, place = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while True:
+            block = file.read(BLOCK)
+            held = len(decoder.getstate()[0])
+            try:
+                yield decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                where = place - held + error.start
+                raise DataError(f"{path} is not UTF-8 text: byte {where} is {error.object[error.start]:#x}") from None
+            if not block:
+                return
+            place += len(block)
+
+
+def blocks(pieces: Iterator[str]) -> Iterator[str]:
+    """Regroup text into blocks of at least BLOCK characters that end, if possible, after an end mark or a line."""
+    held: list[str] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= BLOCK:
+            whole = "".join(held)
+            cut = max((whole.rfind(mark) + len(mark) for mark in (END, "\n") if mark in whole), default=len(whole))
+            yield whole[:cut]
+            held, size = [whole[cut:]], len(whole) - cut
+    yield "".join(held)
+
+
+def of(pieces: Iterator[str], encode: Encode) -> Ids:
+    """Encode a text in memory."""
+    found, size = [], 0
+    for block in blocks(pieces):
+        found.append(encode(block))
+        size += len(block.encode())
+    ids = np.concatenate(found)
+    return Ids(ids, size, int(ids.max(initial=0)))
+
+
+def of_text(source: Text, encode: Encode, by: str) -> Ids:
+    """Encode a text, through the memory-mapped cache if it is large; ``by`` identifies ``encode`` in the cache key."""
+    if not source.is_large:
+        return of(source.pieces(), encode)
+    digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
+    home = cache.home() / "tokens" / digest
+    if (kept := _read(home)) is None:
+        shutil.rmtree(home, ignore_errors=True)  # a damaged one
+        _keep(source, encode, home)
+        kept = _read(home)
+    if kept is None:
+        raise DataError(f"the token ids of {source} in {home} cannot be read: remove that folder")
+    source.faults.names.extend(kept[1])
+    return kept[0]
+
+
+def _read(home: Path) -> tuple[Ids, list[str]] | None:
+    """The cached ids and the skipped rows; None if there is no cache, or a damaged one."""
+    try:
+        card = read_json(home / "card.json")
+        ids = np.memmap(cache.regular(home / "ids.bin"), dtype=card["dtype"], mode="r")
+        whole = len(ids) == card["ids"] and ids.dtype.kind in "iu"
+        return (Ids(ids, int(card["bytes"]), int(card["top"])), list(map(str, card["skipped"]))) if whole else None
+    except Exception:  # a damaged card raises what its words happen to be taken for
+        return None
+
+
+def _keep(source: Text, encode: Encode, home: Path) -> None:
+    """Write the cache atomically: to a temporary folder, then renamed. Concurrent writers produce the same content."""
+    size, count, top, kind, known = 0, 0, 0, "", len(source.faults.names)
+    folder = cache.beside(home, f"the token ids of {source}")
+    try:
+        with (folder / "ids.bin").open("wb") as file:
+            for block in blocks(source.pieces()):
+                ids = encode(block)
+                ids.tofile(file)
+                size, count = size + len(block.encode()), count + len(ids)
+                top, kind = max(top, int(ids.max(initial=0))), ids.dtype.str
+        facts = {"dtype": kind, "ids": count, "bytes": size, "top": top, "text": str(source)}
+        facts["skipped"] = source.faults.names[known:]
+        (folder / "card.json").write_text(json.dumps(facts))
+        if not home.exists():
+            folder.rename(home)
+    except OSError as error:
+        if not home.is_dir():
+            raise DataError(f"the token ids of {source} could not be cached in {home}: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

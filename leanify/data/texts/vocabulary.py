@@ -1,0 +1,175 @@
+"""Tokenizers, by name:
+
+bytes              256 bytes and five special tokens
+wordpiece-32768    WordPiece (Wu et al. 2016) of at most that many tokens, lower case as in BERT and Crammed BERT,
+                   trained on the training text and cached
+DIR or a hub id    loaded by AutoTokenizer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.data import cache
+from leanify.errors import DataError
+from leanify.runs.files import check_regular, check_size
+from leanify.upstream.libraries import import_transformers
+from leanify.upstream.wall import wall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Lines = Callable[[], Iterable[str]]
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+LETTERS = 1000  # largest alphabet, as in the tokenizers library's recipe for BERT
+OTHERS = "name another directory with --set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one"
+ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
+    """Return a transformers tokenizer and its description.
+
+    A WordPiece is trained on ``lines()``, which may be called more than once, and cached under ``key``, which must
+    identify that text. Raises DataError.
+    """
+    if name is None or name == "bytes":
+        return _dressed(_bytes()), "as bytes"
+    if (found := re.fullmatch(r"wordpiece-(\d+)", name)) is not None:
+        return _wordpiece(int(found[1]), lines, key), f"by {name} trained on it"
+    return load(name), f"by the tokenizer {name}"
+
+
+def load(name: str | Path, instead: str = OTHERS) -> Any:
+    """Load a tokenizer from a directory or the hub. Never runs code that comes with it, and never prompts for it.
+
+    ``instead`` ends the error message: what else to try. Raises DataError.
+    """
+    asked = (
+        f"the tokenizer in {name} cannot be read"
+        if Path(name).is_dir()
+        else (f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}")
+    )
+    if Path(name).is_dir():
+        check_regular(Path(name), DataError)
+        for file in Path(name).glob("*token*.json"):
+            check_size(file, DataError)
+    with wall(asked, DataError):
+        tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
+        _check_not_empty(tokenizer, name, instead)
+    return tokenizer
+
+
+def _check_not_empty(tokenizer: PreTrainedTokenizerBase, name: str | Path, instead: str) -> None:
+    """Raise for a tokenizer without words: transformers builds one in silence where its vocabulary file is missing."""
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
+        raise DataError(
+            f"the tokenizer in {name} is empty, so every word would be unknown: {type(tokenizer).__name__} reads "
+            f"{files}, and found no words there; {instead}"
+        )
+
+
+def lies_in(folder: Path) -> bool:
+    """Whether a folder has a tokenizer in Hugging Face layout."""
+    return any((folder / name).is_file() for name in FILES)
+
+
+def check_fit(tokenizer: PreTrainedTokenizerBase, vocabulary: int, by: str) -> None:
+    """Raise DataError if a tokenizer has more tokens than the model's vocabulary."""
+    if len(tokenizer) > vocabulary:
+        raise DataError(
+            f"text {by} has {len(tokenizer):,} tokens, but the model's vocabulary only {vocabulary:,}: name the "
+            "model's own tokenizer in data.tokenizer, or set the model's vocabulary size in [model.override]"
+        )
+
+
+def _bytes() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: index for index, word in enumerate((*SPECIAL, *letters))}
+    made = Tokenizer(models.BPE(vocab=words, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _wordpiece(size: int, lines: Lines, key: str) -> Any:
+    """A WordPiece from the cache, or trained and cached."""
+    if size < 64:
+        raise DataError(f"a wordpiece of {size} tokens is too small to spell words; use at least 64, better thousands")
+    home = cache.home() / "tokenizers" / f"wordpiece-{size}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+    if lies_in(home):
+        with contextlib.suppress(DataError):
+            return load(str(home))
+        shutil.rmtree(home, ignore_errors=True)  # a damaged one
+    _keep(_dressed(_trained(size, lines)), home)
+    return load(str(home))
+
+
+def _trained(size: int, lines: Lines) -> Any:
+    """Train a WordPiece deterministically.
+
+    The library's trainer numbers continuation letters (``##a``) in the order of a hash table and breaks ties by these
+    numbers, so its result is random. Passing them as special tokens fixes their order.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for line in lines():
+        counts.update(normalizer.normalize_str(line))
+    ranked = sorted((letter for letter in counts if not letter.isspace()), key=lambda letter: (-counts[letter], letter))
+    alphabet = sorted(ranked[: min(LETTERS, size // 4)])
+    inside = [f"##{letter}" for letter in alphabet if len(splitter.pre_tokenize_str(f"a{letter}a")) == 1]
+
+    def made(model: Any) -> Any:
+        new = Tokenizer(model)
+        new.normalizer, new.pre_tokenizer, new.decoder = normalizer, splitter, decoders.WordPiece()
+        return new
+
+    learner = made(models.WordPiece(unk_token="[UNK]"))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=[*SPECIAL, *inside],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    learner.train_from_iterator(lines(), trainer)
+    return made(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
+
+
+def _dressed(made: Any) -> Any:
+    """Wrap as a transformers tokenizer with BERT's template: [CLS] a [SEP], and [CLS] a [SEP] b [SEP]."""
+    from tokenizers import processors
+
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(word, made.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
+    )
+    roles = dict(zip(ROLES, SPECIAL, strict=True))
+    return import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, **roles)
+
+
+def _keep(tokenizer: PreTrainedTokenizerBase, home: Path) -> None:
+    """Cache a tokenizer atomically: in a temporary folder, then renamed. Concurrent writers write the same content."""
+    folder = cache.beside(home, "the tokenizer")
+    try:
+        tokenizer.save_pretrained(folder)
+        if not home.exists():
+            folder.rename(home)
+    except OSError as error:
+        if not lies_in(home):
+            raise DataError(f"the tokenizer could not be cached in {home}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What a model costs when it runs: latency, memory, profiles."""

@@ -1,0 +1,366 @@
+"""What a model costs: parameters and multiply-adds, counted on ``meta``.
+
+Nothing is estimated: upstream's own forward runs, on ``meta`` where possible, and torch counts.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from leanify import machine
+from leanify.design.prices.cost import Cost as Cost
+from leanify.design.prices.flops import Flops
+from leanify.design.prices.sizes import Sizes
+from leanify.errors import LeanifyError, UnsupportedModel
+from leanify.lens.located import LocatedLayer, LocatedModel
+from leanify.lens.sites import locate
+from leanify.upstream import diffusion
+from leanify.upstream.build import build_shell
+from leanify.upstream.caches import kept_by
+from leanify.upstream.diffusion import is_diffusers
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.origin import is_hf, origin_of
+
+Result = TypeVar("Result")
+UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+CACHED_BYTES = 2  # a number: bfloat16 or float16
+
+
+def parameters(module: nn.Module) -> int:
+    """The number of parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def body(located: LocatedModel) -> int:
+    """The parameters of the blocks: everything but embeddings, final norms and classifier."""
+    return sum({id(p): p.numel() for block in located.blocks for p in block.parameters()}.values())
+
+
+def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
+    """One forward pass; timm takes its image by position."""
+    if is_diffusers(model):
+        return model(**diffusion.arguments(inputs))
+    return model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
+
+
+def macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
+    """Multiply-adds of one forward pass (FLOPs are twice as many), by torch's formulas; exact if nothing is fused."""
+    with plain(model), Countable(), Flops() as flops:
+        call(model, inputs)
+    return int(flops.total) // 2
+
+
+def macs_by_module(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
+    """Multiply-adds of one forward pass in each module that takes any, by its path; the whole is at ``""``."""
+    flops = Flops()
+    before: dict[str, list[int]] = {}
+    inside: dict[str, int] = {}
+    hooks = []
+    for path, module in model.named_modules():
+
+        def enter(_: nn.Module, args: Any, path: str = path) -> None:
+            before.setdefault(path, []).append(flops.total)
+
+        def leave(_: nn.Module, args: Any, result: Any, path: str = path) -> None:
+            began = before[path].pop()
+            if not before[path]:  # not in a call of itself
+                inside[path] = inside.get(path, 0) + flops.total - began
+
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        with plain(model), Countable(), flops:
+            call(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {**{path: count // 2 for path, count in inside.items() if count}, "": flops.total // 2}
+
+
+@contextmanager
+def plain(model: nn.Module) -> Iterator[None]:
+    """Without gradients: torch's counter trips over views of parameters that want one."""
+    wanting = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in wanting:
+            parameter.requires_grad_(False)
+        with torch.no_grad():
+            yield
+    finally:
+        for parameter in wanting:
+            parameter.requires_grad_(True)
+
+
+class Countable(TorchFunctionMode):
+    """Upstream's forward in words that counters and ``meta`` know.
+
+    A product of rows with their experts' matrices is one with the first's: every row meets one matrix, and all have
+    one size; experts that look which of them were chosen find that it was always the first. A question about values is
+    answered as for a sample without padding: all of a mask holds, and nothing that is looked for occurs. Where a tensor
+    with values (a grid of patches) meets one without, it loses them.
+    """
+
+    answers: Mapping[Any, Callable[[Tensor], Any]] = {
+        Tensor.all: lambda mask: torch.tensor(True),
+        Tensor.any: lambda found: torch.tensor(False),
+        torch.any: lambda found: torch.tensor(False),
+        Tensor.sum: lambda mask: torch.tensor(mask.numel()) if mask.dtype is torch.bool else mask.sum(),
+    }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "_grouped_mm":
+            return torch.mm(args[0], args[1][0])
+        if func in (Tensor.nonzero, torch.where) and len(args) == 1 and _has_no_values(args[0]) and _experts_ask():
+            mask = args[0]
+            if func is torch.where:  # the rows of an expert: all
+                return (mask.new_zeros(mask.numel(), dtype=torch.long),) * mask.dim()
+            return torch.zeros(1, mask.dim(), dtype=torch.long, device="cpu")  # the experts that have rows: the first
+        if func in self.answers and len(args) == 1 and not kwargs and _has_no_values(args[0]):
+            return self.answers[func](args[0])
+        if func is torch.Tensor.__contains__ and _has_no_values(args[0]):
+            return False
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError:
+            if not any(isinstance(one, Tensor) and one.is_meta for one in args):
+                raise
+            return func(*(one.to("meta") if isinstance(one, Tensor) else one for one in args), **(kwargs or {}))
+
+
+def _experts_ask() -> bool:
+    """Whether the torch function that is answered was called by a mixture's experts."""
+    asking = sys._getframe(2).f_locals.get("self")
+    return type(asking).__name__.endswith("Experts")
+
+
+def _has_no_values(tensor: Tensor) -> bool:
+    """Whether a tensor has a size alone: on ``meta``, or torch's FakeTensor (whose module is slow to import)."""
+    return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
+
+
+def unmasked_inputs(
+    model: nn.Module, tokens: int | None = None, device: str = "meta", batch: int = 1
+) -> dict[str, Tensor]:
+    """A batch without a mask: upstream would look into it, and on ``meta`` there is nothing to see."""
+    inputs = example_inputs(model, batch, tokens, device)
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+
+def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
+    """The meta model in memory: its parameters zero, its buffers as upstream makes them where they keep their shape.
+
+    No expert turns a token away, though all choose the first.
+    """
+    real: nn.Module = copy.deepcopy(model).to_empty(device=device)
+    _tie(real, model)
+    origin = origin_of(model)
+    made: dict[str, Tensor] = {}
+    if origin is not None and any(True for _ in real.buffers()):
+        made = dict(build_shell(origin).named_buffers())
+    with torch.no_grad():
+        for parameter in real.parameters():
+            parameter.zero_()
+        for path, buffer in real.named_buffers():
+            known = made.get(path)
+            if known is None or known.shape != buffer.shape:
+                known = torch.zeros_like(buffer)
+            buffer.copy_(known)
+    for module in real.modules():
+        if isinstance(getattr(module, "expert_capacity", None), int):
+            module.expert_capacity = 1 << 30  # type: ignore[assignment]
+    return real.eval()
+
+
+def observed(model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result]) -> Result:
+    """What ``observe`` finds in a forward pass of a model on ``meta``: there, or where upstream's code must see values
+    (it branches on them, or makes tensors of its own on the CPU) in one of zeros on the CPU.
+
+    Raises UnsupportedModel where neither runs.
+    """
+    found = observed_on_meta(model, tokens, observe)
+    return observed_on_cpu(model, tokens, observe) if found is None else found
+
+
+def observed_on_meta(
+    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
+) -> Result | None:
+    """What ``observe`` finds in a forward pass without memory; None where it does not run."""
+    try:
+        with _unchecked():
+            return observe(model, unmasked_inputs(model, tokens, batch=batch))
+    except LeanifyError:
+        raise
+    except Exception:  # whatever upstream's code raises where it was never tried
+        return None
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Without transformers' own checks of values (as many image tokens as features), which meta tensors cannot pass."""
+    before = os.environ.get(UNCHECKED)
+    os.environ[UNCHECKED] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(UNCHECKED)
+        if before is not None:
+            os.environ[UNCHECKED] = before
+
+
+def observed_on_cpu(
+    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
+) -> Result:
+    """What ``observe`` finds in a forward pass of zeros in memory. Raises UnsupportedModel where it does not run."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    free = machine.available(torch.device("cpu"))
+    try:
+        if free is not None and size > free:
+            raise MemoryError(f"it takes {size / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are available")
+        with _unfused():
+            return observe(zeros(model), unmasked_inputs(model, tokens, "cpu", batch))
+    except LeanifyError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}. leanify.read, write and grow may still do for it"
+        ) from error
+
+
+def _tie(real: nn.Module, model: nn.Module) -> None:
+    """Share the parameters that the model shares; `to_empty` makes one for each name."""
+    first: dict[int, nn.Parameter] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        owner, _, name = path.rpartition(".")
+        setattr(real.get_submodule(owner), name, first.setdefault(id(parameter), real.get_parameter(path)))
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Attention as plain products: torch's counter does not see into the CPU's fused kernels."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def count(model: nn.Module, tokens: int | None = None, context: int = 0) -> Cost:
+    """The cost of a model on ``meta``. Raises UnsupportedModel where upstream's forward does not run."""
+    return count_located(locate(model), tokens, context)
+
+
+def count_located(located: LocatedModel, tokens: int | None = None, context: int = 0) -> Cost:
+    """`count` for a model that is located already."""
+    every = parameters(located.model)
+    forward = observed(located.model, tokens, macs)
+    prefill, decode = generation(located, context)
+    kv, active = cache_bytes(located, context), every - idle_parameters(located)
+    return Cost(every, body(located), forward, active, kv, prefill=prefill, decode=decode)
+
+
+def idle_parameters(located: LocatedModel) -> int:
+    """The parameters of the experts that a token is not sent to, those of blocks without attention among them."""
+    idle: dict[type, tuple[int, int]] = {}
+    for layer in located.layers:
+        shape = layer.read()
+        if shape.experts and shape.active and layer.mlp is not None:  # 0 active: the configuration does not say
+            idle[type(layer.mlp.module)] = (shape.experts - shape.active, shape.experts)
+    every = {module: idle[type(module)] for module in located.model.modules() if type(module) in idle}
+    return sum(parameters(module) * unused // experts for module, (unused, experts) in every.items())
+
+
+def cache_bytes(located: LocatedModel, context: int) -> int:
+    """Bytes that the key/value caches of a model hold after ``context`` tokens of one sequence, as servers keep them.
+
+    Keys and values of every key/value head, of as many tokens as the layer's window has; under latent attention the
+    latent and the rotary part alone (DeepSeek-V2, §2.1). The keys of a cross-attention are not among them: their number
+    does not grow with the context.
+    """
+    numbers = 0
+    for layer in located.layers:
+        kept = kept_by(located.model, layer.attention.module) if context else None
+        if kept is not None:
+            shape = layer.read()
+            numbers += kept.seen(context) * (kept.latent or 2 * shape.kv_heads * shape.head_dim)
+    return CACHED_BYTES * numbers
+
+
+def generation(located: LocatedModel, context: int) -> tuple[int, int]:
+    """What an encoder with its decoder takes to generate: (prefill, decode) in multiply-adds; zeros for other models,
+    and where the forward does not run on meta.
+
+    prefill  the encoder reads ``context`` tokens (a sound or an image as it is), the decoder its first one
+    decode   one more token of the decoder, behind ``context`` cached ones
+
+    Two passes of upstream's forward tell, with one decoder token and with two: keys and values of the encoder's output
+    are computed once and cancel, and of the decoder's own maps two tokens take four rows where the first took one.
+    """
+    model: Any = located.model
+    if not context or not is_hf(model) or not getattr(model.config, "is_encoder_decoder", False):
+        return 0, 0
+    one, two = (observed_on_meta(model, context, partial(_macs_with_decoder_tokens, n)) for n in (1, 2))
+    if one is None or two is None:
+        return 0, 0
+    row = rows = 0  # MACs of a query with one key and its value, and with those of all tokens that its layer keeps
+    for layer in located.layers:
+        kept = kept_by(model, layer.attention.module)
+        if kept is not None:
+            pair = layer.read().heads * (kept.pair or 2 * layer.read().head_dim)
+            row, rows = row + pair, rows + pair * kept.seen(context)
+    return one, two - one - 3 * row + rows
+
+
+def _macs_with_decoder_tokens(number: int, model: nn.Module, inputs: dict[str, Tensor]) -> int:
+    return macs(model, {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :number]})
+
+
+def token_counts(located: LocatedModel, tokens: int | None = None) -> list[int]:
+    """The number of tokens N of A in each stage: the rows of the input of its primary output projection."""
+    stages = {stage.name: next(block for block in stage.blocks if block) for stage in located.stages}
+    layers = {name: max(block, key=lambda layer: layer.read().width) for name, block in stages.items()}
+    return observed(located.model, tokens, partial(_rows_of_layers, layers))
+
+
+def _rows_of_layers(layers: Mapping[str, LocatedLayer], model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
+    seen: dict[str, int] = {}
+    hooks = []
+    for stage, layer in layers.items():
+
+        def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage) -> None:
+            seen[name] = _rows(args[0])
+
+        def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage) -> None:
+            given = result if isinstance(result, (tuple, list)) else (result,)
+            for tensor in [each for each in given if isinstance(each, Tensor) and each.dim() > 1][:1]:
+                seen.setdefault(name, _rows(tensor))  # torch's own attention takes the projection's weights alone
+
+        hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
+        hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
+    try:
+        with plain(model), Countable(), Sizes():
+            call(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [seen.get(stage, 1) for stage in layers]
+
+
+def _rows(tensor: Tensor) -> int:
+    """The tokens of one sample: (…, N, C), (…, H, W, C), or (N, 1, C)."""
+    shape = tensor.shape
+    tokens_first = len(shape) == 3 and shape[-2] == 1
+    return shape[-2] * shape[-3] if len(shape) > 3 or tokens_first else shape[-2]

@@ -1,0 +1,1 @@
+"""From a budget and a price list to designs: rules, limits, ranking, control."""

@@ -1,0 +1,247 @@
+"""Write a model for another loader, and check what was written by running it there.
+
+    hf            config.json and safetensors that plain transformers loads; ``with_code`` adds a modelling file where
+                  transformers cannot express the shape
+    timm          what timm.create_model("local-dir:…") loads
+    torch-export  a .pt2 program (torch.export)
+    onnx          a model for onnxruntime
+
+For hf and timm a process that cannot import leanify loads the directory and runs it. Where the outputs differ, nothing
+is left behind.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from leanify.design.prices.counting import call
+from leanify.errors import DirectoryError, LeanifyError, SourceError, UnsupportedModel
+from leanify.export import load_alone, modelling
+from leanify.runs.new_directory import new_directory
+from leanify.sources import find, lean_directory, side_files
+from leanify.sources.describe import describe
+from leanify.sources.timm_hooks import config_of as timm_config
+from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import first_line
+from leanify.upstream.origin import is_hf
+from leanify.warm.blocks import uncached
+
+FORMATS = ("hf", "timm", "onnx", "torch-export")
+TOLERANCE = 1e-4  # of float32 outputs, in units of the largest: another runtime sums in another order
+TOKENS = 16
+
+
+def export(source: str | Path, *, format: str, output: str | Path, with_code: bool = False) -> Path:
+    """Write the model of any SOURCE with weights for another loader. Returns ``output``.
+
+    ``format`` is ``"hf"``, ``"timm"``, ``"onnx"`` or ``"torch-export"``. ``with_code`` adds a modelling file to "hf"
+    where transformers cannot express the shape. The export is loaded and must give the same outputs.
+
+    Raises UnsupportedModel where the loader cannot take the shape or gives other outputs, DirectoryError for an output
+    that cannot be written, LeanifyError where a package is missing.
+    """
+    if format not in FORMATS:
+        raise LeanifyError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
+    if with_code and format != "hf":
+        raise LeanifyError(f"--with-code writes a modelling file for transformers; --format {format} takes none")
+    target = Path(output)
+    if target.exists():
+        raise LeanifyError(f"{target} exists already; name an output that does not")
+    if find.find(source).weights is None:
+        raise SourceError(f"{source} names a model without weights: export a lean directory, a run or a checkpoint")
+    model = find.load(source).eval()
+    torch.manual_seed(0)
+    inputs = example_inputs(model, 2, TOKENS if "input_ids" in example_inputs(model, 1, TOKENS) else None)
+    with torch.no_grad(), uncached(model):
+        expected = outputs_of(call(model, inputs))
+    if format in ("hf", "timm"):
+        with new_directory(target) as folder:
+            (_write_hf if format == "hf" else _write_timm)(model, folder, with_code)
+            _compare(format, expected, _loaded_elsewhere(format, model, folder, inputs))
+    else:
+        try:
+            with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder_name:
+                file = Path(folder_name) / target.name
+                given = (_write_onnx if format == "onnx" else _write_program)(model, inputs, file)
+                _compare(format, expected, given)
+                for written in sorted(Path(folder_name).iterdir(), reverse=True):
+                    written.replace(target.parent / written.name)
+        except OSError as error:
+            raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
+    return target
+
+
+def outputs_of(value: Any) -> list[Tensor]:
+    """Every floating-point tensor of a model's output, caches left out, in order."""
+    if isinstance(value, Tensor):
+        return [value.detach()] if value.is_floating_point() else []
+    named = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
+    )
+    return [tensor for name, part in named if name != "past_key_values" for tensor in outputs_of(part)]
+
+
+def _compare(format: str, expected: list[Tensor], given: list[Tensor]) -> None:
+    if [x.shape for x in given] != [x.shape for x in expected]:
+        shapes = [[tuple(x.shape) for x in side] for side in (given, expected)]
+        raise UnsupportedModel(
+            f"the exported {format} model gives {shapes[0]}, leanify's gives {shapes[1]}; not written"
+        )
+    error = max(
+        float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(given, expected, strict=True)
+    )
+    if not error < TOLERANCE:
+        raise UnsupportedModel(
+            f"the exported {format} model gives other outputs (they differ by {error:.1e}); not written"
+        )
+
+
+# -- directories --------------------------------------------------------------------------------------------------
+
+
+def _write_hf(model: Any, folder: Path, with_code: bool) -> None:
+    if not is_hf(model):
+        raise UnsupportedModel(
+            f"{type(model).__name__} is no transformers model: export it to timm, onnx or torch-export"
+        )
+    if describe(model).architecture is None:
+        model.save_pretrained(folder)
+    elif not with_code:
+        raise UnsupportedModel(
+            f"transformers cannot express this shape of {type(model).__name__}: --with-code writes a modelling file "
+            "beside it, which transformers loads with trust_remote_code=True"
+        )
+    else:
+        config = modelling.config_of(model)
+        config.save_pretrained(folder)
+        (folder / modelling.FILE).write_text(modelling.code_of(model), encoding="utf-8")
+        tensors, _ = lean_directory.untied(model)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    side_files.carry(model, folder)
+
+
+def _write_timm(model: Any, folder: Path, with_code: bool) -> None:
+    found = describe(model)
+    if found.origin.library != "timm":
+        raise UnsupportedModel(f"{type(model).__name__} is no timm model: export it to hf, onnx or torch-export")
+    if found.architecture is not None or "attn_layer" in found.origin.options:
+        raise UnsupportedModel(
+            "timm alone cannot express this shape, and loads no code with a model: export to onnx or torch-export, or "
+            "import leanify before timm loads the lean directory"
+        )
+    words = timm_config(model, found)
+    (folder / "config.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+    save_file(lean_directory.untied(model)[0], folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _loaded_elsewhere(format: str, model: nn.Module, folder: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """What another process gives that loads the directory by upstream alone."""
+    cls = type(model).__name__
+    if (folder / modelling.FILE).is_file():
+        cls = next(iter(json.loads((folder / "config.json").read_text())["auto_map"]))
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        save_file({key: value.contiguous() for key, value in inputs.items()}, place / "inputs.safetensors")
+        arguments = [folder.absolute(), format, cls, place / "inputs.safetensors", place / "outputs.safetensors"]
+        environment = {**os.environ, "HF_MODULES_CACHE": name, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            [sys.executable, "-P", load_alone.__file__, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise UnsupportedModel(f"the exported {format} directory does not load without leanify: {why}; not written")
+        found = load_file(place / "outputs.safetensors")
+    return [found[key] for key in sorted(found)]
+
+
+# -- programs -----------------------------------------------------------------------------------------------------
+
+
+class Positional(nn.Module):
+    """A model that takes its inputs by place and gives a tuple of tensors."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(outputs_of(call(self.model, dict(zip(self.names, inputs, strict=True)))))
+
+
+def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Any]:
+    """Exported programs, the freest first: any batch and number of tokens, any batch, these inputs' sizes alone.
+
+    Which of them upstream's forward allows, only tracing shows. Raises UnsupportedModel where none can be made.
+    """
+    plain = Positional(model, list(inputs)).eval()
+    batch = {0: torch.export.Dim("batch", min=1)}
+    tokens = {**batch, 1: torch.export.Dim("tokens", min=2)}
+    free = tuple(tokens if x.dim() == 2 and not x.is_floating_point() else batch for x in inputs.values())
+    made, failed = 0, "nothing was tried"
+    for shapes in (free, tuple(batch for _ in inputs), None):
+        try:
+            with torch.no_grad(), uncached(model), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dynamic = None if shapes is None else {"inputs": shapes}
+                program = torch.export.export(plain, tuple(inputs.values()), dynamic_shapes=dynamic)
+        except Exception as error:  # torch.export raises from many places
+            failed = first_line(error)
+            continue
+        made += 1
+        yield program
+    if not made:
+        raise UnsupportedModel(f"torch.export cannot trace {type(model).__name__}: {failed}")
+
+
+def _write_program(model: nn.Module, inputs: Mapping[str, Tensor], file: Path) -> list[Tensor]:
+    written = io.BytesIO()  # torch's own writer ends the process where the disk is full
+    torch.export.save(next(_programs(model, inputs)), written)
+    file.write_bytes(written.getbuffer())
+    with torch.no_grad():
+        return list(torch.export.load(file).module()(*inputs.values()))
+
+
+def _write_onnx(model: nn.Module, inputs: Mapping[str, Tensor], file: Path) -> list[Tensor]:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  (torch.onnx needs it)
+    except ImportError as error:
+        raise LeanifyError(f"--format onnx needs {error.name}: pip install leanify[onnx]") from error
+    if is_hf(model):  # torch cannot decompose every use of its fused attention; plain softmax says the same
+        any_model: Any = model
+        any_model.set_attn_implementation("eager")
+    failed = ""
+    for program in _programs(model, inputs):
+        try:
+            _convert(program, list(inputs), file)
+            break
+        except Exception as error:  # from torch's exporter, of every kind
+            failed = first_line(error)
+    else:
+        raise UnsupportedModel(f"torch cannot write {type(model).__name__} as ONNX: {failed}")
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    given = zip((i.name for i in session.get_inputs()), inputs.values(), strict=True)
+    return [torch.from_numpy(x) for x in session.run(None, {name: x.numpy() for name, x in given})]
+
+
+def _convert(program: Any, names: list[str], file: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: Any = torch.onnx.export(program, (), None, input_names=names, verbose=False, external_data=False)
+        made.save(file)

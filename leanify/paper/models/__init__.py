@@ -1,0 +1,1 @@
+"""The paper's models that neither timm nor transformers has, implemented from the papers' descriptions."""

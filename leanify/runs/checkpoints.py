@@ -1,0 +1,119 @@
+"""A run's checkpoints: written completely or not at all, and verified before they are read.
+
+    STEP/model.safetensors   the weights used for evaluation and loading (the averaged ones with EMA)
+    STEP/state.pt            the rest of the training state: optimiser moments, raw weights under EMA
+    STEP/shards/             the same for a sharded model, one file of rows per process (see `shards`)
+    STEP/checkpoint.json     metrics, the length of metrics.jsonl, and a checksum of every file
+
+Checksums are taken as the bytes are written, in one pass: SHA-256 of weights, CRC-32 of the rest, in place of torch's
+own. A folder gets its final name by a rename once it is complete and synced, and loses it by a rename before it is
+deleted, so a partial checkpoint never has a valid name. `checkpoint_writing` writes them; what is here needs no torch
+until tensors are read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.errors import SourceError
+from leanify.runs import sums
+from leanify.runs.files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS, STATE, SHARDS, CARD = "model.safetensors", "state.pt", "shards", "checkpoint.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint.
+
+    ``rows`` is the length in bytes of metrics.jsonl at the time; ``score`` is higher-is-better; ``sums`` maps file
+    names to checksums.
+    """
+
+    path: Path
+    step: int
+    rows: int
+    score: float | None
+    metrics: dict[str, float]
+    sums: dict[str, str]
+
+    @staticmethod
+    def read(folder: Path) -> Checkpoint | None:
+        """Read a checkpoint's card (not its tensors); None if the card is missing or damaged."""
+        try:
+            found = Checkpoint(folder, **read_json(folder / CARD))
+        except (SourceError, TypeError):
+            return None
+        return found if found._is_typed() else None
+
+    def _is_typed(self) -> bool:
+        """Whether every value has its declared type: the card comes from a file that anyone may have edited."""
+        if not (isinstance(self.metrics, dict) and isinstance(self.sums, dict)):
+            return False
+        numbers = [*self.metrics.values(), *([] if self.score is None else [self.score])]
+        whole = all(type(number) is int and number >= 0 for number in (self.step, self.rows))
+        plain = all(isinstance(number, int | float) for number in numbers)
+        plain = plain and all(isinstance(digest, str) for digest in self.sums.values())
+        inside = [name.removeprefix(f"{SHARDS}/") for name in self.sums]
+        return whole and plain and all(Path(name).name == name for name in inside)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several processes wrote the checkpoint together."""
+        return any(name.startswith(f"{SHARDS}/") for name in self.sums)
+
+    def broken(self) -> str | None:
+        """Verify every file's checksum. Returns what is wrong with the first bad file, or None."""
+        for name, wanted in self.sums.items():
+            try:
+                found = sums.of(self.path / name, wanted)
+            except OSError as error:
+                return f"{name}: {error.strerror}"
+            if found != wanted:
+                return f"{name} has changed since it was written"
+        return None
+
+    def weights(self) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self.path / WEIGHTS)
+
+    def state(self) -> dict[str, Any]:
+        import torch
+
+        found: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        return found
+
+
+def remove(folder: Path) -> None:
+    """Rename a folder away, then delete it: if the process is killed in between, no half-deleted checkpoint is seen."""
+    aside = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
+def write_small(path: Path, text: str) -> None:
+    """Write a small file atomically: to a temporary file beside it, synced, then renamed."""
+    beside = path.with_name(f".{path.name}")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder to disk, so that a rename in it survives a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,423 @@
+"""A recipe: one TOML file with the model, the data and the training settings.
+
+    [model]     the source, overrides, and the shape to give it
+    [data]      the data set, its splits, augmentation
+    [optim]     the optimiser and the loss
+    [schedule]  length, batch size, learning-rate schedule
+    [run]       seed, precision, how often to log, evaluate and save
+    [distill]   the teacher
+    [parallel]  how several processes share the model
+    [paper]     the printed row of a publication, and the counts of the rebuilt model
+
+Only ``[model]`` is required. Parsing is strict: an unknown key or a value of the wrong type is an error that lists what
+is allowed. Sections are frozen dataclasses. This module does not import torch. A recipe can be used as a SOURCE.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from leanify.architecture import Architecture, Stage
+from leanify.errors import RecipeError, ShapeError
+from leanify.runs import meanings
+from leanify.runs.built_in import built_in as built_in
+from leanify.runs.built_in import find as find
+from leanify.runs.built_in import stems as stems
+from leanify.runs.strict_toml import UnknownKey, read_table, to_table, toml_lines, types_of
+
+LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
+LARGEST = 1 << 20  # bytes; a larger file is not a recipe
+DOTS = 200  # in a line; the parser's time grows with the square of a key's parts
+Counts = int | tuple[int, ...] | None  # one number for all stages that a redesign changes, or one number per stage
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The model: any SOURCE except a recipe, and the shape to give it."""
+
+    source: Annotated[str, "any SOURCE of `leanify redesign` except a recipe"]
+    cls: Annotated[str | None, "transformers class, such as AutoModelForCausalLM; default: the source's own"] = field(
+        default=None, metadata={"key": "class"}
+    )
+    override: Annotated[Mapping[str, Any], "arguments for upstream's constructor or configuration"] = field(
+        default_factory=dict
+    )
+    depth: Annotated[
+        Counts, "layers; a list gives one number per stage; default: the source's, as for the next three"
+    ] = None
+    heads: Annotated[Counts, "attention heads per layer"] = None
+    head_dim: Annotated[Counts, "channels per head"] = None
+    mlp: Annotated[Counts, "hidden units of each MLP"] = None
+    heads_mode: Annotated[
+        Literal["grow", "split"], "with `heads` but no `head_dim`: grow keeps head_dim, split keeps heads × head_dim"
+    ] = "grow"
+
+    @property
+    def reshapes(self) -> bool:
+        return any(value is not None for value in (self.depth, self.heads, self.head_dim, self.mlp))
+
+    def shape(self, old: Architecture) -> Architecture:
+        """Return the source's architecture with this section's depth, heads, head_dim and MLP. Raises ShapeError."""
+        wanted = [old.per_stage(getattr(self, name), name) for name in ("depth", "heads", "head_dim", "mlp")]
+        stages = [
+            stage.reshape(depth, heads, head_dim or self._head_dim(stage, heads), mlp)
+            for stage, depth, heads, head_dim, mlp in zip(old.stages, *wanted, strict=True)
+        ]
+        return replace(old, stages=tuple(stages))
+
+    def _head_dim(self, stage: Stage, heads: int | None) -> int | None:
+        primary = stage.primary
+        if self.heads_mode == "grow" or heads is None or primary is None:
+            return None
+        if primary.inner % heads:
+            raise ShapeError(
+                f"{primary.inner} inner channels of stage {stage.name!r} are not divisible by {heads} heads"
+            )
+        return primary.inner // heads
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Where samples come from, how they are split, and how they are augmented."""
+
+    name: Annotated[str, "`digits`, `farthest-point`, `lra-listops`, …; any other name means your own data at `path`"]
+    task: Annotated[
+        Literal[
+            "classification",
+            "text-classification",
+            "text-regression",
+            "multi-label-classification",
+            "token-classification",
+            "pair-classification",
+            "masked-lm",
+            "causal-lm",
+            "glue",
+            "regression",
+            "sentence-embedding",
+        ],
+        "the loss and its metrics",
+    ]
+    path: Annotated[str | None, "file or folder of the data"] = None
+    train: Annotated[str, "name of the training split"] = "train"
+    validation: Annotated[str, "name of the validation split"] = "validation"
+    test: Annotated[str | None, "name of the test split; the best checkpoint is evaluated on it at the end"] = None
+    holdout: Annotated[float, "share of `train` held out for validation (0 to 1)"] = 0.0
+    samples: Annotated[int | None, "number of training samples; default: all"] = None
+    subset: Annotated[
+        Literal["random", "first"], "which samples: a fixed random subset with classes in proportion, or the first ones"
+    ] = "random"
+    on_error: Annotated[Literal["stop", "skip"], "what to do with a sample that cannot be read"] = "stop"
+    tokenizer: Annotated[
+        str | None, "a directory or hub id; for masked-lm also `bytes` or `wordpiece-32768`; default: the model's"
+    ] = None
+    length: Annotated[int | None, "tokens per sample"] = None
+    text: Annotated[
+        tuple[str, ...], "one or two text columns of a table, or its column of tokens; default: guessed by name"
+    ] = ()
+    label: Annotated[
+        str | None, "column of labels or tags in a table, or `a,b,c`: one column of 0 and 1 a label; default: guessed"
+    ] = None
+    separator: Annotated[
+        str | None, "what stands between several labels in a cell; default: the one of `|`, `;` and `,` that fits"
+    ] = None
+    image: Annotated[str | None, "column of images or their paths in a table; default: guessed by name"] = None
+    options: Annotated[Mapping[str, Any], "parameters of a generated data set"] = field(default_factory=dict)
+    mask: Annotated[float, "share of tokens that a masked language model must predict"] = 0.0
+    img_size: Annotated[int | None, "pixels; default: the model's input size"] = None
+    rand_augment: Annotated[str | None, "RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1"] = None
+    crop: Annotated[tuple[float, ...], "smallest and largest share of an image's area that a random crop keeps"] = (
+        0.08,
+        1.0,
+    )
+    flip: Annotated[float, "probability of a horizontal flip"] = 0.5
+    color_jitter: Annotated[float, "strength of colour jitter; not applied with `rand_augment`"] = 0.4
+    erase: Annotated[float, "probability of random erasing"] = 0.0
+    mixup: Annotated[float, "α of mixup (Zhang et al. 2018); 0 is off"] = 0.0
+    cutmix: Annotated[float, "α of CutMix (Yun et al. 2019); 0 is off"] = 0.0
+    workers: Annotated[int | None, "data-loading processes; default: chosen for the data and the cores"] = None
+    prefetch: Annotated[int, "batches that each data-loading process keeps ready"] = 2
+
+
+@dataclass(frozen=True)
+class OptimSection:
+    """The optimiser and the loss. Biases and norms have no weight decay."""
+
+    lr: Annotated[float, "peak learning rate"]
+    name: Annotated[Literal["adamw", "sgd"], "optimiser; sgd is timm's: Nesterov, momentum 0.9"] = "adamw"
+    weight_decay: Annotated[float, "decoupled weight decay of matrices"] = 0.0
+    betas: Annotated[tuple[float, ...], "AdamW's β₁ and β₂"] = (0.9, 0.999)
+    eps: Annotated[float, "AdamW's ε"] = 1e-8
+    clip: Annotated[float | None, "largest gradient norm; default: no clipping"] = None
+    label_smoothing: Annotated[float, "label smoothing (0 to 1)"] = 0.0
+    ema: Annotated[float | None, "decay of an exponential moving average of the weights; it is what is evaluated"] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleSection:
+    """How long to train (one of epochs, steps and tokens) and at which learning rate."""
+
+    batch_size: Annotated[int, "samples per step, over all processes"]
+    epochs: Annotated[float | None, "length in passes over the training split"] = None
+    steps: Annotated[int | None, "length in optimiser steps"] = None
+    tokens: Annotated[int | None, "length in tokens"] = None
+    kind: Annotated[
+        Literal["constant", "cosine", "linear", "triangular", "one-cycle"], "learning rate after the warm-up"
+    ] = "cosine"
+    warmup: Annotated[float, "length of the linear warm-up, in the unit of the length"] = 0
+    warmup_lr: Annotated[float, "learning rate at the first step"] = 0.0
+    cooldown: Annotated[float, "triangular: length of the final decay, in the unit of the length"] = 0
+    batch_ramp: Annotated[float, "share of the run over which the batch grows linearly to its size"] = 0.0
+
+    def __post_init__(self) -> None:
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise RecipeError(
+                f"[schedule] takes one of epochs, steps and tokens; it has {' and '.join(given) or 'none of them'}"
+            )
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """Seed, precision, and how often to log, evaluate and save."""
+
+    seed: Annotated[int, "of weights, order and augmentation"] = 0
+    precision: Annotated[Literal["fp32", "bf16", "fp16"] | None, "default: bf16 on a GPU that has it, else fp32"] = None
+    eval_every: Annotated[int | None, "steps between evaluations; default: one per epoch"] = None
+    eval_batches: Annotated[int | None, "batches per evaluation, the same each time; default: the whole split"] = None
+    log_every: Annotated[int, "steps between log rows"] = 50
+    checkpoint_every: Annotated[int | None, "steps between checkpoints; default: after each evaluation"] = None
+    keep: Annotated[int, "checkpoints to keep in addition to the best one; 0 keeps all"] = 3
+    accumulate: Annotated[int, "forward passes per optimiser step"] = 1
+    compile: Annotated[bool, "use torch.compile"] = False
+    compile_mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune"],
+        "torch.compile's mode; reduce-overhead replays CUDA graphs, for batches of one shape",
+    ] = "default"
+    channels_last: Annotated[bool, "images and convolutions with their channels innermost: faster where those rule"] = (
+        False
+    )
+    gradient_checkpointing: Annotated[bool, "recompute blocks in the backward pass: less memory, more time"] = False
+    trackers: Annotated[tuple[str, ...], "Accelerate's trackers by name: tensorboard, wandb, …"] = ()
+
+
+@dataclass(frozen=True)
+class DistillSection:
+    """Distillation from a teacher: logits (Hinton et al. 2015) and, where wanted, hidden states."""
+
+    teacher: Annotated[str, "any SOURCE with weights"]
+    temperature: Annotated[float, "of the softmax of both models' logits"] = 1.0
+    weight: Annotated[float, "share of the loss that is distillation; the rest is the task's (0 to 1)"] = 0.5
+    hidden_weight: Annotated[float, "weight of the hidden states' error, added to the loss"] = 0.0
+    layers: Annotated[
+        Literal["even"] | tuple[tuple[int, ...], ...],
+        "pairs [student's layer, teacher's layer] from 0, or spread evenly",
+    ] = "even"
+
+
+@dataclass(frozen=True)
+class ParallelSection:
+    """How several processes share the model; ignored by a single process, which holds all of it."""
+
+    shard: Annotated[bool, "shard weights, gradients and moments (FSDP2); else every process holds all of them"] = False
+    static_graph: Annotated[bool, "DDP's static_graph: every step uses the same parameters in the same order"] = False
+
+
+@dataclass(frozen=True)
+class PaperSection:
+    """A row of a publication as printed, and the parameter count of the rebuilt shape."""
+
+    place: Annotated[str, "table and row"]
+    role: Annotated[Literal["baseline", "lean", "control"], "which part the row plays in its comparison"]
+    verdict: Annotated[str, "how well printed and rebuilt numbers agree"]
+    shape: Annotated[str | None, "shape as printed"] = None
+    printed_params: Annotated[int | None, "parameters as printed"] = None
+    rebuilt_params: Annotated[int | None, "parameters of the rebuilt model"] = None
+    metric: Annotated[str | None, "name of the printed quality"] = None
+    quality: Annotated[float | None, "quality as printed, in units of the metric"] = None
+    memory_gb: Annotated[float | None, "training memory as printed, GB"] = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    model: ModelSection
+    data: DataSection | None = None
+    optim: OptimSection | None = None
+    schedule: ScheduleSection | None = None
+    run: RunSection = field(default_factory=RunSection)
+    distill: DistillSection | None = None
+    paper: PaperSection | None = None
+    parallel: ParallelSection = field(default_factory=ParallelSection)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, without keys at their default."""
+        return to_table(self)
+
+    def to_toml(self) -> str:
+        """The recipe as TOML text, which `parse` reads back."""
+        return "\n".join([*toml_lines(self.to_dict()), ""])
+
+    def to_train(self) -> TrainingRecipe:
+        """Return the same recipe with the type of a complete one. Raises RecipeError if a section is missing."""
+        if self.data is None or self.optim is None or self.schedule is None:
+            missing = next(name for name in ("data", "optim", "schedule") if getattr(self, name) is None)
+            raise RecipeError(f"training needs a [{missing}] section, which this recipe lacks")
+        return TrainingRecipe(
+            self.model, self.data, self.optim, self.schedule, self.run, self.distill, self.paper, self.parallel
+        )
+
+
+@dataclass(frozen=True)
+class TrainingRecipe(Recipe):
+    """A recipe with every section that training needs; see `Recipe.to_train`."""
+
+    data: DataSection
+    optim: OptimSection
+    schedule: ScheduleSection
+
+
+SECTIONS: Mapping[str, type] = {
+    "model": ModelSection,
+    "data": DataSection,
+    "optim": OptimSection,
+    "schedule": ScheduleSection,
+    "run": RunSection,
+    "parallel": ParallelSection,
+    "distill": DistillSection,
+    "paper": PaperSection,
+}
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def load(source: str | Path) -> Recipe:
+    """Load a recipe from a TOML file, or a built-in one by its name. Raises RecipeError."""
+    path = find(str(source)) or Path(source)
+    try:
+        return parse(_text_of(path))
+    except OSError as error:
+        raise RecipeError(_no_recipe(str(source)[:200])) from error
+    except (RecipeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def _text_of(path: Path) -> str:
+    """Read a small regular file; a pipe would block and a device never end. Raises OSError or RecipeError."""
+    if path.exists() and not path.is_file():
+        raise RecipeError("this is a folder, a pipe or a device; a recipe must be a TOML file")
+    if (size := path.stat().st_size) > LARGEST:
+        raise RecipeError(f"this file has {size:,} bytes; a recipe has a few thousand, at most {LARGEST:,}")
+    return path.read_text(encoding="utf-8-sig")  # which drops the byte order mark of some editors
+
+
+def parse(text: str) -> Recipe:
+    """Parse a recipe from TOML text. Raises RecipeError."""
+    if any(line.count(".") > DOTS for line in text.splitlines()):
+        raise RecipeError(f"this is not a recipe: a line has more than {DOTS} dots")
+    try:
+        return from_dict(_values(text))
+    except RecursionError as error:
+        raise RecipeError("this is not a recipe: its tables or lists are nested too deeply") from error
+
+
+def _values(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, or an integer of too many digits
+        raise RecipeError(f"this is not TOML: {error}") from error
+
+
+def from_dict(values: Mapping[str, Any]) -> Recipe:
+    """Build a recipe from nested values, strictly: the inverse of `Recipe.to_dict`. Raises RecipeError."""
+    try:
+        recipe: Recipe = read_table(Recipe, values, "")
+    except UnknownKey as error:
+        section = error.place.strip("[]")
+        instead = meanings.meant(error.key, section, keys())
+        raise UnknownKey(error.place, error.key, error.known, instead) from None
+    return recipe
+
+
+@cache
+def keys() -> Mapping[str, Any]:
+    """Every ``section.key`` that a recipe can have → its type."""
+    return dict(types_of(Recipe))
+
+
+def split_setting(setting: str) -> tuple[str, str]:
+    """Split a setting into ``section.key`` and the text of its value.
+
+    Raises RecipeError; for a key without a section, the message names the section.
+    """
+    path, equals, text = (part.strip() for part in setting.partition("="))
+    if not equals:
+        raise RecipeError(f"a setting has the form section.key=value (optim.lr=1e-3); {setting!r} has no equals sign")
+    if "." not in path.strip("."):
+        instead = meanings.meant(path, "", keys())
+        hint = "a setting has the form section.key=value (optim.lr=1e-3)"
+        if instead is not None:
+            hint = f"it is {instead}" + (f": --set {instead}={text}" if instead in keys() else "")
+        raise RecipeError(f"--set {setting} has no section; {hint}")
+    return path, text
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return the recipe with ``section.key=value`` settings applied.
+
+    A value is TOML, else a string; an empty value removes the key. A schedule length replaces the recipe's, even in
+    another unit. Warm-up and cool-down that are not set too then scale with it, if the unit changes or they would not
+    fit. Raises RecipeError.
+    """
+    values = recipe.to_dict()
+    given = {setting.partition("=")[0].strip() for setting in settings}
+    before = dict(values.get("schedule", {}))
+    if any(f"schedule.{unit}" in given for unit in LENGTHS):
+        values["schedule"] = {key: value for key, value in before.items() if key not in LENGTHS}
+    for setting in settings:
+        path, text = split_setting(setting)
+        *above, last = path.split(".")
+        table = values
+        for key in above:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise RecipeError(f"{setting!r} cannot be set: {key} is a value, not a table")
+        if text:
+            table[last] = value_of(text)
+        else:
+            table.pop(last, None)
+    _keep_shares(before, values.get("schedule", {}), given)
+    return from_dict(values)
+
+
+def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collection[str]) -> None:
+    """Scale warm-up and cool-down to the new length if its unit changed or they do not fit; not those that were set."""
+    old, new = (next(((unit, x[unit]) for unit in LENGTHS if unit in x), None) for x in (before, now))
+    if old is None or new is None or not isinstance(new[1], int | float):
+        return
+    if old[0] == new[0] and sum(before.get(key, 0) for key in ("warmup", "cooldown")) <= new[1]:
+        return
+    for key in ("warmup", "cooldown"):
+        if key in before and f"schedule.{key}" not in given:
+            now[key] = before[key] * new[1] / old[1]
+
+
+def value_of(text: str) -> Any:
+    """Parse a setting's value as TOML; if that fails it is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text.strip()
+
+
+def _no_recipe(name: str) -> str:
+    near = difflib.get_close_matches(name, [*stems(), *built_in()], n=3)
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    return f"{name!r} is neither a recipe file nor a built-in recipe{hint}"

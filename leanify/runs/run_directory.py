@@ -1,0 +1,393 @@
+"""A training run's directory: recipe, environment, metrics and checkpoints.
+
+    recipe.toml        the resolved recipe, including --set settings
+    leanify.json       how upstream builds the model, its architecture, and a copy of the recipe
+    data.json          a fingerprint of the data: file names, sizes, sampled content
+    environment.json   versions, machine, threads, command and git state; one entry per start or resume
+    metrics.jsonl      one row per line: step, epoch, split, loss, metrics
+    skipped.json       samples skipped under data.on_error = "skip", if any
+    tokenizer.json, …  the tokenizer in Hugging Face layout, if the run trained its own
+    checkpoints/STEP/  see `checkpoints`
+
+A checkpoint's card records the length of metrics.jsonl, so that a resumed run can drop rows written after it. Reading
+a run imports no torch, so that `leanify runs` and `leanify show` answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingError
+from leanify.runs import checkpoints
+from leanify.runs import recipe as recipes
+from leanify.runs.checkpoints import Checkpoint, write_small
+from leanify.runs.files import check_regular, check_size, parsed, read_json
+from leanify.runs.new_directory import CARD, new_directory
+from leanify.runs.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
+DATA, SKIPPED = "data.json", "skipped.json"
+LARGEST_LOG = 1 << 30  # bytes
+
+
+def is_run(path: str | Path) -> bool:
+    return (Path(path) / RECIPE).is_file() and (Path(path) / CHECKPOINTS).is_dir()
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's directory; use `create` for a new run, `open` for an existing one."""
+
+    path: Path
+
+    @staticmethod
+    def create(
+        path: str | Path,
+        recipe: Recipe,
+        card: str,
+        tokenizer: PreTrainedTokenizerBase = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> RunDirectory:
+        """Create a run's directory atomically, with its card and the data's fingerprint. Raises DirectoryError."""
+        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+        with new_directory(path) as folder:
+            (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
+            (folder / CARD).write_text(card)
+            (folder / DATA).write_text(json.dumps(data or {}, indent=2) + "\n")
+            (folder / METRICS).touch()
+            (folder / ENVIRONMENT).write_text("[]\n")
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+            (folder / CHECKPOINTS).mkdir()
+        return RunDirectory(Path(path))
+
+    @staticmethod
+    def open(path: str | Path) -> RunDirectory:
+        """Open an existing run. Raises DirectoryError if it is not a run or contains a pipe or a device."""
+        if not is_run(path):
+            below = sorted(card.parent for card in Path(path).glob(f"runs/*/{RECIPE}"))  # of a study
+            one = f"one of its runs is {below[0]}" if below else "`leanify runs` lists the runs here"
+            raise DirectoryError(f"{path} is not a run: it has no {RECIPE} with {CHECKPOINTS}/; {one}")
+        check_regular(Path(path), DirectoryError, below=True)
+        return RunDirectory(Path(path))
+
+    @property
+    def recipe(self) -> Recipe:
+        return recipes.load(self.path / RECIPE)
+
+    @property
+    def resume_line(self) -> str:
+        """The shell command that resumes the run."""
+        return f"leanify train --resume {shlex.quote(str(self.path))}"
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Raise RecipeError, listing every difference, unless the run was started with this recipe."""
+        if changes := _differences(self.recipe.to_dict(), recipe.to_dict()):
+            raise RecipeError(
+                f"{self.path} was started with another recipe: {changes}; resume its own: {self.resume_line}"
+            )
+
+    def check_unedited(self) -> None:
+        """Raise RecipeError if recipe.toml differs from the copy in leanify.json (runs of old versions have none)."""
+        original = self.card().get("recipe")
+        if original is not None and (changes := _differences(original, self.recipe.to_dict())):
+            raise RecipeError(
+                f"{self.path / RECIPE} was edited after the run started: {changes}. Undo that, or start a new run "
+                f"with it: leanify train {shlex.quote(str(self.path / RECIPE))}"
+            )
+
+    def card(self) -> dict[str, Any]:
+        """The contents of leanify.json; {} if it is missing or damaged."""
+        found = _json(self.path / CARD)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names in the order of the model's outputs; [] if the run did not record them."""
+        found = self.card().get("classes")
+        return list(map(str, found)) if isinstance(found, list) else []
+
+    @property
+    def is_older(self) -> bool:
+        """Whether the run predates the copy of the recipe in leanify.json. Data subsets were then the first samples."""
+        card = self.card()
+        return bool(card) and "recipe" not in card
+
+    def mend_card(self, card: Callable[[Recipe], str]) -> str | None:
+        """Write leanify.json anew if it is missing or damaged. Returns a message in that case, else None."""
+        if self.card():
+            return None
+        with self._written(CARD):
+            write_small(self.path / CARD, card(self.recipe))
+        return f"{self.path / CARD} was missing or damaged and has been rewritten"
+
+    # -- the data -----------------------------------------------------------------------------------------------------
+
+    def data(self) -> dict[str, Any]:
+        """The fingerprint of the data that the run started with; {} if unknown."""
+        found = _json(self.path / DATA)
+        return found if isinstance(found, dict) else {}
+
+    def note_data(self, facts: Mapping[str, Any]) -> None:
+        with self._written(DATA):
+            write_small(self.path / DATA, json.dumps(facts, indent=2) + "\n")
+
+    def skipped(self) -> list[str]:
+        """The skipped samples, each described by file, row and problem."""
+        found = _json(self.path / SKIPPED)
+        return found if isinstance(found, list) else []
+
+    def note_skipped(self, names: Iterable[str]) -> None:
+        """Record skipped samples, each once."""
+        known = self.skipped()
+        if more := sorted({*known, *names}):
+            with self._written(SKIPPED):
+                write_small(self.path / SKIPPED, json.dumps(more, indent=2) + "\n")
+
+    # -- who writes ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the run against other writers. A file lock, so the kernel releases it even if this process is killed."""
+        import fcntl  # Unix only
+
+        with (self.path / RECIPE).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise DirectoryError(f"{self.path} is being written by another process") from None
+            yield
+
+    @contextlib.contextmanager
+    def _written(self, name: str) -> Iterator[None]:
+        """Turn an OSError while writing a file of the run into a TrainingError that says how to resume."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise TrainingError(f"{self.path / name} could not be written: {reason}; {self._kept()}") from error
+
+    def _kept(self) -> str:
+        """How to continue after an error, for its message."""
+        known = self.checkpoints()
+        if not known:
+            return "there is no checkpoint yet"
+        return f"the checkpoint of step {known[-1].step} is complete; resume with: {self.resume_line}"
+
+    def is_held(self) -> bool:
+        """Whether a process is writing to the run now."""
+        try:
+            with self.held():
+                return False
+        except DirectoryError:
+            return True
+
+    # -- the log ------------------------------------------------------------------------------------------------------
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append one row to metrics.jsonl. Raises TrainingError if it cannot be written."""
+        with self._written(METRICS), self.path.joinpath(METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError if one is damaged."""
+        path = self.path / METRICS
+        check_size(path, DirectoryError, LARGEST_LOG)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except (OSError, UnicodeDecodeError) as error:
+            raise DirectoryError(f"{path} cannot be read: {error}") from error
+        return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+
+    def lost_rows(self, length: int) -> str | None:
+        """What is wrong with the first ``length`` bytes of metrics.jsonl; None if they are valid rows."""
+        try:
+            with (self.path / METRICS).open("rb") as file:
+                text = file.read(min(length, LARGEST_LOG))
+        except OSError as error:
+            return f"{METRICS}: {error.strerror}"
+        if len(text) < length:
+            return f"{METRICS} has only {len(text):,} of its {length:,} bytes"
+        try:
+            for number, line in enumerate(text.decode().splitlines(keepends=True), 1):
+                _row(self.path / METRICS, number, line)
+        except (DirectoryError, UnicodeDecodeError):
+            return f"{METRICS} has changed since it was written"
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        """The run's results: last evaluation, best checkpoint, test metrics if any, number of skipped samples."""
+        rows = self.rows()
+        last: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "validation"), {})
+        tested: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "test"), {})
+        best = self.best()
+        facts = {"run": str(self.path), **{key: value for key, value in last.items() if key != "split"}}
+        facts |= {"best_step": best.step, "best_checkpoint": str(best.path)} if best is not None else {}
+        facts |= {"skipped": len(skipped)} if (skipped := self.skipped()) else {}
+        no_metrics = ("step", "epoch", "split", "samples_per_s")
+        return facts | {f"test_{key}": value for key, value in tested.items() if key not in no_metrics}
+
+    def forget_after(self, found: Checkpoint | None) -> None:
+        """Delete everything after a checkpoint (all for None): rows, checkpoints, and a killed process's leftovers."""
+        with self._written(CHECKPOINTS):
+            os.truncate(self.path / METRICS, found.rows if found else 0)
+            for folder in (self.path / CHECKPOINTS).iterdir():
+                if not folder.name.isdigit():
+                    shutil.rmtree(folder)
+                elif int(folder.name) > (found.step if found else -1) or Checkpoint.read(folder) is None:
+                    checkpoints.remove(folder)
+
+    def note_environment(self, **facts: Any) -> list[str]:
+        """Record this process's environment. Returns warnings about differences from the run's first start."""
+        from leanify import machine
+
+        path, warnings = self.path / ENVIRONMENT, []
+        entries = _json(path)
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            warnings.append(f"{path} was missing or damaged and has been started afresh")
+            entries = []
+        entries.append(machine.environment() | facts)
+        with self._written(ENVIRONMENT):
+            write_small(path, json.dumps(entries, indent=2) + "\n")
+        first, now = entries[0], entries[-1]
+        other = [key for key in ("versions", "threads", "processes", "device") if first.get(key) != now.get(key)]
+        if other:
+            changes = "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other)
+            warnings.append(f"results may differ in the last bits, because the environment changed: {changes}")
+        return warnings
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        """The size of metrics.jsonl in bytes."""
+        return (self.path / METRICS).stat().st_size
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        score: float | None,
+        metrics: Mapping[str, float],
+        rows: int | None = None,
+        parts: Mapping[str, Tensor] | None = None,
+    ) -> Path:
+        """Write a checkpoint and return its folder; one that exists for this step is kept.
+
+        ``rows`` is the length in bytes of metrics.jsonl that belongs to it (default: its current size). ``parts`` are
+        sharded tensors, of which every process writes its own rows; then every process must call this. Raises
+        TrainingError if writing fails.
+        """
+        from leanify.runs import checkpoint_writing
+
+        target = self.path / CHECKPOINTS / f"{step:08d}"
+        if target.is_dir():
+            return target
+        try:
+            rows = self.length if rows is None else rows
+            with (self.path / METRICS).open("rb") as file:
+                os.fsync(file.fileno())
+            facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
+            if parts is None:
+                checkpoint_writing.write(target, tensors, state, facts)
+            else:
+                checkpoint_writing.write_together(target, tensors, parts, state, facts)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TrainingError(
+                f"the checkpoint of step {step} could not be written: {reason}; {self._kept()}"
+            ) from error
+        return target
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the last ``keep`` checkpoints and the best one; 0 keeps all."""
+        found = self.checkpoints()
+        best = self.best()
+        for old in found[:-keep] if keep else []:
+            if best is None or old.step != best.step:
+                with self._written(CHECKPOINTS):
+                    checkpoints.remove(old.path)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Complete checkpoints in order of step, judged by their cards alone (checksums are not verified)."""
+        folders = sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
+        return [found for folder in folders if (found := Checkpoint.read(folder)) is not None]
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest intact checkpoint (None if the run has none yet) and what is wrong with later ones.
+
+        Raises DirectoryError if there are checkpoints but none is intact.
+        """
+        complaints: list[str] = []
+        known = {found.path.name: found for found in self.checkpoints()}
+        names = sorted(folder.name for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
+        for name in reversed(names):
+            reason: str | None = f"{checkpoints.CARD} is damaged"
+            if name in known:
+                reason = known[name].broken() or self.lost_rows(known[name].rows)
+            if reason is None:
+                return known[name], complaints
+            complaints.append(f"the checkpoint of step {int(name)} is damaged ({reason})")
+        if complaints:
+            raise DirectoryError(f"{self.path} has no checkpoint to resume from: {'; '.join(complaints)}")
+        return None, []
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the best score, else the last one; None if there is none."""
+        found = self.checkpoints()
+        scored = [entry for entry in found if entry.score is not None]
+        if scored:
+            return max(scored, key=lambda entry: entry.score or 0.0)
+        return found[-1] if found else None
+
+
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Flatten nested tables to (``section.key``, value) pairs."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """List every key whose value differs, as ``key: old → new``; ``""`` if none does."""
+    before, after = dict(leaves(old)), dict(leaves(new))
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return "; ".join(f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in changed)
+
+
+def _json(path: Path) -> Any:
+    """Parse a small JSON file; None if it is missing or damaged."""
+    try:
+        return read_json(path)
+    except SourceError:
+        return None
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = parsed(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DirectoryError(f"{path}, line {number} is not a JSON object: {line[:40]!r}")
+    kinds = {"step": int, "split": str}
+    odd = [name for name, value in found.items() if type(value) not in (kinds.get(name, int), kinds.get(name, float))]
+    if odd or not kinds.keys() <= found.keys():
+        what = f"{odd[0]} is no {kinds.get(odd[0], float).__name__}" if odd else "it lacks step or split"
+        raise DirectoryError(f"{path}, line {number} is no row of a run: {what}, in {line[:40]!r}")
+    return found
