@@ -181,11 +181,12 @@ def called() -> None:
             import typer
 
             command = plainly(typer.main.get_command(app(asked)))
-        import_module("leanify.cli.slips").check(command, arguments[1:], asked)
-        command(args=arguments[1:], prog_name=f"leanify {asked}")
-        return
+        return run(command, asked, arguments[1:])
     if asked.startswith("-") and asked.partition("=")[0] not in ALONE:
-        import_module("leanify.cli.unknown").without_command(asked)
+        from leanify.cli.mistakes import redirected
+
+        instead = redirected(asked.lstrip("-")) or "leanify -h lists all commands"
+        raise LeanifyError(f"a command comes first, and leanify alone has no option {asked}; {instead}")
     if "/" in asked and Path(asked).exists():
         raise LeanifyError(f"a command comes first: leanify show {quote(asked)}; leanify -h lists all commands")
     if asked and not asked.startswith("-") and not get_close_matches(asked, [*COMMANDS, "help"]):
@@ -195,6 +196,22 @@ def called() -> None:
         )
     completing = "_LEANIFY_COMPLETE" in os.environ  # a word of a command: its options are asked for
     app(*COMMANDS, by_name=not completing)(args=arguments, prog_name="leanify")
+
+
+def run(command: Any, name: str, arguments: list[str]) -> None:
+    """Parse a command's arguments and call it; what the parser refuses is a LeanifyError that says what works."""
+    import typer
+
+    from leanify.cli import mistakes
+
+    mistakes.check_budget(name, arguments)
+    usage_error: Any = typer.BadParameter.__base__  # typer brings click along under a private name
+    try:
+        code = command.main(args=arguments, prog_name=f"leanify {name}", standalone_mode=False)
+    except usage_error as error:
+        raise mistakes.explained(error, command, name, arguments) from None
+    if code:
+        raise SystemExit(code)
 
 
 def plainly(command: Any) -> Any:

@@ -42,10 +42,6 @@ def check_plot(path: Path | None) -> None:
         raise DirectoryError(f"{path.absolute().parent} does not exist, so {path.name} cannot be written there")
     if path.exists() and not _is_ours(path):
         raise DirectoryError(f"{path} exists and was not written by leanify: name another file, or remove it first")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise DirectoryError("--plot needs matplotlib: pip install 'leanify[plot]'") from error
 
 
 def _is_ours(path: Path) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leanify.errors import DirectoryError
 from leanify.spectra.theory import gaussian_kappa
 from leanify.study import statistics
 from leanify.study.plan import Key
@@ -31,11 +30,7 @@ WIDTH, HEIGHT = 6.4, 3.8  # inches
 
 
 def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
-    """Return (title, caption, SVG) of every figure with data. Raises DirectoryError without matplotlib."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise DirectoryError("the page of a study needs matplotlib: pip install 'leanify[plot]'") from error
+    """Return (title, caption, SVG) of every figure with data."""
     drawn = []
     for title, caption, draw in _FIGURES:
         figure = _draw(draw, study, folder)

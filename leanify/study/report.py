@@ -43,7 +43,7 @@ class Table:
 def write(study: Findings, path: Path) -> Path:
     """Write the page. Each run's number links to the run's folder, relative to the study's folder.
 
-    Raises DirectoryError if the page cannot be written or matplotlib is missing.
+    Raises DirectoryError if the page cannot be written.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

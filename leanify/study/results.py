@@ -49,7 +49,7 @@ class Study(Findings):
         }
 
     def html(self, path: str | Path) -> Path:
-        """Write the study as one self-contained page. Raises DirectoryError, also if matplotlib is missing."""
+        """Write the study as one self-contained page. Raises DirectoryError."""
         return report.write(self, Path(path))
 
     def frame(self) -> pandas.DataFrame:

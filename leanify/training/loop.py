@@ -255,7 +255,7 @@ class Trainer:
         passes = [self.evaluator.moved(next(batches)) for _ in self.order.passes(step)]
         seed_everything(STEP, self.seed, step, self.accelerator.process_index)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr(step) * group.get("lr_scale", 1.0)
+            group["lr"] = self.lr(step)
         for (inputs, wanted), weight in zip(passes[:-1], weights, strict=False):
             with self.accelerator.no_sync(self.model):  # of FSDP there is none: gradients are added up in parts
                 self.descend(step, inputs, wanted, weight)
