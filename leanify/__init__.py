@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted(__all__)
 
 
 def _lesson(home: str, name: str) -> Any:

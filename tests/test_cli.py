@@ -167,3 +167,9 @@ def test_a_warning_of_several_runs_is_said_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines() == ["leanify: warning: a", "leanify: warning: b"]
+
+
+def test_the_control_says_that_it_is_one(tmp_path: Path) -> None:
+    leanify.redesign("vit_tiny", depth=7, heads=4).save(tmp_path / "both", control=True)
+    first = {name: (tmp_path / "both" / name / "README.md").read_text().splitlines()[0] for name in ("lean", "control")}
+    assert first == {"lean": "# A lean model", "control": "# The control of a lean model"}

@@ -452,7 +452,7 @@ def test_no_samples_are_refused() -> None:
 def test_a_full_standard_output_is_one_message(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", CODE, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "leanify: standard output could not be written: No space left on device\n"
 
 

@@ -151,7 +151,9 @@ MISTAKES = [
     Mistake("train --set=optim.lr", "section.key=value", says="optim.lr=1e-3"),
     Mistake("hlep train", "No such command", "help train"),
     Mistake("compare --data pictures", "key of the recipe", says="--set data.path=pictures"),
-    Mistake("train vit_tiny --device cpu", "no option --device", says="CUDA_VISIBLE_DEVICES"),
+    Mistake(f"train digits --cpu {TINY}", "no option --cpu", f"train digits --device cpu {TINY}", "--device"),
+    Mistake(f"train digits --device tpu {TINY}", "cpu, cuda or cuda:N", f"train digits --device cpu {TINY}", "cpu"),
+    Mistake("train notes.yaml", "recipes are TOML", "recipes digits", "leanify recipes digits"),
     Mistake("train digits --num-classes 10", "key of the recipe", says="--set model.override.num_classes=10"),
     Mistake("predict study a.png", "study is not a run", "show study/runs/lean-0", "study/runs/lean-0"),
     Mistake("profile study --no-measure", "study is not a model", "show study/runs/lean-0", "study/runs/lean-0"),
@@ -190,6 +192,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("here")
+    (folder / "notes.yaml").write_text("model: vit_tiny\n")
     training.train(recipes.with_settings(recipes.load("digits"), RUN), folder / "run")
     shutil.copytree(folder / "run", folder / "study" / "runs" / "lean-0")
     for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
@@ -218,6 +221,7 @@ def test_a_mistake_is_one_message_and_what_it_says_works(
 ) -> None:
     monkeypatch.chdir(here)
     monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what --device sets is set back
     before = sorted(path.name for path in here.iterdir())
     code, out, err = typed(mistake.typed, capsys)
     assert (code, out) == (2, "")

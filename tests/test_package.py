@@ -11,6 +11,8 @@ from pathlib import Path
 import documents
 import pytest
 
+import leanify
+
 
 def test_as_a_module() -> None:
     command = [sys.executable, "-m", "leanify", "--version"]
@@ -37,6 +39,7 @@ def test_sdist_and_wheel_work_alone(tmp_path: Path) -> None:
     home = Path(documents.shell(f"{python} -c 'import site; print(site.getsitepackages()[0])'", tmp_path).strip())
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(home), str(wheel)]
     subprocess.run(command, check=True)
+    assert (home / "leanify" / "py.typed").is_file()
     (home / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     place = documents.shell(f"{python} -c 'import leanify; print(leanify.__file__)'", tmp_path)
     assert place.startswith(str(home))
@@ -44,3 +47,8 @@ def test_sdist_and_wheel_work_alone(tmp_path: Path) -> None:
     assert "vit_tiny" in documents.shell(f"{python} -m leanify zoo", tmp_path)
     assert "lean" in documents.shell(f"{python} -m leanify redesign vit_tiny --target-params 0.6", tmp_path)
     assert (home / "leanify" / "study" / "page.html.j2").exists()
+
+
+def test_callers_get_types_and_the_public_names_alone() -> None:
+    assert Path(leanify.__file__).with_name("py.typed").is_file()
+    assert dir(leanify) == sorted(leanify.__all__)

@@ -15,7 +15,7 @@ from leanify import training
 from leanify.cli import app
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
-from leanify.training.overview import runs_below
+from leanify.training.overview import called, runs_below
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,15 @@ def test_a_run_says_how_far_it_came(done: Path) -> None:
     best = RunDirectory.open(done).best()
     assert best is not None
     assert found.best == best.metrics["top1"]
+
+
+def test_own_data_has_the_name_of_its_folder() -> None:
+    own = recipes.with_settings(recipes.load("own-images"), ["data.path=/somewhere/birds/"])
+    assert own.data is not None
+    assert called(own.data) == "birds"
+    digits = recipes.parse(DIGITS).data
+    assert digits is not None
+    assert called(digits) == "digits"
 
 
 def test_interrupted_running_and_broken_runs_are_told_apart(done: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -84,7 +85,10 @@ def _speaking(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def main() -> None:
-    """The console script: prints a LeanifyError as one message on stderr and exits with code 2."""
+    """The console script: prints an error as one message on stderr and exits with code 2.
+
+    1 is the code of a limit that is exceeded (`profile --max-params`), or of a law that is broken (`zoo --check`).
+    """
     warnings.formatwarning = _said_once()
     _reopen()
     for stream in (sys.stdout, sys.stderr):
@@ -106,17 +110,20 @@ def main() -> None:
         say("leanify: interrupted")
         raise SystemExit(130) from None
     except BrokenPipeError:
-        unheard()
-        raise SystemExit(1) from None
+        _end_unread()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer has made exit code 1 of it
+            _end_unread()
+        raise
     except OSError as error:
         if error.filename is None:
             unheard()
         where = "standard output could not be written" if error.filename is None else error.filename
         say(f"leanify: {where}: {error.strerror or error}")
-        raise SystemExit(1) from None
+        raise SystemExit(2) from None
     except Exception as error:
         _say_unexpected(error)
-        raise SystemExit(1) from None
+        raise SystemExit(2) from None
 
 
 def _said_once() -> Callable[..., str]:
@@ -222,6 +229,15 @@ def plainly(command: Any) -> Any:
             param._usage_display_name = lambda name=name: name
             param.display_type_rich = lambda ctx: None
     return command
+
+
+def _end_unread() -> None:
+    """End as git does when the reader of a pipe has left (`| head -1`): by SIGPIPE, without a word."""
+    unheard()
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    raise SystemExit(141)
 
 
 def unheard() -> None:

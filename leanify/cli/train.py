@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -37,6 +39,9 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: optim.lr=1e-3")
     ] = None,
     teacher: Annotated[str | None, typer.Option(metavar="SOURCE", help="a model with weights to distil from")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda|cuda:N", help="where to train (default: a GPU if any)")
+    ] = None,
     accept_changed_data: Annotated[
         bool, typer.Option("--accept-changed-data", help="with --resume: continue even if the data has changed")
     ] = False,
@@ -66,6 +71,8 @@ def train(
     from leanify.cli import screen
     from leanify.terminal import progress
 
+    if device is not None:
+        _choose(device)
     with progress("loading PyTorch", None):
         from leanify.training import start as training
 
@@ -80,6 +87,25 @@ def train(
         return  # only the first process prints
     facts = run.summary()
     show(kind, facts, [facts], lambda: screen.print_end(run, chosen))
+
+
+def _choose(device: str) -> None:
+    """Hide the other devices from torch, which has not looked for them yet. Raises LeanifyError."""
+    from leanify.errors import LeanifyError
+
+    if (asked := re.fullmatch(r"cpu|cuda(?::(\d+))?", device)) is None:
+        raise LeanifyError(f"--device takes cpu, cuda or cuda:N, not {device!r}; several GPUs are used under torchrun")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    if asked[1] is not None:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = dict(enumerate(seen.split(","))) if seen else {}
+        os.environ["CUDA_VISIBLE_DEVICES"] = names.get(int(asked[1]), asked[1] if seen is None else "")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise LeanifyError(f"--device {device} is not available here: leave it out, or choose --device cpu")
 
 
 def _check(chosen: str | None, output: Path | None, resume: Path | None, settings: list[str], dry_run: bool) -> None:
@@ -152,8 +178,6 @@ def _trained(
     teacher: str | None,
     accept: bool,
 ) -> Any:
-    import os
-
     from leanify.runs.run_directory import RunDirectory
 
     main = int(os.environ.get("RANK", "0")) == 0

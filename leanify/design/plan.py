@@ -172,7 +172,7 @@ class Plan:
         room_for(4 * (self.chosen.params + self.control.params), Path(directory))
         with new_directory(directory, force) as folder:
             for name, design in (("lean", self.chosen), ("control", self.control)):
-                lean_directory.save(
-                    self.build(weights, seed, pretrained, design, carry), folder / name, False, model_type
-                )
+                built = self.build(weights, seed, pretrained, design, carry)
+                title = "A lean model" if name == "lean" else "The control of a lean model"
+                lean_directory.save(built, folder / name, False, model_type, title)
         return replace(self, directory=str(directory), with_control=True)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import leanify
+from leanify.errors import RecipeError
 
 
 def home() -> Path:
@@ -29,6 +30,14 @@ def stems() -> list[str]:
 
 
 def find(name: str) -> Path | None:
-    """Find a built-in recipe by its full name or by the last part of it; None if there is none."""
+    """Find a built-in recipe by its full name or by the last part of it; None if there is none.
+
+    Raises RecipeError for a file of YAML, which can only be meant as a recipe.
+    """
+    if Path(name).suffix.lower() in (".yaml", ".yml") and Path(name).is_file():
+        raise RecipeError(
+            f"{name} is YAML, and recipes are TOML: leanify recipes digits prints one to begin with, leanify recipes "
+            "--keys lists what it may say"
+        )
     known = built_in()
     return known.get(name) or next((path for path in known.values() if path.stem == name), None)

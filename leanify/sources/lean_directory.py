@@ -41,13 +41,20 @@ from leanify.upstream.wall import wall
 
 WEIGHTS = "model.safetensors"
 FORMAT = 2
+TITLE = "A lean model"
 
 
-def save(model: nn.Module, directory: str | Path, force: bool = False, model_type: str | None = None) -> Path:
+def save(
+    model: nn.Module,
+    directory: str | Path,
+    force: bool = False,
+    model_type: str | None = None,
+    title: str = TITLE,
+) -> Path:
     """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
     Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another transformers type
-    that can express the shape (a Llama as ``"mistral"``). Returns the directory.
+    that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README. Returns the directory.
 
     Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """
@@ -55,18 +62,19 @@ def save(model: nn.Module, directory: str | Path, force: bool = False, model_typ
         model = as_type(model, model_type)
     found = describe(model)
     with new_directory(directory, force) as folder:
-        write_around(model, found, folder, _write(model, found, folder), Path(directory).name)
+        write_around(model, found, folder, _write(model, found, folder), Path(directory).name, title)
     return Path(directory)
 
 
-def write_around(model: nn.Module, found: ModelSource, folder: Path, tied: dict[str, str], name: str) -> None:
+def write_around(
+    model: nn.Module, found: ModelSource, folder: Path, tied: dict[str, str], name: str, title: str = TITLE
+) -> None:
     """Write what accompanies the weights in a lean directory called ``name``: side files, card and README."""
     if found.origin.library == "hf":
         side_files.carry(model, folder)
     (folder / CARD).write_text(json.dumps(_card(model, found, tied, folder), indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(
-        _readme(model, found, name), encoding="utf-8", errors="replace"
-    )  # a name of bytes
+    readme = _readme(model, found, name, title)
+    (folder / "README.md").write_text(readme, encoding="utf-8", errors="replace")  # a name of bytes
 
 
 def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
@@ -111,9 +119,9 @@ def requirements(origin: Origin) -> dict[str, str]:
     return {name: bound[len(name) :] for bound in bounds for name in names if bound.startswith(f"{name}>")}
 
 
-def _readme(model: nn.Module, found: ModelSource, name: str) -> str:
+def _readme(model: nn.Module, found: ModelSource, name: str, title: str) -> str:
     origin = found.origin
-    lines = ["# A lean model", "", f"Redesigned by leanify from {origin}. {surgery.read(model)}.", "", "```python"]
+    lines = [f"# {title}", "", f"Redesigned by leanify from {origin}. {surgery.read(model)}.", "", "```python"]
     lines += ["import leanify", "", f'model = leanify.load("{name}")']
     alone = found.architecture is None and "attn_layer" not in origin.options
     when = "# or" if alone else "# or, after `import leanify`"

@@ -44,7 +44,7 @@ def prepare(folder: StudyFolder) -> None:
             torch.manual_seed(plan.seeds[0])
             with progress(f"carrying weights over to {design.name}", None) as advance:
                 made = carry(donor, wanted, batches[::2], batches[1::2], advance).model
-        lean_directory.save(made, folder.start(design.name))
+        lean_directory.save(made, folder.start(design.name), title=f"The design {design.name} of a study")
 
 
 def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:

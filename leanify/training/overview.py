@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanify.runs.files import folders_below, read_json
+from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import ENVIRONMENT, RunDirectory, is_run
 
 State = Literal["running", "done", "interrupted", "broken"]
@@ -19,7 +20,7 @@ class RunOverview:
 
     path    the run's folder
     source  the model that its recipe names
-    data    the data set that its recipe names
+    data    the name of the user's folder or file, else of the built-in set
     step    the last completed checkpoint's; None before the first
     steps   the length of the schedule; None for runs of leanify 0.1.0, which did not record it
     metric  what the evaluation reports first after the loss, with its best value, by name
@@ -58,10 +59,15 @@ def overview(run: RunDirectory) -> RunOverview:
         steps = _steps(run)
         metric, best = _best(run)
         state: State = "running" if run.is_held() else "done" if step is not None and step == steps else "interrupted"
-        data = recipe.data.name if recipe.data else ""
+        data = called(recipe.data) if recipe.data else ""
         return RunOverview(run.path, recipe.model.source, data, step, steps, metric, best, state)
     except Exception:  # whatever is wrong with one folder, the others are listed
         return RunOverview(run.path, "", "", None, None, "", None, "broken")
+
+
+def called(data: DataSection) -> str:
+    """What the user calls the data: the name of their folder or file, else that of the built-in set."""
+    return data.name if data.path is None else Path(data.path).name or data.path
 
 
 def _steps(run: RunDirectory) -> int | None:
