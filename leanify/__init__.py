@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from leanify.architecture import Architecture, Layer, Stage
     from leanify.design.measure.profiling import profile
     from leanify.design.redesign import redesign
-    from leanify.export.exporting import export
+    from leanify.exporting.export import export
     from leanify.lens.surgery import grow, read, write
     from leanify.sources.find import load
     from leanify.sources.lean_directory import save
@@ -52,7 +52,7 @@ _HOMES = {
     "Stage": "architecture",
     "compare": "study",
     "condition": "spectra.measure",
-    "export": "export.exporting",
+    "export": "exporting.export",
     "grow": "lens.surgery",
     "load": "sources.find",
     "profile": "design.measure.profiling",

@@ -14,8 +14,8 @@ from torch import nn
 
 import leanify
 from leanify.errors import LeanifyError, UnsupportedModel
-from leanify.export import modelling
-from leanify.export.load_alone import _tensors
+from leanify.exporting import modelling
+from leanify.exporting.load_alone import _tensors
 from leanify.upstream.libraries import import_transformers
 
 SWIN = {"img_size": 56, "embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16), "num_classes": 7}

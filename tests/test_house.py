@@ -28,7 +28,7 @@ FLOORS = (
     ("tasks", "zoo"),
     ("training",),
     ("warm",),
-    ("study", "paper", "export"),
+    ("study", "paper", "exporting"),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -105,3 +105,8 @@ def test_the_errors_that_are_drawn_are_public() -> None:
     assert drawn
     assert set(drawn) <= set(leanify.__all__)
     assert all(issubclass(getattr(leanify, name), leanify.LeanifyError) for name in drawn)
+
+
+def test_no_room_has_the_name_of_a_public_function() -> None:
+    """Importing ``leanify.NAME`` as a package would put the package in the function's place."""
+    assert not {room_of(path.parts) for path in MODULES} & set(leanify.__all__)

@@ -24,7 +24,7 @@ def export(
     from leanify.terminal import console, progress
 
     with progress(f"exporting {source}", None):
-        from leanify.export.exporting import export as export_model
+        from leanify.exporting.export import export as export_model
 
         written = export_model(source, format=format, output=output, with_code=with_code)
     if json:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from leanify.design.prices.counting import call
 from leanify.errors import DirectoryError, LeanifyError, SourceError, UnsupportedModel
-from leanify.export import load_alone, modelling
+from leanify.exporting import load_alone, modelling
 from leanify.runs.new_directory import new_directory
 from leanify.sources import find, lean_directory, side_files
 from leanify.sources.describe import describe
