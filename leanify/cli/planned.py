@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,9 @@ from leanify.cli.next_lines import next_lines, to_write
 from leanify.terminal import console, progress
 
 if TYPE_CHECKING:
+    from leanify.design.options import Options
     from leanify.design.plan import Plan
+    from leanify.design.search.amounts import Budget
     from leanify.warm.plan import Carrying
 
 Text = str | None
@@ -44,16 +46,13 @@ class Written:
 
 def planned(
     sources: Sequence[str],
-    budgets: Sequence[Text],
-    arguments: Mapping[str, Any],
+    asked: Sequence[Options],
     carried: Carried,
     written: Written,
     study: Path | None,
-    override: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> Iterator[Shown]:
-    """Plan every source at every budget; ``arguments`` are the other keyword arguments of `leanify.redesign`.
-
-    ``override`` are the overrides among them as they were typed.
+    """Plan every source under all options that are asked for; ``overrides`` are theirs as they were typed.
 
     An output that cannot be written, or a study that cannot be read, raises before anything is planned.
     """
@@ -69,21 +68,21 @@ def planned(
         from leanify.study.surface import load
 
         measured = load(study)
-    for source, budget in [(source, budget) for source in sources for budget in budgets]:
+    for source, options in [(source, options) for source in sources for options in asked]:
         ranking = None if measured is None else measured[1].ranking
         with progress(f"planning {source}", None), _seldom_collected():
-            plan = redesign(source, target_params=budget, ranking=ranking, **arguments)
-        plan, carrying = _written(plan, {**arguments, "target_params": budget}, carried, written)
+            plan = redesign(source, options, ranking=ranking)
+        plan, carrying = _written(plan, carried, written)
         predicted = None
         if measured is not None:
             from leanify.study.surface import predictions
 
             predicted = predictions(plan, *measured)
         if plan.directory:
-            lines = next_lines(plan, carried, override, arguments["cls"])
+            lines = next_lines(plan, carried, overrides, options.cls)
         else:
-            lines = to_write(sys.argv[1:]) if len(sources) * len(budgets) == 1 else []
-        yield Shown(plan, budget, carrying, predicted, lines)
+            lines = to_write(sys.argv[1:]) if len(sources) * len(asked) == 1 else []
+        yield Shown(plan, options.target_params, carrying, predicted, lines)
 
 
 @contextmanager
@@ -97,7 +96,7 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _written(plan: Plan, arguments: Mapping[str, Any], carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
+def _written(plan: Plan, carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
     """Write the plan's design. Returns the plan with its directory, and how weights were carried if data chose them.
 
     Data also choose among designs of the same budget, unless the user wants lean and its control.
@@ -111,9 +110,9 @@ def _written(plan: Plan, arguments: Mapping[str, Any], carried: Carried, to: Wri
         from leanify.warm.plan import Carrying
 
         source = carried.weights, carried.seed, carried.pretrained
-        carrying = Carrying(plan, carried.data, carried.samples, arguments["tokens"], carried.weights)
+        carrying = Carrying(plan, carried.data, carried.samples, plan.options.tokens, carried.weights)
         if not to.control:
-            plan = carrying.best(lambda one: one.build(*source, carry=carrying), **arguments)
+            plan = carrying.best(lambda one: one.build(*source, carry=carrying))
     if to.output is not None:
         with progress(f"writing {to.output}", None):
             plan = plan.save(
@@ -134,7 +133,7 @@ class Shown:
     """A plan with its requested budget, how weights were carried over, and predictions."""
 
     plan: Plan
-    budget: Text
+    budget: Budget
     carried: Carrying | None
     predicted: dict[str, Any] | None
     next_lines: Sequence[str] = ()

@@ -1,77 +1,38 @@
-"""The options of ``leanify redesign``, in the order of its help."""
+"""The options of ``leanify redesign`` that are not `Options` of the library: what is written, and with which weights.
+
+`with_options` adds those of the library to the command's signature, from which typer makes its help and its parser.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from leanify.cli.options import complete_source
+from leanify.cli.options import complete_source, pin
+from leanify.design.options import BUDGETS, Options, flag_of, flags
+from leanify.design.search.towers import PINS
 
 Text = str | None
-DEFAULT, HALF = "vit_base", "0.5"
 
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="SOURCE…",
-        help=f"timm or transformers names, hub ids, directories, config.json (default: {DEFAULT} at half)",
+        help="timm or transformers names, hub ids, directories, config.json (default: vit_base at half)",
         autocompletion=complete_source,
     ),
 ]
-TargetParams = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="SHARE|COUNT…",
-        help="at most this: 0.5, 43M; for towers encoder=0.75,decoder=0.5; several: 0.5 0.75",
-    ),
-]
-Count = Annotated[str, typer.Option(metavar="all|body", help="count all parameters, or only the blocks'")]
-MaxMacs = Annotated[Text, typer.Option(metavar="SHARE|COUNT", help="multiply-adds: 0.5, 8G")]
-MaxLatency = Annotated[Text, typer.Option(metavar="SHARE|TIME", help="measured here: 0.5, 12ms")]
-BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="with --max-latency: samples per pass")]
-Device = Annotated[
-    Text, typer.Option(metavar="DEVICE", help="with --max-latency: cpu, cuda, cuda:1 (default: a GPU if any)")
-]
-Dtype = Annotated[str, typer.Option(metavar="TYPE", help="with --max-latency: float32, bfloat16, float16")]
-Compiled = Annotated[bool, typer.Option("--compile", help="with --max-latency: torch.compile every shape")]
-LatencyOf = Annotated[
-    str, typer.Option(metavar="pass|token", help="with --max-latency: a forward pass, or one more token")
-]
-MaxMemory = Annotated[Text, typer.Option(metavar="SHARE|BYTES", help="predicted training memory: 0.5, 8GB")]
-MaxActive = Annotated[Text, typer.Option(metavar="SHARE|COUNT", help="active parameters per token: 0.5, 3B")]
-MaxKv = Annotated[Text, typer.Option(metavar="SHARE|BYTES", help="key/value cache per token: 0.5, 64KB")]
-Context = Annotated[int | None, typer.Option(metavar="N", min=1, help="tokens in the cache (default: at most 4096)")]
-Depth = Annotated[Text, typer.Option(metavar="N[,N…]", help="fix the blocks: 8, one per stage, or encoder=6")]
-Heads = Annotated[Text, typer.Option(metavar="N[,N…]", help="fix the heads")]
-HeadDim = Annotated[Text, typer.Option(metavar="N[,N…]", help="fix the channels per head")]
-Mlp = Annotated[Text, typer.Option(metavar="N[,N…]", help="fix the hidden units of the MLP")]
-Experts = Annotated[Text, typer.Option(metavar="N[,N…]", help="fix the routed experts of a mixture")]
-ActiveExperts = Annotated[Text, typer.Option(metavar="N[,N…]", help="fix the active experts per token")]
-HeadsMode = Annotated[
-    str, typer.Option(metavar="grow|split|auto", help="more heads of the same size, or smaller heads")
-]
-Multiple = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="unit of MLP and inner width (default: 64; narrow: 8)")
-]
-TensorParallel = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="devices among which heads and MLP must divide")
-]
-MinMlp = Annotated[
-    float | None, typer.Option(metavar="X", min=0, help="minimum MLP, in widths (default: 2, or 1 if none fits)")
-]
-MinDepth = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="minimum blocks (default: log3 of the width, a third)")
-]
-MaxHeads = Annotated[float, typer.Option(metavar="X", min=1, help="at most this many times the baseline's heads")]
 Weights = Annotated[Text, typer.Option(metavar="SOURCE", help="carry over these weights instead of new ones")]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="carry over upstream's own weights")]
 Data = Annotated[Path | None, typer.Option(metavar="DATA", help="with weights: data to choose what to keep")]
 Samples = Annotated[
     int | None, typer.Option(metavar="N", min=2, help="samples of the data; a quarter measure (default: 8,192 tokens)")
 ]
-Top = Annotated[int, typer.Option(metavar="N", help="number of candidates to show", min=1)]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory")]
 Control = Annotated[bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control")]
 Force = Annotated[bool, typer.Option("--force", help="replace a directory that leanify wrote")]
@@ -80,3 +41,42 @@ AsType = Annotated[
 ]
 Seed = Annotated[int, typer.Option(metavar="N", help="seed of the new weights")]
 Study = Annotated[Path | None, typer.Option(metavar="STUDY", help="rank by a leanify compare study of your own task")]
+
+# How an option is typed, where that is not its type in Python: budgets and pins are parsed later, with their errors.
+TYPED: dict[str, Any] = {
+    **dict.fromkeys((*BUDGETS, *PINS), Text),
+    "target_params": list[str] | None,
+    "overrides": list[str] | None,
+}
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes ``**typed`` the options of `Options`, behind its first parameter."""
+    hints = get_type_hints(Options, include_extras=True)
+    options = []
+    for option in fields(Options):
+        flag = flags()[option.name]
+        kind = TYPED.get(option.name, get_args(hints[option.name])[0])
+        info = typer.Option(flag_of(option.name), metavar=flag.metavar, help=flag.help, min=flag.min)
+        default = None if option.name in TYPED else option.default
+        annotation: Any = Annotated[kind, info]
+        parameter = inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        options.append(parameter)
+    signature = inspect.signature(command, eval_str=True)
+    first, *own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[first, *options, *own])  # type: ignore[attr-defined]
+    return command
+
+
+def options_of(typed: Mapping[str, Any]) -> Options:
+    """What was typed as a value, without a budget on parameters. Raises what `Options` raises."""
+    from leanify.sources.overrides import parse_overrides
+
+    values: dict[str, Any] = {
+        name: pin(flag_of(name), value) if name in PINS else value for name, value in typed.items()
+    }
+    values["overrides"] = parse_overrides(values["overrides"] or [])
+    values.pop("target_params")
+    return Options(**values)

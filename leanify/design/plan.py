@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
+from leanify.design.options import Options
 from leanify.design.prices import cache as price_cache
 from leanify.design.prices.price_list import PriceList
 from leanify.design.search.design import Design
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from leanify.design.measure.limits import Timing
+    from leanify.design.prices.cache import Source
     from leanify.sources.source import ModelSource
 
 Carry = Callable[["nn.Module", Architecture], "nn.Module"]
@@ -37,6 +39,7 @@ class Plan:
     """
 
     source: str
+    options: Options
     baseline: Design
     chosen: Design
     control: Design | None
@@ -60,6 +63,11 @@ class Plan:
     directory: str | None = None
     with_control: bool = False
 
+    @property
+    def given(self) -> Source:
+        """The source as it was given to `redesign`."""
+        return self.asked.source
+
     @cached_property
     def found(self) -> ModelSource:
         """What the source leads to; torch is imported here at the latest."""
@@ -76,6 +84,7 @@ class Plan:
         """The object that ``redesign --json`` prints."""
         return {
             "source": self.source,
+            "options": self.options.changed,
             "baseline": self.baseline.to_json(),
             "chosen": self.chosen.to_json(),
             "control": self.control and self.control.to_json(),

@@ -8,11 +8,12 @@ Where the prices are known (`price_cache`), nothing here imports torch; `Plan.bu
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from leanify.design.options import Options, parameters
 from leanify.design.plan import Plan
 from leanify.design.prices import cache as price_cache
 from leanify.design.prices.facts import Appraiser
@@ -22,92 +23,75 @@ from leanify.design.search.amounts import BYTES, COUNTS, Budget
 from leanify.design.search.constraints import Constraints
 from leanify.design.search.control import control as control_of
 from leanify.design.search.design import Design, designer
-from leanify.design.search.grid import Candidate, Designs, HeadsMode, Request, turned_stages
+from leanify.design.search.grid import Candidate, Designs, Request, turned_stages
 from leanify.design.search.latency import Pace
-from leanify.design.search.towers import Pin, towers
+from leanify.design.search.towers import towers
 from leanify.design.search.warnings import warnings
 from leanify.errors import BudgetError, ShapeError
+from leanify.runs.recipe import Recipe
 from leanify.terminal import track
 
 if TYPE_CHECKING:
     from leanify.design.measure.limits import Timing
+    from leanify.design.prices.cache import Source
 
 
 def redesign(
-    source: str | Path,
-    *,
-    target_params: Budget = None,
-    count: Literal["all", "body"] = "all",
-    max_macs: Budget = None,
-    max_latency: Budget = None,
-    max_memory: Budget = None,
-    max_active: Budget = None,
-    max_kv: Budget = None,
-    depth: Pin = None,
-    heads: Pin = None,
-    head_dim: Pin = None,
-    mlp: Pin = None,
-    experts: Pin = None,
-    active_experts: Pin = None,
-    heads_mode: HeadsMode = "grow",
-    multiple: int | None = None,
-    tensor_parallel: int | None = None,
-    min_mlp: float | None = None,
-    min_depth: int | None = None,
-    max_heads: float = 3.0,
-    context: int | None = None,
-    batch_size: int = 1,
-    device: str | None = None,
-    dtype: str = "float32",
-    compiled: bool = False,
-    latency_of: Literal["pass", "token"] = "pass",
-    top: int = 3,
-    tokens: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    cls: str | None = None,
-    ranking: search.Ranking | None = None,
+    source: Source, options: Options | None = None, *, ranking: search.Ranking | None = None, **changes: Any
 ) -> Plan:
     """Trade layers for heads: the plan that ``leanify redesign`` prints. Nothing is built but on ``meta``.
 
-    A budget is a share of the baseline (``0.5``), a count (``43_000_000``, ``"43M"``), or for latency, memory and cache
-    an amount (``"12ms"``, ``"8GB"``, ``"64KB"`` a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by one.
-    Latency is that of a forward pass, or of one more token (``latency_of``), at ``batch_size``, on ``device``, in
-    ``dtype``: a few shapes are timed, the search is on a line through them, and all designs that are shown are timed
-    beside the baseline. Memory is predicted for a training step of batch 1. Pins fix a value: one, one a stage, or one
-    a tower by name; ``experts`` and ``active_experts`` stay the baseline's unless pinned. ``multiple``,
-    ``tensor_parallel``, ``min_mlp`` (in widths), ``min_depth`` and ``max_heads`` (times the baseline's) are what the
-    command's options of these names are. ``top`` is the number of candidates, ``tokens`` the length of a text input,
-    ``context`` the tokens in a decoder's cache; ``overrides`` and ``cls`` are those of `leanify.load`. ``ranking``
-    scores a grid of designs, the least is the best.
+    ``source`` is a name, a path, a recipe as a value or a resolved model. ``options``, and keyword arguments of the
+    same names (``redesign("vit_base", target_params=0.5)``), are those of the command. A budget is a share of the
+    baseline (``0.5``), a count (``43_000_000``, ``"43M"``), or for latency, memory and cache an amount (``"12ms"``,
+    ``"8GB"``, ``"64KB"`` a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by one. Latency is that of a
+    forward pass, or of one more token (``latency_of``): a few shapes are timed, the search is on a line through them,
+    and all designs that are shown are timed beside the baseline. Memory is predicted for a training step of batch 1.
+    Pins fix a value: one, one a stage, or one a tower by name (``depth={"encoder": 5}``). ``overrides`` and ``cls``
+    are those of `leanify.load`. ``ranking`` scores a grid of designs, the least is the best.
 
     Raises SourceError, UnsupportedModel, ShapeError, and BudgetError where no sensible design is within the limits.
     """
-    rules = Constraints(multiple, tensor_parallel, min_mlp, min_depth, max_heads)
-    shape = {"depth": depth, "heads": heads, "head_dim": head_dim, "mlp": mlp}
-    pins = {**shape, "experts": experts, "active_experts": active_experts}
-    budgets = _Budgets(target_params, max_macs, max_active, max_kv)
-    if all(asked is None for asked in (*pins.values(), *vars(budgets).values(), max_latency, max_memory)):
+    options = replace(options or Options(), **changes)
+    if options.asks_nothing:
         raise BudgetError("nothing is asked for: give a budget (--target-params 0.5) or a shape (--depth 7 --heads 16)")
-    request = Request(count=count, heads_mode=heads_mode, constraints=rules, **pins)  # type: ignore[arg-type]
-    asked = price_cache.Asked(str(source), dict(overrides or {}), cls, tokens, context)
+    rules = Constraints(
+        options.multiple, options.tensor_parallel, options.min_mlp, options.min_depth, options.max_heads
+    )
+    request = Request(count=options.count, heads_mode=options.heads_mode, constraints=rules, **options.pins)  # type: ignore[arg-type]
+    budgets = _Budgets(options.target_params, options.max_macs, options.max_active, options.max_kv)
+    max_latency, max_memory, tokens = options.max_latency, options.max_memory, options.tokens
+    asked = price_cache.Asked(source, dict(options.overrides), options.cls, tokens, options.context)
     appraiser = price_cache.appraiser(asked)
     prices = _prices(source, appraiser, request)
     baseline = search.baseline(prices)
     request = budgets.limiting(request, prices, baseline)
-    look = _Look(max(top, 1), ranking, max_memory, tokens)
+    look = _Look(options.top, ranking, max_memory, tokens)
     timing = None
     if max_latency is None:
         outcome = look(prices, request)
     else:
         from leanify.design.measure.limits import timed_search
 
-        pace = Pace(max_latency, batch_size, device, dtype, compiled, latency_of)
+        pace = Pace(
+            max_latency, options.batch_size, options.device, options.dtype, options.compiled, options.latency_of
+        )
         prices, outcome, timing = timed_search(prices, request, pace, tokens, look, price_cache.key_of(asked))
         baseline = search.baseline(prices)
     control = control_of(prices, outcome.chosen, rules)
-    plan = _plan(asked, prices, request, baseline, outcome, control, look)
+    plan = _plan(asked, options, prices, request, baseline, outcome, control, look)
     appraiser.keep()
     return plan if timing is None else _with_latencies(plan, baseline, outcome, control, pace, timing)
+
+
+def _shown_signature() -> Any:
+    """The signature of `redesign` with every option by its name, for ``help`` and the documentation."""
+    shown = signature(redesign)
+    own = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    return shown.replace(parameters=[*own, *parameters()])
+
+
+redesign.__signature__ = _shown_signature()  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -134,8 +118,16 @@ class _Look:
         return found
 
 
+def _name(source: Source) -> str:
+    """What a source is called in a plan."""
+    if isinstance(source, (str, Path)):
+        return str(source)
+    return source.model.source if isinstance(source, Recipe) else str(source.origin)
+
+
 def _plan(
     asked: price_cache.Asked,
+    options: Options,
     prices: PriceList,
     request: Request,
     baseline: Candidate,
@@ -145,7 +137,8 @@ def _plan(
 ) -> Plan:
     design = designer(prices)
     return Plan(
-        source=asked.source,
+        source=_name(asked.source),
+        options=options,
         baseline=design(baseline),
         chosen=design(outcome.chosen),
         control=None if control is None else design(control),
@@ -208,12 +201,12 @@ def _with_latencies(
     )
 
 
-def _prices(source: str | Path, appraiser: Appraiser, request: Request) -> PriceList:
+def _prices(source: Source, appraiser: Appraiser, request: Request) -> PriceList:
     changed = turned_stages(appraiser.facts.architecture, request)
     stages = [appraiser.facts.architecture.stages[i] for i in changed]
     if request.heads is None and not any(s.shortest < s.depth or (s.primary and s.primary.mlp) for s in stages):
         raise ShapeError(
-            f"{source} has nothing to trade for heads: its attentions stand in no list of blocks that could be "
+            f"{_name(source)} has nothing to trade for heads: its attentions stand in no list of blocks that could be "
             "shorter, and no MLP beside them is known; leanify.grow and leanify.write change its heads"
         )
     return PriceList(appraiser, changed)

@@ -84,7 +84,7 @@ def with_weights(found: ModelSource, source: str | Path | None, pretrained: bool
 
 @wall("no model is found there")
 def find(
-    source: str | Path,
+    source: str | Path | recipe.Recipe | ModelSource,
     *,
     overrides: Mapping[str, Any] | None = None,
     cls: str | None = None,
@@ -92,11 +92,17 @@ def find(
 ) -> ModelSource:
     """Resolve SOURCE to a `ModelSource` without building it (a recipe's model is built on meta to reshape it).
 
-    The arguments are those of `load`. Raises SourceError, with the nearest known names where there are any.
+    A recipe may be given as its value, and what is resolved already as it is. The other arguments are those of `load`.
+    Raises SourceError, with the nearest known names where there are any.
     """
-    text, wanted = str(source), dict(overrides or {})
+    wanted = dict(overrides or {})
+    if isinstance(source, ModelSource):
+        return overridden(source, wanted, cls)
+    if isinstance(source, recipe.Recipe):
+        return _in_recipe(source, "the recipe", wanted, cls, pretrained)
+    text = str(source)
     if (file := _recipe_file(text)) is not None:
-        return _in_recipe(file, wanted, cls, pretrained)
+        return _in_recipe(recipe.load(file), str(file), wanted, cls, pretrained)
     path = Path(source).expanduser()
     if _is(path, Path.is_dir):
         found = _in_directory(path, wanted, cls)
@@ -250,16 +256,18 @@ def _recipe_file(text: str) -> Path | None:
     return recipe.find(text)
 
 
-def _in_recipe(path: Path, overrides: Mapping[str, Any], cls: str | None, pretrained: bool) -> ModelSource:
+def _in_recipe(
+    value: recipe.Recipe, name: str, overrides: Mapping[str, Any], cls: str | None, pretrained: bool
+) -> ModelSource:
     """The model of a recipe: initialised if the recipe gives it a shape, else with its source's weights."""
-    model = recipe.load(path).model
+    model = value.model
     if _recipe_file(model.source) is not None:
-        raise SourceError(f"{path}: the source of a recipe must be a model; {model.source!r} is another recipe")
+        raise SourceError(f"{name}: the source of a recipe must be a model; {model.source!r} is another recipe")
     found = find(model.source, overrides={**model.override, **overrides}, cls=cls or model.cls, pretrained=pretrained)
     if not model.reshapes:
         return found
     if pretrained:
-        raise SourceError(f"{path} changes the shape of {model.source}, so there are no pretrained weights for it")
+        raise SourceError(f"{name} changes the shape of {model.source}, so there are no pretrained weights for it")
     architecture = model.shape(surgery.read(build_on_meta(found)))
     return replace(found, architecture=architecture, weights=None)
 

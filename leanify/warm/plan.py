@@ -57,15 +57,15 @@ class Carrying:
                 )
         return self.results[name].model
 
-    def best(self, build: Callable[[Plan], nn.Module], **arguments: Any) -> Plan:
+    def best(self, build: Callable[[Plan], nn.Module]) -> Plan:
         """The plan whose design keeps most before any training: lean, its control, or the baseline's layers and heads
-        with narrower MLPs, all under one budget. ``arguments`` are those of `redesign`.
+        with narrower MLPs, all under one budget.
 
         Where the user has pinned a shape there is nothing to choose.
         """
         plans = {"lean": self.plan}
         if not any(self.plan.request.pins.values()):
-            plans |= dict(_others(self.plan, **arguments))
+            plans |= dict(_others(self.plan))
         for name, plan in plans.items():
             self.named[name] = plan.chosen
             build(plan)
@@ -113,7 +113,7 @@ class Carrying:
         return {"data": self.words, "designs": designs, "chosen": self.chosen}
 
 
-def _others(plan: Plan, **arguments: Any) -> Iterator[tuple[str, Plan]]:
+def _others(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Plans of the same budget with the baseline's heads: in lean's depth, and in the baseline's."""
     old, lean = plan.baseline.architecture.stages, plan.chosen.architecture.stages
     heads = [stage.primary and stage.primary.heads for stage in old]
@@ -123,7 +123,7 @@ def _others(plan: Plan, **arguments: Any) -> Iterator[tuple[str, Plan]]:
         if len(old) == 1:
             pins = {"depth": depth[0], "heads": heads[0]}
         try:
-            found = redesign(plan.source, **{**arguments, **pins})
+            found = redesign(plan.given, plan.options, **pins)
         except (BudgetError, ShapeError):
             continue  # narrower MLPs alone do not save enough
         if found.chosen.architecture not in (plan.chosen.architecture, plan.baseline.architecture):

@@ -17,7 +17,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib import metadata, resources
 from pathlib import Path
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from leanify.sources.source import ModelSource
 
+    Source = str | Path | recipe.Recipe | ModelSource  # what `sources.find.find` takes
+
 Value = TypeVar("Value")
 FORMAT = 1
 SAY_THE_SHAPE = ("config.json", "leanify.json", "recipe.toml")  # files of a model's directory
@@ -48,7 +50,7 @@ ROOMS = ("architecture.py", "design", "lens", "paper", "runs", "sources", "spect
 class Asked:
     """A model as a user asks for it; ``tokens`` and ``context`` are those of `redesign`."""
 
-    source: str
+    source: Source
     overrides: Mapping[str, Any] = field(default_factory=dict)
     cls: str | None = None
     tokens: int | None = None
@@ -170,8 +172,8 @@ def live(asked: Asked) -> tuple[Appraiser, bool]:
     odd = next((layer for layer in made.located.architecture.layers() if layer.kv_heads > layer.heads), None)
     if odd is not None:
         raise ShapeError(
-            f"{asked.source} has {odd.heads} heads on {odd.kv_heads} key/value heads, which no attention can compute: "
-            "--override the one with the other (num_attention_heads, num_key_value_heads)"
+            f"{made.located.architecture.source} has {odd.heads} heads on {odd.kv_heads} key/value heads, which "
+            "no attention can compute: --override the one with the other (num_attention_heads, num_key_value_heads)"
         )
     return made, not isinstance(found.weights, str)
 
@@ -186,14 +188,21 @@ def key_of(asked: Asked) -> str | None:
         return None
     own = {name: value for name, value in vars(asked).items() if name != "source"}
     try:
-        return json.dumps([FORMAT, asked.source, lies, own, versions(), code_digest()], sort_keys=True)
+        name = str(asked.source) if isinstance(asked.source, (str, Path)) else ""
+        return json.dumps([FORMAT, name, lies, own, versions(), code_digest()], sort_keys=True)
     except TypeError:  # an override that is no JSON
         return None
 
 
-def _contents(source: str) -> list[Any] | None:
+def _contents(source: Source) -> list[Any] | None:
     """The files that say the shape of a source, with their contents: none for a name, None for a model on the hub."""
-    path = Path(source).expanduser()
+    if isinstance(source, recipe.Recipe):
+        inner = _contents(source.model.source)
+        return None if inner is None else [source.to_toml(), *inner]
+    if not isinstance(source, (str, Path)):
+        shape = source.architecture and source.architecture.to_json()
+        return None if isinstance(source.weights, str) else [asdict(source.origin), shape]
+    path, source = Path(source).expanduser(), str(source)
     try:
         if path.suffix == ".toml" or not path.exists():
             file = path if path.exists() else recipe.find(source)
@@ -271,11 +280,11 @@ SHIPPED = "shipped_prices.json"
 
 def _of_the_package(asked: Asked) -> Answers | None:
     """The answers that come with the package for a common name, where they were made with the installed versions."""
-    if not asked.plain or Path(asked.source).exists():
+    if not asked.plain or not isinstance(asked.source, (str, Path)) or Path(asked.source).exists():
         return None
     try:
         table = json.loads(resources.files(__package__).joinpath(SHIPPED).read_text("utf-8"))
     except OSError:
         return None
-    answers = table["models"].get(table["names"].get(asked.source))
+    answers = table["models"].get(table["names"].get(str(asked.source)))
     return Answers.from_json(answers) if answers and believed(table["made_with"]) else None
