@@ -213,6 +213,9 @@ class DistillSection:
     """Distillation from a teacher: logits (Hinton et al. 2015) and, where wanted, hidden states."""
 
     teacher: Annotated[str, "any SOURCE with weights"]
+    cls: Annotated[str | None, "transformers class of the teacher; default: the source's own"] = field(
+        default=None, metadata={"key": "class"}, kw_only=True
+    )
     temperature: Annotated[float, "of the softmax of both models' logits"] = 1.0
     weight: Annotated[float, "share of the loss that is distillation; the rest is the task's (0 to 1)"] = 0.5
     hidden_weight: Annotated[float, "weight of the hidden states' error, added to the loss"] = 0.0

@@ -29,7 +29,7 @@ from leanify.errors import LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.runs import checkpoints, recipe, run_directory
 from leanify.runs.files import check_regular, read_json
-from leanify.sources import adapters, hub, lean_directory, weights
+from leanify.sources import adapters, heads, hub, lean_directory, pooling, weights
 from leanify.sources.overrides import hf_origin, overridden, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
@@ -143,14 +143,17 @@ def _is(path: Path, test: Any) -> bool:
 # -- paths --------------------------------------------------------------------------------------------------------
 
 
-def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
+def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: Path | None = None) -> ModelSource:
+    """The model of a directory; ``file`` holds its weights where that is none of upstream's names."""
     if run_directory.is_run(path):
         return _in_run(path)
     check_regular(path)
     card = lean_directory.read_card(path) if (path / lean_directory.CARD).is_file() else None
     if (path / "config.json").exists():
         found = _in_config(path / "config.json", overrides, cls)
-        return replace(found, weights=path if weights.lie_in(path) else None)
+        where = file or (path if weights.lie_in(path) else None)
+        found = replace(found, weights=where)
+        return found if cls is not None or where is None else heads.as_stored(found, path, where)
     if card is not None:
         return _carrying(ModelSource(card.origin, card.architecture, weights.file_in(path), card.tied), path)
     if (path / adapters.CONFIG).is_file():
@@ -245,7 +248,7 @@ def _in_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSou
             f"{path} has weights but does not say of which model: put the model's config.json beside it, "
             f"or name the model: leanify redesign MODEL --weights {path}"
         )
-    found = _in_directory(beside, overrides, cls)
+    found = _in_directory(beside, overrides, cls, None if indexed else path)
     return found if indexed else replace(found, weights=path)
 
 
@@ -305,7 +308,9 @@ def _by_name(name: str, pretrained: bool) -> ModelSource:
 
 def _on_hub(name: str) -> ModelSource:
     config = hub.config_on_hub(name)
-    return ModelSource(hf_origin(config["model_type"], config), weights=name)
+    found = ModelSource(hf_origin(config["model_type"], config), weights=name)
+    modules = hub.file_of(name, pooling.MODULES)
+    return found if modules is None or not pooling.is_encoder(modules.parent) else heads.bare_encoder(found)
 
 
 def _on_hub_or(name: str, unknown: SourceError) -> ModelSource:

@@ -29,6 +29,16 @@ def config_on_hub(name: str) -> dict[str, Any]:
     return {**config, "_name_or_path": name}
 
 
+def file_of(name: str, file: str) -> Path | None:
+    """A file of a model on the hub, from the cache or fetched; None where it has none."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, file, local_files_only=not answers()))
+    except Exception:  # the hub client raises from several libraries
+        return None
+
+
 def near_paths(name: str) -> list[str]:
     """Up to three existing paths similar to a missing one, best match first."""
     place = Path(name[:200]).expanduser()

@@ -31,6 +31,15 @@ def has_modules(folder: Path) -> bool:
     return (folder / MODULES).is_file()
 
 
+def is_encoder(folder: Path) -> bool:
+    """Whether the first of sentence-transformers' modules is a model without a head (SPLADE's has one)."""
+    if not has_modules(folder):
+        return False
+    modules = read_json(folder / MODULES)
+    first = modules[0] if isinstance(modules, list) and modules else {}
+    return isinstance(first, dict) and str(first.get("type", "")).rpartition(".")[2] == "Transformer"
+
+
 def pooling_of(folder: Path) -> tuple[str, ...]:
     """Return the pooling modes whose vectors are concatenated; the mean if the folder does not specify any.
 
@@ -44,7 +53,8 @@ def pooling_of(folder: Path) -> tuple[str, ...]:
     if found is None:
         raise SourceError(f"{folder / MODULES} has no Pooling module, so it yields no embedding of a whole text")
     file = folder / str(found.get("path", "")) / "config.json"
-    if folder.resolve() not in file.resolve().parents:
+    place = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
+    if folder.resolve() not in (place, *place.parents):
         raise SourceError(f"{folder / MODULES} names {found.get('path')!r}, which is outside its folder")
     return _modes(file, read_json(file))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -22,6 +22,7 @@ from leanify.runs.files import few as few
 from leanify.runs.files import read_json
 from leanify.upstream.origin import is_hf
 
+NESTED = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")  # keys of a state dict
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 SLACK = 16 << 20  # torch.save does not compress, so a file that unpacks to more than 2 × its size + SLACK is refused
 
@@ -42,6 +43,28 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         except (SafetensorError, OSError, ValueError) as error:
             raise SourceError(f"the checkpoint {path} is truncated or not a safetensors file: {error}") from error
     return _state_dict(path, _unpickled(path))
+
+
+def names_in(where: Path) -> list[str]:
+    """The names of the tensors in a checkpoint, or in the one that upstream would open in a directory, unread.
+
+    [] where there is no such file. Raises SourceError for a damaged or unsafe one.
+    """
+    named = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    file = next((where / name for name in named if (where / name).is_file()), None) if where.is_dir() else where
+    if file is None:
+        return []
+    if file.name.endswith(".index.json"):
+        index = read_json(file)
+        shards = index.get("weight_map") if isinstance(index, dict) else None
+        return list(map(str, shards)) if isinstance(shards, dict) else []
+    if file.suffix != ".safetensors":
+        return list(_state_dict(file, _unpickled(file)))
+    try:
+        with safe_open(file, "pt") as opened:
+            return list(opened.keys())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise SourceError(f"the checkpoint {file} is truncated or not a safetensors file: {error}") from error
 
 
 def _unpickled(path: Path) -> Any:
@@ -88,7 +111,7 @@ def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
     while isinstance(data, dict):
         if data and all(isinstance(value, Tensor) for value in data.values()):
             return dict(data)
-        inner = next((key for key in ("state_dict", "model", "module") if isinstance(data.get(key), dict)), None)
+        inner = next((key for key in NESTED if isinstance(data.get(key), dict)), None)
         if inner is None:
             break
         data = data[inner]

@@ -216,6 +216,8 @@ def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Ten
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # they are in the info
     with wall(f"{weights} does not load as {origin.cls}"):
         model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
+    if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
+        model.config._name_or_path = origin.options.get("_name_or_path") or ""
     _check_shapes(model, info, weights, new_head=_other_labels(config, weights))
     _warn_of_new(model, info, weights)
     set_origin(model, origin)

@@ -10,14 +10,15 @@ from typing import Any
 
 from leanify.data import found as data_found
 from leanify.data.found import GUESSED, Named
-from leanify.data.texts import own_texts, vocabulary
+from leanify.data.texts import own_texts
 from leanify.errors import RecipeError, SourceError
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
 from leanify.runs.run_directory import RunDirectory, is_run
-from leanify.sources import find, pooling
+from leanify.sources import find, heads, pooling
 from leanify.sources.overrides import class_name
 from leanify.sources.text_classifier import CLASSIFIER
+from leanify.training.preparation import tokenizer_beside
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers, without_type
 
@@ -128,8 +129,7 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
         holdout = 0.0 if own.validated else 0.1
         if found.weights is None and found.architecture is None:
             override = {"num_labels" if cls else "num_classes": own.classes}
-    place = Path(source)
-    tokenizer = str(place) if task != "classification" and place.is_dir() and vocabulary.lies_in(place) else None
+    tokenizer = None if task == "classification" else tokenizer_beside(source, found)
     lr = 1e-3 if found.weights is None else 1e-4
     return Recipe(
         model=ModelSection(source, cls=cls if found.architecture is None else None, override=override),
@@ -162,7 +162,7 @@ def _embeds(found: Any) -> bool:
     """Whether a model of transformers is one without a head, or one that sentence-transformers knows."""
     place = Path(str(found.origin.options.get("_name_or_path") or ""))
     bare = _named(found, "AutoModel") == found.origin.cls
-    return found.origin.library == "hf" and (bare or pooling.has_modules(place))
+    return found.origin.library == "hf" and (bare or pooling.is_encoder(place))
 
 
 def _classifies(found: Any) -> bool:
@@ -175,11 +175,10 @@ def _of_sentences(source: str, found: Any) -> Recipe:
     Without dropout: the targets are a function of the text, and a noisy student follows them less closely
     (``recipes/results/warm-minilm.md``).
     """
-    place = Path(source)
-    tokenizer = str(place) if place.is_dir() and vocabulary.lies_in(place) else None
+    length = pooling.longest_of(Path(source))
     return Recipe(
-        model=ModelSection(source, cls="AutoModel", override=_without_dropout(found)),
-        data=DataSection("data", "sentence-embedding", tokenizer=tokenizer, length=pooling.longest_of(place)),
+        model=ModelSection(source, cls=heads.encoder_class(found), override=_without_dropout(found)),
+        data=DataSection("data", "sentence-embedding", tokenizer=tokenizer_beside(source, found), length=length),
         optim=OptimSection(1e-3 if found.weights is None else 5e-4, weight_decay=0.01, clip=1.0),
         schedule=ScheduleSection(64, epochs=3, warmup=0.1),
     )

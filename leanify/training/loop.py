@@ -73,7 +73,7 @@ class Trainer:
         check_fit(self.bare, self.splits)
         distill, teacher = recipe.distill, None
         if distill is not None:
-            teacher = teachers.teacher_of(distill)
+            teacher = teachers.teacher_of(distill, data.task == "sentence-embedding")
             teachers.check_alike(self.bare, teacher, distill.teacher, data_of(recipe).tokenizer)
             if data.task == "sentence-embedding":
                 self.splits = taught(self.splits, teacher, teachers.pooling_of(teacher), self.accelerator)

@@ -13,6 +13,7 @@ from leanify.errors import RecipeError
 from leanify.lens import surgery
 from leanify.runs.recipe import DataSection, Recipe, TrainingRecipe
 from leanify.sources import find, text_classifier, weights
+from leanify.sources.source import ModelSource
 from leanify.upstream.origin import is_hf, origin_of, set_origin
 
 
@@ -98,10 +99,19 @@ def checkpoint_gradients(model: Any) -> None:
 
 def data_of(recipe: TrainingRecipe) -> DataSection:
     """[data] of a recipe; labelled texts take the tokenizer beside the model where the recipe names none."""
-    data, source = recipe.data, Path(recipe.model.source).expanduser()
+    data = recipe.data
     if data.task not in ("glue", "sentence-embedding", *own_texts.TASKS) or data.tokenizer is not None:
         return data
-    if source.is_dir():
-        return replace(data, tokenizer=str(source) if vocabulary.lies_in(source) else None)
-    on_hub = isinstance(find.find(recipe.model.source, cls=recipe.model.cls).weights, str)
-    return replace(data, tokenizer=recipe.model.source if on_hub else None)
+    found = find.find(recipe.model.source, cls=recipe.model.cls)
+    if isinstance(found.weights, str):
+        return replace(data, tokenizer=recipe.model.source)
+    return replace(data, tokenizer=tokenizer_beside(recipe.model.source, found))
+
+
+def tokenizer_beside(source: str | Path, found: ModelSource) -> str | None:
+    """The folder of a model's tokenizer: where its weights lie, else where the base model of an adapter does."""
+    place = Path(source).expanduser()
+    base = found.origin.options.get("_name_or_path")
+    folders = [place if place.is_dir() else place.parent] if place.exists() else []
+    folders += [Path(base)] if isinstance(base, str) and base else []
+    return next((str(folder) for folder in folders if folder.is_dir() and vocabulary.lies_in(folder)), None)

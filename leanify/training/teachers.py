@@ -11,14 +11,17 @@ from leanify.data.common import vocabulary_of
 from leanify.data.texts import vocabulary
 from leanify.errors import RecipeError
 from leanify.runs.recipe import DistillSection
-from leanify.sources import find, pooling, side_files
+from leanify.sources import find, heads, pooling, side_files, weights
 from leanify.sources.weights import with_all_layers
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
 
 
-def teacher_of(section: DistillSection) -> nn.Module:
-    """The teacher with its weights. Raises RecipeError where it has none: random weights teach nothing."""
+def teacher_of(section: DistillSection, embeds: bool = False) -> nn.Module:
+    """The teacher with its weights; one that ``embeds`` sentences comes without a head.
+
+    Raises RecipeError where it has no weights: random ones teach nothing.
+    """
     if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
         raise RecipeError(
             "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
@@ -26,12 +29,15 @@ def teacher_of(section: DistillSection) -> nn.Module:
         )
     if not section.weight and not section.hidden_weight:
         raise RecipeError("[distill] weight and hidden_weight are both 0, so nothing is learnt from the teacher")
-    if find.find(section.teacher).weights is None:
+    found = find.find(section.teacher, cls=section.cls)
+    if embeds and section.cls is None:
+        found = heads.bare_encoder(found)
+    if found.weights is None:
         raise RecipeError(
             f"distill.teacher {section.teacher!r} names a model without weights; give a run, a lean directory, a "
             "Hugging Face directory, a checkpoint or a hub id"
         )
-    return with_all_layers(lambda: find.load(section.teacher), section.teacher)
+    return with_all_layers(lambda: weights.load(found), section.teacher)
 
 
 def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:

@@ -15,6 +15,7 @@ from leanify.design.redesign import redesign
 from leanify.design.search.design import Design
 from leanify.errors import BudgetError, DataError, ShapeError
 from leanify.terminal import progress
+from leanify.training.preparation import tokenizer_beside
 from leanify.warm.carry import Carried, Joined, carry
 
 BATCH = 8
@@ -38,7 +39,7 @@ class Carrying:
 
     def __init__(self, plan: Plan, data: Path, samples: int | None, tokens: int | None, weights: str | Path | None):
         self.plan, self.data, self.samples, self.tokens = plan, data_file(data), samples, tokens
-        self.place = next((Path(s) for s in (weights, plan.source) if s is not None and Path(s).is_dir()), None)
+        self.place = tokenizer_beside(weights or plan.source, plan.found) or tokenizer_beside(plan.source, plan.found)
         self.named: dict[str, Design | None] = {"lean": plan.chosen, "control": plan.control}
         self.results: dict[str, Carried] = {}
         self.chosen = "lean"
@@ -84,7 +85,14 @@ class Carrying:
         if not self._batches:
             most = self.samples or MOST_SAMPLES
             size = max(1, min(BATCH, most // 2))
-            found = feed(model, self.data, samples=most, batch_size=size, tokens=self.tokens, directory=self.place)
+            found = feed(
+                model,
+                self.data,
+                samples=most,
+                batch_size=size,
+                tokens=self.tokens,
+                directory=self.place and Path(self.place),
+            )
             read = list(found.batches if self.samples else self._enough(found.batches))
             if len(read) < 2:
                 raise DataError(

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 FORMAT = 1
-SAY_THE_SHAPE = ("config.json", "leanify.json", "recipe.toml")  # files of a model's directory
+SAY_THE_SHAPE = ("config.json", "leanify.json", "recipe.toml", "modules.json")  # files of a model's directory
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # whose code says prices
 ROOMS = ("architecture.py", "design", "lens", "paper", "runs", "sources", "spectra", "upstream")
 
@@ -214,7 +215,9 @@ def _contents(source: Source) -> list[Any] | None:
         folder = path if path.is_dir() else path.parent
         files = [path] if path.suffix == ".json" else [folder / name for name in SAY_THE_SHAPE]
         found = [[str(file.absolute()), file.read_text("utf-8")] for file in files if file.is_file()]
-        return found or None
+        stored = [folder / name for name in WEIGHTS]
+        times = [[file.name, file.stat().st_mtime_ns] for file in stored if file.is_file()]  # they decide on the head
+        return found + times if found else None
     except (OSError, ValueError, RecipeError):
         return None
 

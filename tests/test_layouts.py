@@ -1,0 +1,154 @@
+"""Folders as other tools leave them: each is one model for every command, and what ``redesign`` proposes works."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import leanify
+from leanify.cli import main
+from leanify.sources import find
+from leanify.upstream.libraries import import_timm, import_transformers
+
+MAKERS = Path(__file__).parent / "fixtures" / "documents"
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def typed(line: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["leanify", *shlex.split(line)])
+        try:
+            main()
+        except SystemExit as error:
+            return error.code if isinstance(error.code, int) else 1
+    return 0
+
+
+def bert(cls: str, folder: Path, **more: Any) -> Any:
+    """A small BERT of a class with the tokenizer of the documents' checkpoint."""
+    library = import_transformers()
+    library.BertTokenizerFast.from_pretrained(folder.parent / "words").save_pretrained(folder)
+    words = len(library.BertTokenizerFast.from_pretrained(folder))
+    torch.manual_seed(0)
+    model = getattr(library, cls)(library.BertConfig(vocab_size=words, max_position_embeddings=64, **SHAPE, **more))
+    model.save_pretrained(folder)
+    return model
+
+
+def headless(folder: Path) -> None:
+    """A bare model whose configuration names a head, as a fine-tuned language model's does after its head was lost."""
+    bert("BertModel", folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["BertForMaskedLM"]}))
+
+
+def sentence_transformers(folder: Path) -> None:
+    headless(folder)
+    names = ("Transformer", ""), ("Pooling", "1_Pooling")
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+
+
+def trainer(folder: Path) -> None:
+    """What the Trainer of transformers leaves: its own pickles beside the weights."""
+    bert("BertForSequenceClassification", folder, num_labels=2)
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"of": name}, folder / name)
+    (folder / "trainer_state.json").write_text("{}")
+
+
+def hub(folder: Path) -> None:
+    """A snapshot in the hub's cache: links to blobs."""
+    blobs = folder.parent / "blobs"
+    sentence_transformers(blobs)
+    folder.mkdir()
+    for file in blobs.rglob("*"):
+        if file.is_file():
+            link = folder / file.relative_to(blobs)
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(file)
+
+
+def peft(folder: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = bert("BertForMaskedLM", folder.parent / "base")
+    model.name_or_path = str(folder.parent / "base")
+    get_peft_model(model, LoraConfig(target_modules=["query", "value"], r=2)).save_pretrained(folder)
+
+
+def timm(folder: Path) -> None:
+    library = import_timm()
+    shape = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 2}
+    torch.manual_seed(0)
+    model = library.create_model("vit_tiny_patch16_224", **shape)
+    library.models.save_for_hf(model, folder, model_args=shape)
+
+
+LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "sentence-transformers": (sentence_transformers, "BertModel", "reviews"),
+    "headless": (headless, "BertModel", "reviews"),
+    "trainer": (trainer, "BertForSequenceClassification", "reviews"),
+    "hub": (hub, "BertModel", "reviews"),
+    "peft": (peft, "BertForMaskedLM", "reviews"),
+    "timm": (timm, "VisionTransformer", "pets"),
+}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layouts")
+    for maker, name in (("make_images", "pets"), ("make_sentences", "reviews"), ("make_checkpoint", "words")):
+        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_folder_is_one_model_and_every_line_that_is_proposed_works(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, cls, data = LAYOUTS[name]
+    monkeypatch.chdir(here)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make(here / name)
+        assert type(leanify.load(name)).__name__ == cls
+    data = f"{data}/train.csv" if data == "reviews" else data
+    pinned = f"redesign {name} --depth 2 --heads 3 --weights {name} --data {data} --samples 8"
+    assert typed(f"{pinned} -o {name}-lean") == 0
+    _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
+    lines = [line.strip().removeprefix("leanify ") for line in after.splitlines()]
+    assert [line.split()[0] for line in lines] == ["train", "compare"]
+    for line in lines:
+        assert typed(f"{line} --dry-run") == 0, (line, capsys.readouterr().err)
+    assert type(leanify.load(f"{name}-lean")).__name__ == cls
+    said = capsys.readouterr()
+    assert "unexpected" not in said.out + said.err
+
+
+def test_a_checkpoint_without_a_head_is_the_bare_model_whatever_its_file_is_called(tmp_path: Path, here: Path) -> None:
+    """Weights in torch's tutorials lie under model_state_dict; names with and without the model's prefix are read."""
+    folder = here / "named"
+    headless(folder)
+    tensors = leanify.load(folder).state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save({"epoch": 3, "model_state_dict": {f"bert.{k}": v for k, v in tensors.items()}}, folder / "last.pt")
+    assert find.find(folder / "last.pt").origin.cls == "BertModel"
+    again = leanify.load(folder / "last.pt").state_dict()
+    assert all(torch.equal(tensors[key], again[key]) for key in tensors)
