@@ -39,7 +39,8 @@ class Carrying:
 
     def __init__(self, plan: Plan, data: Path, samples: int | None, tokens: int | None, weights: str | Path | None):
         self.plan, self.data, self.samples, self.tokens = plan, data_file(data), samples, tokens
-        self.place = tokenizer_beside(weights or plan.source, plan.found) or tokenizer_beside(plan.source, plan.found)
+        words = (tokenizer_beside(source, plan.found) for source in (weights or plan.source, plan.source))
+        self.place = next((Path(folder) for folder in words if folder is not None), None)
         self.named: dict[str, Design | None] = {"lean": plan.chosen, "control": plan.control}
         self.results: dict[str, Carried] = {}
         self.chosen = "lean"
