@@ -30,7 +30,7 @@ from leanify.errors import (
     TrainingError,
     UnsupportedModel,
 )
-from leanify.upstream.import_hooks import install
+from leanify.upstream import hooks
 
 if TYPE_CHECKING:
     from leanify.architecture import Architecture, Layer, Stage
@@ -102,17 +102,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _lesson(home: str, name: str) -> Any:
-    """A function of leanify that is loaded when the module that it is for is imported."""
-    return lambda module: getattr(importlib.import_module(f"leanify.{home}"), name)(module)
-
-
-install(
-    {
-        "timm.models.vision_transformer": _lesson("upstream.timm_head_dims", "register_head_dims"),
-        "timm.models._hub": _lesson("sources.timm_hooks", "teach_saving"),
-        "timm.models": _lesson("sources.timm_hooks", "teach_registry"),
-        "transformers.configuration_utils": _lesson("sources.transformers_hooks", "teach_configurations"),
-        "transformers.modeling_utils": _lesson("sources.transformers_hooks", "teach_models"),
-    }
-)
+hooks.install()

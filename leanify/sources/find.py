@@ -34,7 +34,7 @@ from leanify.sources.overrides import hf_origin, overridden, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, few, read_tensors
-from leanify.upstream import diffusion
+from leanify.upstream import diffusion, hooks
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
@@ -208,6 +208,8 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
     if isinstance(name := config.get("_class_name"), str):
         return ModelSource(Origin("diffusers", diffusion.model_class(name).__name__, diffusion.options_of(config)))
     config = from_file(config)
+    if KEY in config:
+        hooks.check_on(str(path.parent))
     named = [config.get("model_type"), overrides.get("model_type"), *map(type_of_class, [cls] if cls else [])]
     named += [type_of_class(name) for name in _names(config.get("architectures"))]
     model_type = next((name for name in named if name is not None), None)

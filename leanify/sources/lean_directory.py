@@ -35,7 +35,7 @@ from leanify.sources import side_files, timm_hooks
 from leanify.sources.describe import describe
 from leanify.sources.same_shape import as_type
 from leanify.sources.source import ModelSource
-from leanify.upstream import diffusion
+from leanify.upstream import diffusion, hooks
 from leanify.upstream.origin import Origin, origin_of
 from leanify.upstream.wall import wall
 
@@ -80,6 +80,8 @@ def write_around(
 def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
     """Write the weights and upstream's configuration. Returns tied tensor names: dropped → kept."""
     if found.origin.library == "hf":
+        if found.architecture is not None:
+            hooks.check_on(f"this {type(model).__name__}")
         with wall(f"transformers does not save this {type(model).__name__}", DirectoryError):
             model.save_pretrained(folder)
         return {}

@@ -1,4 +1,4 @@
-"""Hooks that `import leanify` installs in timm, so that timm loads and saves lean models.
+"""How timm loads and saves lean models (listed in `upstream.hooks`).
 
 A shape that timm's constructors cannot express is saved with the architecture ``leanify``, an entry point registered
 with timm; ``model_args`` then hold the base model, its arguments and the lean shape. Without leanify, timm answers
@@ -77,12 +77,12 @@ def config_of(model: Any, found: ModelSource) -> dict[str, Any]:
     }
 
 
-def teach_registry(module: ModuleType) -> None:
+def register(module: ModuleType) -> None:
     """Register the entry point; ``module`` is ``timm.models``."""
     module.register_model(leanify)
 
 
-def teach_saving(module: ModuleType) -> None:
+def describe_when_saving(module: ModuleType) -> None:
     """Wrap ``save_config_for_hf``; ``module`` is ``timm.models._hub``."""
     module.save_config_for_hf = _described(module.save_config_for_hf)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Hooks that `import leanify` installs in transformers, so that it builds, loads and saves lean models.
+"""How transformers builds, loads and saves lean models (listed in `upstream.hooks`).
 
 The lean shape is part of the configuration (`upstream.lean_config`), so AutoModel, Trainer, pipeline, PEFT,
 sentence-transformers and push_to_hub pass it on without knowing about it. Five hooks are enough, because all of these
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BUILDING: ContextVar[bool] = ContextVar("_BUILDING", default=False)  # whether an outer model is being built
 
 
-def teach_configurations(module: ModuleType) -> None:
+def convert_configurations(module: ModuleType) -> None:
     """Hook reading and writing of configurations; ``module`` is ``transformers.configuration_utils``."""
     cls: Any = module.PreTrainedConfig
     cls._dict_from_json_file = classmethod(_reading(cls._dict_from_json_file.__func__))
@@ -71,7 +71,7 @@ def _writing(write: Callable[..., None]) -> Callable[..., None]:
     return to_json_file
 
 
-def teach_models(module: ModuleType) -> None:
+def build_and_save_lean(module: ModuleType) -> None:
     """Hook building and saving of models; ``module`` is ``transformers.modeling_utils``."""
     cls: Any = module.PreTrainedModel
     cls.save_pretrained = _saving(cls.save_pretrained)

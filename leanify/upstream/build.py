@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from leanify.errors import ShapeError, SourceError
-from leanify.upstream import diffusion, own_models, room
+from leanify.upstream import diffusion, hooks, own_models, room
 from leanify.upstream.initialise import NothingToDraw
+from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
@@ -139,6 +140,8 @@ def _signature(cls: type) -> list[str]:
 def _build_hf(origin: Origin) -> nn.Module:
     library = import_transformers()
     _check_wrapped(origin.options)
+    if KEY in origin.options:
+        hooks.check_on(f"this {origin.name}")
     with wall(f"transformers does not build {origin.name!r} as {origin.cls}"):
         config = library.AutoConfig.for_model(origin.name, **without_type(origin.options))
         model: nn.Module = getattr(library, origin.cls)(config)

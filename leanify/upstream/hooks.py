@@ -1,0 +1,138 @@
+"""What ``import leanify`` changes in other libraries, and why. Nothing else in them is changed at import.
+
+Each change is made when its module is imported, before or after leanify; nothing is imported here. Where a library has
+a registry, the change is an entry in it. transformers' ``AutoConfig.register`` would not do: it wants a model type of
+its own for every lean model, but PEFT, tokenizers and weight conversions look types up by name, and to them a lean BERT
+must remain a BERT.
+
+With ``LEANIFY_HOOKS=0`` in the environment none of them is made. timm and transformers then refuse the lean models that
+only leanify can express, and so does leanify where it relies on transformers to build or save them. An import of
+torchvision that fails is helped all the same (`_load_torchvision`): without it neither library could be imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from leanify.errors import SourceError
+
+OFF = os.environ.get("LEANIFY_HOOKS") == "0"
+
+
+@dataclass(frozen=True)
+class Change:
+    """``function`` of leanify is called with a library's module once that is imported; it is named, not imported."""
+
+    module: str
+    function: str
+    why: str
+
+
+CHANGES = (
+    Change(
+        "timm.models.vision_transformer",
+        "upstream.timm_head_dims.register_head_dims",
+        "entries in timm's ATTN_LAYERS: attentions of any head_dim, which VisionTransformer does not pass on",
+    ),
+    Change(
+        "timm.models",
+        "sources.timm_hooks.register",
+        "an entry in timm's registry (register_model): the architecture `leanify`, so that create_model builds any "
+        "lean shape; without leanify timm answers 'Unknown model'",
+    ),
+    Change(
+        "timm.models._hub",
+        "sources.timm_hooks.describe_when_saving",
+        "save_config_for_hf, which alone writes timm's config.json, describes the live model instead of the arguments "
+        "that it was once built with; timm has no registry for that",
+    ),
+    Change(
+        "transformers.configuration_utils",
+        "sources.transformers_hooks.convert_configurations",
+        "a lean shape is written under a model type that transformers alone refuses, and read back under its own",
+    ),
+    Change(
+        "transformers.modeling_utils",
+        "sources.transformers_hooks.build_and_save_lean",
+        "a model class whose configuration has a lean shape builds that shape, and saves the shape that it has",
+    ),
+)
+
+
+def install() -> None:
+    """Make every change when its module is imported, or now if it already is; and let torchvision be imported."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Finder())
+    for change in CHANGES:
+        if change.module in sys.modules and not OFF:
+            _apply(change, sys.modules[change.module])
+
+
+def check_on(what: str) -> None:
+    """Raise SourceError if the changes are switched off and ``what`` relies on them."""
+    if OFF:
+        raise SourceError(
+            f"{what} has a shape that transformers' own configuration cannot express, and LEANIFY_HOOKS=0 leaves "
+            "transformers untouched: unset it"
+        )
+
+
+def _apply(change: Change, module: ModuleType) -> None:
+    home, _, name = change.function.rpartition(".")
+    getattr(importlib.import_module(f"leanify.{home}"), name)(module)
+
+
+class _Finder:
+    """On ``sys.meta_path``: wraps the loaders of the modules that are changed, and finds nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        change = next((change for change in CHANGES if change.module == fullname and not OFF), None)
+        if change is None and fullname != "torchvision":
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_change(module: ModuleType) -> None:
+            if change is None:
+                _load_torchvision(load, module)
+            else:
+                load(module)
+                _apply(change, module)
+
+        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
+        return spec
+
+
+_schemas: list[Any] = []  # the library object must live as long as its schemas
+
+
+def _load_torchvision(load: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Import torchvision. Its wheels on the package index are built for CUDA: with a CPU-only torch their import fails
+    because the schemas of two operators are missing. No model here calls them, so declaring them is enough.
+    """
+    try:
+        load(module)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+            del sys.modules[name]
+        import torch
+
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _schemas.append(library)
+        load(module)
