@@ -96,7 +96,7 @@ def test_a_folder_without_runs_has_none(tmp_path: Path) -> None:
 
 def test_a_study_is_listed_and_its_runs_are_not(done: Path, tmp_path: Path) -> None:
     from leanify import study
-    from leanify.study.folder import is_study
+    from leanify.runs.places import is_study
     from leanify.study.overview import studies_below
 
     request = study.Request("digits-study", seeds=2, designs=("baseline",), settings=("schedule.epochs=1",))

@@ -79,10 +79,11 @@ def compare(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
         from leanify.cli import study_tables
+        from leanify.runs.places import is_study
         from leanify.study import comparing as studies
         from leanify.study.designs import parse_sweep, split_names
         from leanify.study.engines import check_engine
-        from leanify.study.folder import REPORT, is_study
+        from leanify.study.folder import REPORT
         from leanify.study.forecast import forecast
 
     check_engine(engine)

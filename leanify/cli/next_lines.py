@@ -47,7 +47,8 @@ def to_write(arguments: Sequence[str]) -> list[str]:
 def _has_data(source: str) -> bool:
     """Whether the source is a recipe or a run, which names its data."""
     from leanify.runs import recipe
-    from leanify.runs.run_directory import RunDirectory, is_run
+    from leanify.runs.places import is_run
+    from leanify.runs.run_directory import RunDirectory
 
     if is_run(source):
         return RunDirectory.open(source).recipe.data is not None

@@ -29,7 +29,7 @@ def runs(
     if not folder.is_dir():
         raise DirectoryError(f"{folder} is not a directory; name one to list the runs below it")
     with progress("looking for runs and studies", None):
-        from leanify.study.folder import is_study
+        from leanify.runs.places import is_study
         from leanify.study.overview import studies_below
         from leanify.training.overview import runs_below
 

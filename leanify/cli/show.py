@@ -13,7 +13,6 @@ import typer
 from leanify.cli.formats import kind_of
 from leanify.cli.formats import show as show_as
 from leanify.cli.options import Format, Json, complete_source
-from leanify.cli.train import MODELS, say_what_was_found
 from leanify.errors import LeanifyError
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ def show(
 
     kind = kind_of(format, json)
     with progress(f"reading {what}", None):
+        from leanify.runs.places import is_study
         from leanify.spectra.plots import check_plot
-        from leanify.study.folder import is_study
 
         study = is_study(what)
         if plot is not None and study:
@@ -74,15 +73,16 @@ def show(
 
 
 def _page(what: str) -> Page:
+    from leanify.data.unrecognised import check_is_no_data
     from leanify.runs import recipe as recipes
-    from leanify.runs.run_directory import is_run
+    from leanify.runs.places import is_run
 
     if is_run(what):
         return _run(what)
     if recipes.find(what) is not None or Path(what).suffix == ".toml":
         return _recipe(what, recipes.load(what))
-    if Path(what).exists() and not any((Path(what) / name).is_file() for name in MODELS):
-        say_what_was_found(what)
+    if Path(what).exists():
+        check_is_no_data(what)
     return _model(what)
 
 

@@ -17,8 +17,6 @@ from leanify.cli.options import Format, Json, complete_recipe
 if TYPE_CHECKING:
     from leanify.runs.recipe import Recipe
 
-MODELS = ("recipe.toml", "leanify.json", "config.json", "adapter_config.json")  # files that mark a folder as a model
-
 
 def train(
     recipe: Annotated[
@@ -125,47 +123,10 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
         return
     if recipes.find(chosen) is not None or chosen.endswith(".toml"):
         recipes.with_settings(recipes.load(chosen), settings)
-    elif Path(chosen).exists() and not any((Path(chosen) / name).is_file() for name in MODELS):
-        say_what_was_found(chosen)
-        _say_why_nothing_was(chosen)
+    elif Path(chosen).exists():
+        from leanify.data.unrecognised import check_is_no_data
 
-
-def say_what_was_found(path: str) -> None:
-    """Raise SourceError with commands to type, if a path contains data instead of a model."""
-    from leanify.data import found as data
-    from leanify.errors import SourceError
-
-    found = data.look(path)
-    if found is None:
-        return
-    if found.classes == 1 and found.task != "multi-label-classification":
-        raise SourceError(
-            f"{path} is data, but of one class: {found.description}. Two or more are needed to tell apart"
-        )
-    place = quote(path)
-    rest = "" if found.validated or found.kind == "text" else " (no validation split: a share will be held out)"
-    raise SourceError(
-        f"{path} is data, not a model: {found.description}{rest}. Train a model on it:\n"
-        f"  leanify train {data.MODELS[found.kind]} --set data.path={place}\n"
-        f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
-    )
-
-
-def _say_why_nothing_was(path: str) -> None:
-    """Raise SourceError with the reason why a path has no data, unless it has models: what loads them names them."""
-    from leanify.data import unrecognised
-    from leanify.errors import SourceError
-
-    if not _has_models(Path(path)):
-        raise SourceError(unrecognised.why(path))
-
-
-def _has_models(place: Path) -> bool:
-    """Whether a path is a checkpoint or a configuration, or a folder with models or runs in it."""
-    if not place.is_dir():
-        return place.suffix in (".safetensors", ".pt", ".pth", ".bin", ".json", ".toml", ".ckpt")
-    inside = [*place.iterdir(), *place.glob("runs/*")]
-    return any((folder / name).is_file() for folder in inside for name in MODELS)
+        check_is_no_data(chosen, say_why=True)
 
 
 def _trained(

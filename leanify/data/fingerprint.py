@@ -21,8 +21,8 @@ from leanify.data.samples import Splits
 from leanify.data.tables.columns import CONLL, IMAGES
 from leanify.errors import DataError
 from leanify.runs.files import check_links
+from leanify.runs.places import is_run
 from leanify.runs.recipe import DataSection
-from leanify.runs.run_directory import is_run
 
 FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
 SHOWN = 3  # changes listed in a message

@@ -14,7 +14,8 @@ from leanify.data.faults import Faults
 from leanify.data.images.files import images_below, splits_among
 from leanify.data.tables import columns
 from leanify.data.tables.rows import rows_of_table
-from leanify.errors import DataError
+from leanify.errors import DataError, SourceError
+from leanify.runs import places
 from leanify.runs.files import few
 
 LAYOUTS = (
@@ -31,6 +32,29 @@ OTHERWISE = {  # suffix → how to make a file that is read
     ".feather": "write it as .parquet, with to_parquet of pandas",
     ".md": "call it .txt to train on it as plain text",
 }
+
+
+def check_is_no_data(path: str, say_why: bool = False) -> None:
+    """Raise SourceError, with commands to type, for data where a model or a recipe is asked for.
+
+    With ``say_why``, also for what is neither, with the reason why it cannot be trained on.
+    """
+    if places.kind_of(path) is not None:
+        return
+    data = found.look(path)
+    if data is None:
+        if say_why and not places.models_inside(Path(path)):  # what loads models names those inside
+            raise SourceError(why(path))
+        return
+    if data.classes == 1 and data.task != "multi-label-classification":
+        raise SourceError(f"{path} is data, but of one class: {data.description}. Two or more are needed to tell apart")
+    place = quote(path)
+    rest = "" if data.validated or data.kind == "text" else " (no validation split: a share will be held out)"
+    raise SourceError(
+        f"{path} is data, not a model: {data.description}{rest}. Train a model on it:\n"
+        f"  leanify train {found.MODELS[data.kind]} --set data.path={place}\n"
+        f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
+    )
 
 
 def why(path: str | Path) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from leanify.errors import DirectoryError
+from leanify.runs.places import CARD
 
-CARD = "leanify.json"  # in every directory that leanify writes
 _OURS = re.compile(r"\..+\.leanify-[0-9a-f]{8}")
 _SETTLING = 60.0  # seconds; a younger folder may have been created but not locked yet, so it is not removed
 

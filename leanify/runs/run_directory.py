@@ -30,20 +30,17 @@ from leanify.runs import checkpoints
 from leanify.runs import recipe as recipes
 from leanify.runs.checkpoints import Checkpoint, write_small
 from leanify.runs.files import check_regular, check_size, parsed, read_json
-from leanify.runs.new_directory import CARD, new_directory
+from leanify.runs.new_directory import new_directory
+from leanify.runs.places import CARD, CHECKPOINTS, RECIPE, is_run
 from leanify.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-RECIPE, METRICS, ENVIRONMENT, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "environment.json", "checkpoints"
+METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
 DATA, SKIPPED = "data.json", "skipped.json"
 LARGEST_LOG = 1 << 30  # bytes
-
-
-def is_run(path: str | Path) -> bool:
-    return (Path(path) / RECIPE).is_file() and (Path(path) / CHECKPOINTS).is_dir()
 
 
 @dataclass(frozen=True)

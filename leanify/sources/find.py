@@ -27,7 +27,7 @@ from leanify import machine
 from leanify.architecture import Architecture
 from leanify.errors import LeanifyError, SourceError
 from leanify.lens import surgery
-from leanify.runs import checkpoints, recipe, run_directory
+from leanify.runs import checkpoints, places, recipe, run_directory
 from leanify.runs.files import check_regular, read_json
 from leanify.sources import adapters, heads, hub, lean_directory, pooling, weights
 from leanify.sources.overrides import hf_origin, overridden, type_of_class
@@ -47,7 +47,6 @@ HUB = (  # the hub's well-known models without a slash, as suggestions
     "albert-base-v2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large",
 )  # fmt: skip
 STANDARD = ("_patch16_224", "_p16_224", "_patch14_224", "_224")  # tried in order to complete a timm family's name
-CARDS = (lean_directory.CARD, "config.json")
 
 
 def load(
@@ -124,14 +123,6 @@ def located(source: str | Path) -> str:
     return str(path.absolute()) if path.exists() else str(source)
 
 
-def is_model(path: Path) -> bool:
-    """Whether a path is a model, judged by its file names alone."""
-    names = (run_directory.RECIPE, lean_directory.CARD, "config.json", "adapter_config.json")
-    return (_is(path, Path.is_file) and path.suffix in (*CHECKPOINTS, ".json")) or any(
-        (path / name).is_file() for name in names
-    )
-
-
 def _is(path: Path, test: Any) -> bool:
     """Apply a test to what may not be a path: False for a name that the file system rejects as too long."""
     try:
@@ -145,10 +136,10 @@ def _is(path: Path, test: Any) -> bool:
 
 def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: Path | None = None) -> ModelSource:
     """The model of a directory; ``file`` holds its weights where that is none of upstream's names."""
-    if run_directory.is_run(path):
+    if places.is_run(path):
         return _in_run(path)
     check_regular(path)
-    card = lean_directory.read_card(path) if (path / lean_directory.CARD).is_file() else None
+    card = lean_directory.read_card(path) if (path / places.CARD).is_file() else None
     if (path / "config.json").exists():
         found = _in_config(path / "config.json", overrides, cls)
         where = file or (path if weights.lie_in(path) else None)
@@ -158,13 +149,12 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: 
         return _carrying(ModelSource(card.origin, card.architecture, weights.file_in(path), card.tied), path)
     if (path / adapters.CONFIG).is_file():
         return _adapted(path, overrides, cls)
-    inside = sorted(p.name for p in path.iterdir())
-    inner = [*inside, *sorted(f"runs/{run.name}" for run in path.glob("runs/*"))]  # a study's
-    if models := [name for name in inner if any((path / name / card).is_file() for card in CARDS)]:
+    models = [str(place.relative_to(path)) for place in places.models_inside(path)]
+    if models:
         raise SourceError(f"{path} is not a model but contains {few(models)}: name one of them, as {path / models[0]}")
-    here = ", ".join(inside[:5]) or "nothing"
+    here = few(sorted(entry.name for entry in path.iterdir()), 5) or "nothing"
     raise SourceError(
-        f"{path} is not a model: it has neither {lean_directory.CARD} (a lean directory) nor config.json "
+        f"{path} is not a model: it has neither {places.CARD} (a lean directory) nor config.json "
         f"(timm's or transformers'); found {here}. Is it data? leanify train {quote(str(path))} says what to do"
     )
 
@@ -244,7 +234,7 @@ def _in_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSou
     if path.suffix not in CHECKPOINTS and not indexed:
         raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
     beside = path.absolute().parent
-    if not any((beside / name).is_file() for name in (lean_directory.CARD, "config.json")):
+    if not any((beside / name).is_file() for name in (places.CARD, "config.json")):
         None if indexed else read_tensors(path)  # report a damaged file first: a configuration would not help it
         raise SourceError(
             f"{path} has weights but does not say of which model: put the model's config.json beside it, "

@@ -29,8 +29,8 @@ from leanify.errors import DirectoryError, ShapeError
 from leanify.lens import surgery
 from leanify.runs import sums
 from leanify.runs.files import read_json
-from leanify.runs.new_directory import CARD as CARD
 from leanify.runs.new_directory import new_directory
+from leanify.runs.places import CARD
 from leanify.sources import side_files, timm_hooks
 from leanify.sources.describe import describe
 from leanify.sources.same_shape import as_type

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from leanify.errors import LeanifyError
-from leanify.runs import run_directory
+from leanify.runs import places, run_directory
 from leanify.sources import find, lean_directory
 from leanify.sources.source import ModelSource
 from leanify.upstream.lean_config import KEY
@@ -16,7 +16,7 @@ DEEP = ("*", "*/*", "*/*/*")  # search three levels down: a comparison's runs ar
 
 def newest(folder: Path) -> Path | None:
     """Return the lean directory or run, up to three levels below a folder, whose card is the newest; or None."""
-    cards = [card for deep in DEEP for card in folder.glob(f"{deep}/{lean_directory.CARD}")]
+    cards = [card for deep in DEEP for card in folder.glob(f"{deep}/{places.CARD}")]
     cards = [card for card in cards if not any(part.startswith(".") for part in card.parts)]
     return max(cards, key=lambda card: card.stat().st_mtime).parent if cards else None
 
@@ -26,10 +26,10 @@ def baseline_of(directory: Path) -> ModelSource:
 
     Raises LeanifyError if the directory or its source cannot be read.
     """
-    if run_directory.is_run(directory):
+    if places.is_run(directory):
         model = run_directory.RunDirectory.open(directory).recipe.model
         place = Path(model.source).expanduser()
-        if (place / lean_directory.CARD).is_file() and not run_directory.is_run(place):
+        if (place / places.CARD).is_file() and not places.is_run(place):
             return baseline_of(place)
         return find.find(model.source, overrides=model.override, cls=model.cls)
     origin = lean_directory.read_card(directory).origin
@@ -45,9 +45,9 @@ def with_baseline(folder: Path = Path()) -> list[str | ModelSource]:
     found = newest(folder)
     if found is None:
         return []
-    if run_directory.is_run(found):
+    if places.is_run(found):
         model = run_directory.RunDirectory.open(found).recipe.model
-        if not model.reshapes and not (Path(model.source).expanduser() / lean_directory.CARD).is_file():
+        if not model.reshapes and not (Path(model.source).expanduser() / places.CARD).is_file():
             return [str(found)]
     try:
         return [baseline_of(found), str(found)]

@@ -20,10 +20,11 @@ from leanify.lens.located import name_of
 from leanify.runs import sums
 from leanify.runs.files import few as few
 from leanify.runs.files import read_json
+from leanify.runs.places import WEIGHTS
 from leanify.upstream.origin import is_hf
 
 NESTED = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")  # keys of a state dict
-CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+CHECKPOINTS = WEIGHTS
 SLACK = 16 << 20  # torch.save does not compress, so a file that unpacks to more than 2 × its size + SLACK is refused
 
 

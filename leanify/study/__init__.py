@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from leanify.study.comparing import train_all as train_all
     from leanify.study.folder import REPORT as REPORT
     from leanify.study.folder import StudyFolder as StudyFolder
-    from leanify.study.folder import is_study as is_study
     from leanify.study.plan import StudyPlan as StudyPlan
     from leanify.study.results import Study as Study
 
@@ -39,7 +38,6 @@ _HOMES = {
     "compare": "comparing",
     "finished": "comparing",
     "folder_of": "comparing",
-    "is_study": "folder",
     "measure_costs": "comparing",
     "new_folder": "comparing",
     "planned": "comparing",

@@ -10,12 +10,13 @@ from shlex import quote
 
 from leanify import training
 from leanify.errors import DirectoryError, RecipeError, TrainingError
+from leanify.runs.places import is_study
 from leanify.runs.recipe import Recipe
 from leanify.sources import find
 from leanify.study import engines, runner, warm_start
 from leanify.study import tournament as tournaments
 from leanify.study.designs import Designer
-from leanify.study.folder import StudyFolder, is_study
+from leanify.study.folder import StudyFolder
 from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, PlannedDesign, StudyPlan, ranked
 from leanify.study.results import Study, study_of
 from leanify.study.runner import Engine

@@ -27,9 +27,9 @@ from leanify.runs import run_directory
 from leanify.runs.checkpoints import write_small
 from leanify.runs.files import check_regular, parsed, read_text
 from leanify.runs.new_directory import new_directory
+from leanify.runs.places import STUDY, is_study
 from leanify.runs.recipe import ModelSection, Recipe
 from leanify.runs.run_directory import METRICS
-from leanify.study import plan as plans
 from leanify.study.plan import Key, StudyPlan
 from leanify.upstream.libraries import first_line
 
@@ -99,22 +99,22 @@ class StudyFolder:
         """Create a study's folder atomically. Raises DirectoryError."""
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with new_directory(path) as folder:
-            (folder / plans.FILE).write_text(plan.to_toml(), encoding="utf-8")
+            (folder / STUDY).write_text(plan.to_toml(), encoding="utf-8")
             (folder / RUNS).mkdir()
         return StudyFolder(path)
 
     @staticmethod
     def open(path: Path) -> StudyFolder:
         if not is_study(path):
-            raise DirectoryError(f"{path} is not a study: it has no {plans.FILE}")
+            raise DirectoryError(f"{path} is not a study: it has no {STUDY}")
         return StudyFolder(path)
 
     @property
     def plan(self) -> StudyPlan:
-        return StudyPlan.read(self.path / plans.FILE)
+        return StudyPlan.read(self.path / STUDY)
 
     def replan(self, plan: StudyPlan) -> None:
-        write_small(self.path / plans.FILE, plan.to_toml())
+        write_small(self.path / STUDY, plan.to_toml())
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class StudyFolder:
             ) from error
         if found.fingerprint != self.plan.fingerprint(key):
             raise DirectoryError(
-                f"{self.run(key)} was trained with another plan than the current {plans.FILE}; undo the edit"
+                f"{self.run(key)} was trained with another plan than the current {STUDY}; undo the edit"
             )
         return found
 
@@ -219,7 +219,3 @@ class StudyFolder:
 
     def write_results(self, data: Mapping[str, Any]) -> None:
         write_small(self.path / RESULTS, json.dumps(data, indent=2, allow_nan=False) + "\n")
-
-
-def is_study(path: str | Path) -> bool:
-    return (Path(path) / plans.FILE).is_file()

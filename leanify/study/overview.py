@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from leanify.errors import LeanifyError
 from leanify.runs.files import folders_below
-from leanify.runs.run_directory import RunDirectory, is_run
-from leanify.study.folder import StudyFolder, is_study
+from leanify.runs.places import is_run, is_study
+from leanify.runs.run_directory import RunDirectory
+from leanify.study.folder import StudyFolder
 
 State = Literal["running", "done", "failed", "interrupted", "broken"]
 

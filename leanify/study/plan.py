@@ -22,7 +22,6 @@ from leanify.runs.run_directory import leaves
 from leanify.runs.strict_toml import read_table, to_table, toml_lines
 from leanify.upstream.libraries import first_line
 
-FILE = "study.toml"
 FORMAT = 1
 BASELINE, LEAN, CONTROL = "baseline", "lean", "control"
 Sizes = int | tuple[int, ...]  # one number, or one per stage

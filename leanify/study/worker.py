@@ -30,7 +30,8 @@ import torch
 from leanify.data.samples import Reader
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
 from leanify.runs.checkpoints import write_small
-from leanify.runs.run_directory import RunDirectory, is_run
+from leanify.runs.places import is_run
+from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.measure import condition
 from leanify.study.folder import PROBES, Outcome, StudyFolder
 from leanify.study.plan import Key

@@ -12,9 +12,10 @@ from leanify.data import found as data_found
 from leanify.data.found import GUESSED, Named
 from leanify.data.texts import own_texts
 from leanify.errors import RecipeError, SourceError
+from leanify.runs import places
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection, DistillSection, ModelSection, OptimSection, Recipe, ScheduleSection
-from leanify.runs.run_directory import RunDirectory, is_run
+from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
 from leanify.sources.overrides import class_name
 from leanify.sources.text_classifier import CLASSIFIER
@@ -52,11 +53,11 @@ def recipe_of(
     Raises RecipeError, and SourceError for what names nothing.
     """
     text = str(source)
-    if is_run(text):
+    if places.is_run(text):
         return with_teacher(RunDirectory.open(text).recipe, teacher)
     if recipes.find(text) is not None or Path(text).suffix == ".toml":
         return with_teacher(recipes.load(text), teacher)
-    if not find.is_model(Path(text)) and (found := data_found.look(text, named)) is not None:
+    if places.kind_of(text) is None and (found := data_found.look(text, named)) is not None:
         return with_teacher(of_data(found, text), teacher)
     return with_teacher(usual(text, path, teacher is not None, named), teacher)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanify.runs.files import folders_below, read_json
+from leanify.runs.places import is_run
 from leanify.runs.recipe import DataSection
-from leanify.runs.run_directory import ENVIRONMENT, RunDirectory, is_run
+from leanify.runs.run_directory import ENVIRONMENT, RunDirectory
 
 State = Literal["running", "done", "interrupted", "broken"]
 
