@@ -16,6 +16,7 @@ import pytest
 
 import leanify
 from leanify.cli import app, recipe_list, screen, show
+from leanify.errors import RecipeError
 from leanify.terminal import broken, progress
 from leanify.training.curves import DOT, Curves, figure, in_text, ticks
 
@@ -190,17 +191,30 @@ def test_a_spinner_turns_before_torch_is_imported(words: tuple[str, ...], tmp_pa
     assert "⠋" in before, before
 
 
-@pytest.mark.parametrize(("width", "columns"), [(120, 3), (80, 2), (50, 1)])
-def test_names_of_recipes_and_sources_stay_whole(monkeypatch: Any, capsys: Any, width: int, columns: int) -> None:
+@pytest.mark.parametrize("width", [120, 80])
+@pytest.mark.parametrize("words", [(), ("images",), ("paper", "ViT")])
+def test_a_recipe_is_a_line_with_its_whole_name(
+    monkeypatch: Any, capsys: Any, width: int, words: tuple[str, ...]
+) -> None:
+    recipe_list.show("json", words)
+    rows = json.loads(capsys.readouterr().out)["recipes"]
+    own = [row for row in rows if words or "/" not in row["recipe"]]
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", str(width))
-    recipe_list.show("json")
-    rows = [list(row.values())[:columns] for row in json.loads(capsys.readouterr().out)["recipes"]]
-    recipe_list.show()
+    recipe_list.show(words=words)
     _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert [line.split() for line in lines[: len(rows)]] == rows
+    assert [line.split()[0] for line in lines[: len(own)]] == [row["recipe"].rpartition("/")[2] for row in own]
+    assert all(
+        row["purpose"].startswith(line.split("  ")[-1].rstrip("…")) for row, line in zip(own, lines, strict=False)
+    )
     assert max(map(len, lines)) <= width
-    assert [lines[-1]] == lines[len(rows) + 1 :] == ["the source and data of one: leanify recipes NAME"] or columns > 1
+    assert f"{len(rows) - len(own)} more" in " ".join(lines) or own == rows
+
+
+def test_words_are_looked_for_in_names_and_purposes() -> None:
+    with pytest.raises(RecipeError, match="nearest: images"):
+        recipe_list.show(words=["imgaes"])
+    assert [row["recipe"] for row in recipe_list.found(["own", "sentences"])] == ["own-sentences"]
 
 
 @pytest.mark.parametrize("shape", ["blocks: 2 × [4×16]", "blocks: 2 × [4×16, mlp 256, width 64], head: 1 × [4×16]"])

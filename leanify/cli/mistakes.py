@@ -31,7 +31,8 @@ REDIRECTIONS: tuple[tuple[str, str, str], ...] = (
     ("train", "wandb tensorboard", "it is --set 'run.trackers=[\"wandb\"]' (or tensorboard)"),
     ("train profile condition", "gpu cuda cpu", "it is --device"),
     ("compare glue predict show export", "device gpu cuda cpu", DEVICE),
-    ("zoo recipes runs", "search filter grep family model name", SHELL),
+    ("zoo recipes", "search filter grep family model name", "words are looked for: leanify {command} WORD"),
+    ("runs", "search filter grep family model name", SHELL),
     ("", "out output-dir save", "it is --output, where a command writes files"),
     ("", "model source recipe config", "it is named without one: leanify {command} NAME"),
     ("", "csv markdown", "it is --format csv, markdown or table"),
@@ -127,4 +128,4 @@ def _about_words(command: str, options: dict[str, Any], arguments: Sequence[str]
             return f" A setting comes after --set: --set {quote(word)}"
         if "=" in before and "=" not in word and not Path(word).exists() and not word.startswith("-"):
             return f" A value with blanks is quoted: --set {quote(f'{before} {word}')}"
-    return " To try one model: leanify zoo --check NAME" if command == "zoo" else ""
+    return ""

@@ -1,4 +1,4 @@
-"""``leanify recipes``: list the built-in recipes, print one, or audit the rows of the paper."""
+"""``leanify recipes``: search the built-in recipes, print one, or audit the rows of the paper."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 def recipes(
-    name: Annotated[
-        str | None,
+    names: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="NAME", help="print this recipe; without a name, list them all", autocompletion=complete_recipe
+            metavar="NAME | WORD…",
+            help="print one recipe, or list those with these words",
+            autocompletion=complete_recipe,
         ),
     ] = None,
     audit: Annotated[bool, typer.Option("--audit", help="rebuild every row of the paper and count it")] = False,
@@ -29,10 +31,11 @@ def recipes(
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """List the built-in recipes, print one, or rebuild every row of the paper and compare with its printed count."""
+    """Search the built-in recipes, print one, or rebuild every row of the paper and compare with its printed count."""
     kind = kind_of(format, as_json)
-    if name is not None:
-        _print_one(name, kind == "json")
+    words = names or []
+    if len(words) == 1 and _is_one(words[0]):
+        _print_one(words[0], kind == "json")
     elif keys:
         listed = _keys()
         _show(kind, "keys", listed, lambda: _key_table(listed))
@@ -43,7 +46,16 @@ def recipes(
     else:
         from leanify.cli import recipe_list
 
-        recipe_list.show(kind)
+        recipe_list.show(kind, words)
+
+
+def _is_one(word: str) -> bool:
+    """Whether a word names a recipe, and is not looked for in all of them."""
+    from pathlib import Path
+
+    from leanify.runs import recipe
+
+    return recipe.find(word) is not None or Path(word).exists() or word.endswith(".toml")
 
 
 def _show(kind: Kind, key: str, rows: list[dict[str, Any]], table: Callable[[], Table | str]) -> None:

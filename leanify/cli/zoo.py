@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import Kind, kind_of, show
+from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
@@ -23,12 +23,22 @@ _HOW = (
     "redesign loosened where a note names flags), and every law that "
     "applies held. refused: leanify says why not. failing: neither."
 )
+STATUSES = ("supported", "refused", "failing")
 _SIGNS = {True: "yes", False: "no", None: "–"}
 _ANSWERS = ("read", "grow", "redesign", "control")
 
 
 def zoo(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="WORD…", help="list the models with these words in their name: swin")
+    ] = None,
     library: Annotated[str | None, typer.Option(metavar="timm|hf", help="only this library")] = None,
+    status: Annotated[
+        str | None, typer.Option(metavar="supported|refused|failing", help="only models with this status")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="how it was checked, and which laws a model has no occasion for")
+    ] = False,
     check: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,70 +54,101 @@ def zoo(
     format: Format = None,
     as_json: Json = False,
 ) -> None:
-    """List what leanify can do with the models of timm and transformers, and the reasons for refusals."""
+    """Look up what leanify can do with the models of timm and transformers, and the reasons for refusals."""
     from leanify.errors import SourceError
 
     kind = kind_of(format, as_json)
     if library not in (None, "timm", "hf"):
         raise SourceError(f"--library must be timm or hf, not {library!r}")
+    if status not in (None, *STATUSES):
+        raise SourceError(f"--status must be {', '.join(STATUSES[:-1])} or {STATUSES[-1]}, not {status!r}")
     if check and propose:
         raise SourceError("--check and --propose cannot be combined; use one at a time")
     if check:
         raise typer.Exit(_check(check, log, kind == "json"))
     if propose:
         raise typer.Exit(_propose(propose, kind == "json"))
-    _show(library, kind)
+    table, models = _found(words or [], library, status)
+    asked = bool(words or library or status)
+    show(kind, {**table, "models": models}, models, lambda: _print(table, models, asked, explain))
 
 
-def _show(library: str | None, kind: Kind) -> None:
+def _found(
+    words: Sequence[str], library: str | None, status: str | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The table, and its models that have all of the words in their names. Raises SourceError where there is none."""
+    from difflib import get_close_matches
+
+    from leanify.errors import SourceError
     from leanify.zoo.shipped import shipped
 
     table = shipped()
-    models = [model for model in table["models"] if library in (None, model["library"])]
-    show(kind, {**table, "models": models}, models, lambda: _print(table, models))
+    named = [model for model in table["models"] if all(word.lower() in _name(model).lower() for word in words)]
+    models = [model for model in named if library in (None, model["library"]) and status in (None, model["status"])]
+    if models:
+        return table, models
+    asked = " and ".join(words)
+    if named:
+        kind = " ".join(filter(None, (status, library)))
+        raise SourceError(f"of {len(named)} models with {asked or 'any name'}, none is {kind}: leanify zoo {asked}")
+    known = {part for model in table["models"] for part in (model["name"], model["name"].partition("_")[0])}
+    near = ", ".join(get_close_matches("_".join(words), sorted(known)))
+    raise SourceError(f"no model has {asked} in its name{f'; nearest: {near}' if near else ''}")
 
 
-def _print(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
+def _name(model: dict[str, Any]) -> str:
+    return f"{model['library']}/{model['name']}"
+
+
+def _print(table: dict[str, Any], models: list[dict[str, Any]], asked: bool, explain: bool) -> None:
+    """Sums, and the list below them; on a terminal the list of all models is left out, and how to search it is said."""
+    from leanify.terminal import console
+
+    out = console(width=120)
+    if asked or not out.is_terminal:
+        print(_listed(models, out.width if out.is_terminal else None, explain), end="\n\n")
+    _print_sums(table, models)
+    if explain:
+        versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
+        out.print(f"\n{_HOW}\n\nchecked with {versions}")
+    elif not asked and out.is_terminal:
+        out.print("\nnext  leanify zoo swin              models with this in their name")
+        out.print("      leanify zoo --status refused  which cannot be redesigned, and why")
+        out.print("      leanify zoo --explain         how that was checked")
+
+
+def _print_sums(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
     from collections import Counter
 
     from leanify.terminal import console
 
     out = console(width=120)
-    print(_listed(models, out.width), end="\n\n")
-    libraries = sorted({model["library"] for model in models})
-    for name in libraries:
+    for name in sorted({model["library"] for model in models}):
         counts = Counter(model["status"] for model in models if model["library"] == name)
-        out.print(f"{name}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
-    if left := [name for name in table.get("not_checked", []) if name.partition("/")[0] in libraries]:
+        version = table["checked_with"].get({"hf": "transformers"}.get(name, name), "")
+        out.print(f"{name} {version}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+    if left := table.get("not_checked", []):
         out.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
-    versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
-    out.print(f"checked with {versions}\n\n{_HOW}")
-    later = Counter(model["checked_with"]["code"] for model in models if "checked_with" in model)
-    for code, count in later.items():
-        out.print(f"{count} of these rows were checked again, with code {code}")
 
 
-def _listed(models: Sequence[dict[str, Any]], width: int) -> str:
-    """Name, status and, from 100 columns on, the answers in a line; below it reasons, and laws that did not apply."""
-    from leanify.cli.tables import WIDE, entries
+def _listed(models: Sequence[dict[str, Any]], width: int | None, explain: bool) -> str:
+    """Name and status of each model, with its notes below it; in a pipe (no width) in the same line, to be searched."""
+    from leanify.cli.tables import entries
 
-    asked = _ANSWERS if width >= WIDE else ()
-    names = [f"{one['library']}/{one['name']}" for one in models]
-    longest = max(map(len, names), default=0)
-    rows = [(f"{'model':{longest}}  {'status':9}" + "".join(f"  {answer:8}" for answer in asked), "")]
-    for name, one in zip(names, models, strict=True):
-        answers = "".join(f"  {_SIGNS[one.get(answer)]:8}" for answer in asked)
-        notes = _notes(one if asked else {**one, "untested": ()})
-        rows.append((f"{name:{longest}}  {one['status']:9}{answers}".rstrip(), notes))
-    return entries(rows, width)
+    longest = max(len(_name(model)) for model in models)
+    rows = [(f"{_name(model):{longest}}  {model['status']:9}", _notes(model, explain)) for model in models]
+    if width is None:
+        return "\n".join(f"{name}  {notes}".rstrip() for name, notes in rows)
+    return entries([(name.rstrip(), notes) for name, notes in rows], width)
 
 
-def _notes(model: dict[str, Any]) -> str:
-    untested, given = model.get("untested"), model.get("given")
-    laws = f"not applicable: {', '.join(untested)}" if untested else ""
-    needed = f"given {', '.join(given)}, which upstream's default leaves unset" if given else ""
+def _notes(model: dict[str, Any], explain: bool) -> str:
+    """Why not, or with which options; with ``explain`` also what was not tried."""
     flags = f"redesigned with {model['flags']}" if model.get("flags") else ""
-    return " · ".join(filter(None, (model["reason"], laws, needed, flags)))
+    untested, given = model.get("untested"), model.get("given")
+    laws = f"no occasion for the laws: {', '.join(untested)}" if untested and explain else ""
+    needed = f"given {', '.join(given)}, which upstream's default leaves unset" if given and explain else ""
+    return " · ".join(filter(None, (model["reason"], flags, laws, needed)))
 
 
 def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
@@ -129,7 +170,7 @@ def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
         made.append(one)
         row = one.to_json()
         answers = ", ".join(f"{answer} {_SIGNS[row[answer]]}" for answer in _ANSWERS)
-        line = f"{one.status:9} {one.library}/{one.name}: {answers} · {_notes(row)}".removesuffix(" · ")
+        line = f"{one.status:9} {one.library}/{one.name}: {answers} · {_notes(row, True)}".removesuffix(" · ")
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
     path = table.update(made, whole=patterns == ["*"])
     if as_json:
