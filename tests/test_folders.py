@@ -19,7 +19,7 @@ from flows import FAMILIES
 from test_disk import lean_of, mixed_bert
 
 import leanify
-from leanify.runs import new_directory
+from leanify.runs import new_directory, writing
 from leanify.sources import find, same_shape, tensors
 
 pytestmark = [
@@ -381,7 +381,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> 
         one.stdout.readline()
         [folder] = tmp_path.iterdir()
         os.utime(folder, (time.time() - 3600,) * 2)
-        new_directory.remove_litter(tmp_path)
+        writing.remove_litter(tmp_path)
         assert folder.is_dir()  # its process lives
         one.kill()
     os.utime(folder, (time.time() - 3600,) * 2)

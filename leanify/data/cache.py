@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from leanify.errors import DataError
+from leanify.runs import writing
 
 Arrays = dict[str, np.ndarray]
 
@@ -78,15 +79,11 @@ def cached(
     except Exception:  # a damaged archive raises what its parts happen to be taken for
         pass
     arrays = make()
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with writing.replacing(path, sync=False) as file:
             np.savez(file, **{NAMES: np.array(list(arrays))}, **arrays)  # type: ignore[arg-type]
-        part.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise DataError(
             f"{name} was generated but could not be saved in {path.parent} ({error.strerror}); choose another folder "
             "with --set data.path=FOLDER or XDG_CACHE_HOME"

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from leanify.design.prices.counting import call
 from leanify.errors import DirectoryError, LeanifyError, SourceError, UnsupportedModel
 from leanify.exporting import load_alone, modelling
+from leanify.runs import writing
 from leanify.runs.new_directory import new_directory
 from leanify.sources import find, lean_directory, side_files
 from leanify.sources.describe import describe
@@ -78,7 +79,7 @@ def export(source: str | Path, *, format: str, output: str | Path, with_code: bo
                 given = (_write_onnx if format == "onnx" else _write_program)(model, inputs, file)
                 _compare(format, expected, given)
                 for written in sorted(Path(folder_name).iterdir(), reverse=True):
-                    written.replace(target.parent / written.name)
+                    writing.put_in_place(written, target.parent / written.name)
         except OSError as error:
             raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
     return target
@@ -127,7 +128,7 @@ def _write_hf(model: Any, folder: Path, with_code: bool) -> None:
     else:
         config = modelling.config_of(model)
         config.save_pretrained(folder)
-        (folder / modelling.FILE).write_text(modelling.code_of(model), encoding="utf-8")
+        writing.write(folder / modelling.FILE, modelling.code_of(model))
         tensors, _ = lean_directory.untied(model)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     side_files.carry(model, folder)
@@ -143,7 +144,7 @@ def _write_timm(model: Any, folder: Path, with_code: bool) -> None:
             "import leanify before timm loads the lean directory"
         )
     words = timm_config(model, found)
-    (folder / "config.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+    writing.write(folder / "config.json", json.dumps(words, indent=2) + "\n")
     save_file(lean_directory.untied(model)[0], folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -212,7 +213,7 @@ def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Any]:
 def _write_program(model: nn.Module, inputs: Mapping[str, Tensor], file: Path) -> list[Tensor]:
     written = io.BytesIO()  # torch's own writer ends the process where the disk is full
     torch.export.save(next(_programs(model, inputs)), written)
-    file.write_bytes(written.getbuffer())
+    writing.write(file, written.getvalue())
     with torch.no_grad():
         return list(torch.export.load(file).module()(*inputs.values()))
 

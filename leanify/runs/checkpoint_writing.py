@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanify.runs import shards, sums
-from leanify.runs.checkpoints import CARD, STATE, WEIGHTS, sync_folder, write_small
+from leanify.runs import shards, sums, writing
+from leanify.runs.checkpoints import CARD, STATE, WEIGHTS
+from leanify.runs.removing import is_own
 
 CHUNK = 1 << 22  # bytes hashed and then written at a time: small enough to stay in the processor's cache
 DTYPES = {  # safetensors' names, in the order in which it lays tensors out: widest dtype first
@@ -82,7 +82,8 @@ def write_together(
 def _begun(target: Path) -> Path:
     """Create an empty temporary folder beside the target."""
     folder = target.with_name(f".{target.name}")
-    shutil.rmtree(folder, ignore_errors=True)
+    if is_own(folder):  # of a process that was killed
+        shutil.rmtree(folder)
     folder.mkdir()
     return folder
 
@@ -94,9 +95,9 @@ def _finish(
     with summed(folder / STATE, sums.Crc32()) as rest, _without_crc():
         torch.save(dict(state), rest)  # type: ignore[arg-type]
     card = {**facts, "sums": {**known, STATE: rest.digest.hexdigest()}}
-    write_small(folder / CARD, json.dumps(card, indent=2) + "\n")
+    writing.write(folder / CARD, json.dumps(card, indent=2) + "\n")
     folder.rename(target)
-    sync_folder(target.parent)
+    writing.sync_folder(target.parent)
 
 
 @contextmanager
@@ -141,14 +142,12 @@ def summed(path: Path, digest: Any = None) -> Iterator[Summed]:
 
     Raises OSError if writing fails, even where torch.save reports a RuntimeError instead.
     """
-    with path.open("wb") as file:
+    with writing.replacing(path) as file:
         made = Summed(file, hashlib.sha256() if digest is None else digest)
         try:
             yield made
         except RuntimeError as error:
             raise made.failed or error from error
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Summed) -> None:

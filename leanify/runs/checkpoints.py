@@ -13,8 +13,6 @@ until tensors are read.
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,30 +88,3 @@ class Checkpoint:
 
         found: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         return found
-
-
-def remove(folder: Path) -> None:
-    """Rename a folder away, then delete it: if the process is killed in between, no half-deleted checkpoint is seen."""
-    aside = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    shutil.rmtree(aside)
-
-
-def write_small(path: Path, text: str) -> None:
-    """Write a small file atomically: to a temporary file beside it, synced, then renamed."""
-    beside = path.with_name(f".{path.name}")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that a rename in it survives a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,13 +1,18 @@
-"""Read small files from untrusted sources: regular files only, with limits on size and JSON nesting."""
+"""Read files from untrusted sources: regular files only, with limits on size and JSON nesting.
+
+A file is opened once; what the descriptor says is checked, and what it gives is read. A path that is checked and then
+opened again may be another file by then.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from leanify.errors import LeanifyError, SourceError
 
@@ -16,23 +21,67 @@ DIGITS = 300  # of an integer in JSON; floats hold no more than 308
 LARGEST = 64 << 20  # bytes; the largest config.json and tokenizer.json in use are a few MB to 30 MB
 
 
-def read_text(path: Path, error: type[LeanifyError] = SourceError) -> str:
-    """Return a small text file's content. Raises ``error`` for a device, a FIFO, over 64 MB, or invalid UTF-8."""
-    check_size(path, error)
+def opened(path: Path, error: type[LeanifyError] = SourceError, largest: int | None = None) -> BinaryIO:
+    """Open a regular file for reading. Raises ``error`` for anything else, and above ``largest`` bytes.
+
+    A pipe or a device is refused before it is opened: opening one may wait, or do something.
+    """
+    handle = -1
     try:
-        return path.read_text(encoding="utf-8")
+        if stat.S_ISREG(path.stat().st_mode):
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        about = os.fstat(handle) if handle >= 0 else None
+    except FileNotFoundError as caught:
+        raise error(f"{path} does not exist") from caught
+    except (OSError, ValueError) as caught:  # ValueError: a NUL in its name
+        raise error(f"{path} cannot be read: {getattr(caught, 'strerror', None) or caught}") from caught
+    if about is None or not stat.S_ISREG(about.st_mode):
+        wrong = "is not a regular file"
+    elif largest is not None and about.st_size > largest:
+        wrong = f"has {about.st_size >> 20:,} MB; at most {largest >> 20:,} MB are accepted for a file of this kind"
+    else:
+        return os.fdopen(handle, "rb")
+    if handle >= 0:
+        os.close(handle)
+    raise error(f"{path} {wrong}")
+
+
+def read_bytes(path: Path, error: type[LeanifyError] = SourceError, largest: int = LARGEST) -> bytes:
+    """Return a small file's content. Raises ``error`` as `opened` does, also if the file grows meanwhile."""
+    with opened(path, error, largest) as file:
+        try:
+            data = file.read(largest + 1)
+        except OSError as caught:  # /proc/kmsg is a regular file that would wait
+            raise error(f"{path} cannot be read: {caught.strerror or caught}") from caught
+    if data is None or len(data) > largest:
+        raise error(f"{path} is not a file of at most {largest >> 20:,} MB")
+    return data
+
+
+def read_text(path: Path, error: type[LeanifyError] = SourceError, largest: int = LARGEST) -> str:
+    """Return a small text file's content. Raises ``error`` as `read_bytes` does, and for invalid UTF-8."""
+    try:
+        return read_bytes(path, error, largest).decode()
     except UnicodeDecodeError as caught:
         raise error(f"{path} is not text in UTF-8: {caught.reason} at byte {caught.start}") from caught
-    except OSError as caught:
-        raise error(f"{path} cannot be read: {caught.strerror or caught}") from caught
 
 
 def check_size(path: Path, error: type[LeanifyError] = SourceError, largest: int = LARGEST) -> None:
-    """Raise ``error`` unless a path is a regular file of at most ``largest`` bytes."""
-    if not path.is_file():
-        raise error(f"{path} is not a regular file" if path.exists() else f"{path} does not exist")
-    if (size := path.stat().st_size) > largest:
-        raise error(f"{path} has {size >> 20:,} MB; at most {largest >> 20:,} MB are accepted for a file of this kind")
+    """Raise ``error`` unless a path is a regular file of at most ``largest`` bytes: for libraries that want a path."""
+    opened(path, error, largest).close()
+
+
+def inside(folder: Path, name: str, error: type[LeanifyError] = SourceError) -> Path:
+    """The path that a file of a folder names. Raises ``error`` if it leads out of the folder, also through links."""
+    path, home = folder / name, folder.resolve()
+    try:
+        leads = path.resolve()
+    except (OSError, RuntimeError, ValueError) as caught:  # links in a circle, a NUL
+        raise error(f"{folder} names {name!r}, which cannot be followed: {caught}") from caught
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts or home not in leads.parents:
+        raise error(f"{folder} names {name!r}, which leads out of it, to {leads}; put what it names into the folder")
+    return path
 
 
 def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:

@@ -1,49 +1,46 @@
 """A directory that is there whole or not at all.
 
-It is built beside its target, then renamed. Until then it is called ``.NAME.leanify-XXXXXXXX`` and locked by the
-process that writes it. If that process is killed, the kernel releases the lock, and the next write to the same parent
-recognises the folder by its name and free lock and removes it.
+It is built beside its target under a name of `writing.name_beside`, locked by the process that writes it, then renamed.
+What a killed process leaves is removed by the next write to the same parent.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import re
-import secrets
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from leanify.errors import DirectoryError
+from leanify.runs import writing
 from leanify.runs.places import CARD
-
-_OURS = re.compile(r"\..+\.leanify-[0-9a-f]{8}")
-_SETTLING = 60.0  # seconds; a younger folder may have been created but not locked yet, so it is not removed
 
 
 @contextmanager
 def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``directory`` on success and removed on failure.
 
-    Creates missing parents. ``force`` replaces a directory that leanify wrote. Raises DirectoryError.
+    Creates missing parents. ``force`` replaces a directory that leanify wrote. Raises DirectoryError, also where
+    something appeared at ``directory`` in the meantime: that stays, and the temporary folder is removed.
     """
     target = Path(directory)
     check_new_directory(target, force)
     parent = target.absolute().parent
-    folder = parent / f".{target.name}.leanify-{secrets.token_hex(4)}"
+    folder = writing.name_beside(target.absolute())
     lock = -1
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        remove_litter(parent)
+        writing.remove_litter(parent)
         folder.mkdir()
-        lock = _locked(folder)
+        lock = os.open(folder, os.O_RDONLY)
+        writing.locked(lock)
         yield folder
         _follow_umask(folder)
-        _put(folder, target)
+        _put(folder, target, force)
     except OSError as error:
         raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
     except SafetensorError as error:  # a full disk under its writer, which raises no OSError
@@ -54,13 +51,28 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
             os.close(lock)
 
 
-def _put(folder: Path, target: Path) -> None:
-    """Rename into place. The previous directory is renamed first and removed last, so one of them always exists."""
+def _put(folder: Path, target: Path, force: bool) -> None:
+    """Rename into place. The kernel renames onto nothing or an empty folder only, so nothing that appeared is lost.
+
+    With ``force``, the directory of leanify's own that stands there is renamed first and removed last.
+    """
     old = folder.with_name(f"{folder.name}.old")
-    if target.exists():
+    replaced = force and target.is_dir() and any(target.iterdir())
+    if replaced:
+        check_new_directory(target, force)
         target.rename(old)
-    folder.replace(target)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if replaced:
+            old.rename(target)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise DirectoryError(
+                f"the output directory {target} appeared while this was made, and stays as it is; name another one"
+            ) from error
+        raise
+    if replaced:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def check_new_directory(directory: str | Path, force: bool = False) -> None:
@@ -75,6 +87,8 @@ def check_new_directory(directory: str | Path, force: bool = False) -> None:
         ) from error
     except OSError as error:
         raise DirectoryError(f"the output directory {target} cannot be written: {error.strerror}") from error
+    if target.is_symlink():
+        raise DirectoryError(f"the output directory {target} is a link; name the folder that it leads to")
     if target.exists() and not target.is_dir():
         raise DirectoryError(f"the output directory {target} is a file; name a directory that does not exist yet")
     if target.is_dir() and any(target.iterdir()) and not (force and _is_ours(target)):
@@ -94,31 +108,6 @@ def _is_ours(directory: Path) -> bool:
     if (directory / CARD).is_file():
         return not (directory / "metrics.jsonl").exists()  # a run is never replaced
     return all((inside / CARD).is_file() for inside in directory.iterdir())
-
-
-def remove_litter(parent: Path) -> None:
-    """Remove unfinished folders that killed processes left in ``parent``."""
-    with suppress(OSError):
-        for folder in [path for path in parent.iterdir() if _OURS.fullmatch(path.name) and not path.is_symlink()]:
-            if time.time() - folder.stat().st_mtime < _SETTLING:
-                continue
-            with suppress(OSError):  # locked by a running process, or no permission
-                lock = _locked(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
-
-
-def _locked(folder: Path) -> int:
-    """Lock a folder until the returned descriptor is closed. Raises OSError if another process holds the lock."""
-    import fcntl  # Unix only
-
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
 
 
 def _follow_umask(folder: Path) -> None:

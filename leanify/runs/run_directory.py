@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingError
-from leanify.runs import checkpoints
+from leanify.runs import checkpoints, removing, writing
 from leanify.runs import recipe as recipes
-from leanify.runs.checkpoints import Checkpoint, write_small
-from leanify.runs.files import check_regular, check_size, parsed, read_json
+from leanify.runs.checkpoints import Checkpoint
+from leanify.runs.files import check_regular, parsed, read_json, read_text
 from leanify.runs.new_directory import new_directory
 from leanify.runs.places import CARD, CHECKPOINTS, RECIPE, is_run
 from leanify.runs.recipe import Recipe
@@ -60,11 +60,11 @@ class RunDirectory:
         """Create a run's directory atomically, with its card and the data's fingerprint. Raises DirectoryError."""
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with new_directory(path) as folder:
-            (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
-            (folder / CARD).write_text(card)
-            (folder / DATA).write_text(json.dumps(data or {}, indent=2) + "\n")
-            (folder / METRICS).touch()
-            (folder / ENVIRONMENT).write_text("[]\n")
+            writing.write(folder / RECIPE, recipe.to_toml())
+            writing.write(folder / CARD, card)
+            writing.write(folder / DATA, json.dumps(data or {}, indent=2) + "\n")
+            writing.write(folder / METRICS, "")
+            writing.write(folder / ENVIRONMENT, "[]\n")
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
             (folder / CHECKPOINTS).mkdir()
@@ -127,7 +127,7 @@ class RunDirectory:
         if self.card():
             return None
         with self._written(CARD):
-            write_small(self.path / CARD, card(self.recipe))
+            writing.write(self.path / CARD, card(self.recipe))
         return f"{self.path / CARD} was missing or damaged and has been rewritten"
 
     # -- the data -----------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class RunDirectory:
 
     def note_data(self, facts: Mapping[str, Any]) -> None:
         with self._written(DATA):
-            write_small(self.path / DATA, json.dumps(facts, indent=2) + "\n")
+            writing.write(self.path / DATA, json.dumps(facts, indent=2) + "\n")
 
     def skipped(self) -> list[str]:
         """The skipped samples, each described by file, row and problem."""
@@ -151,20 +151,20 @@ class RunDirectory:
         known = self.skipped()
         if more := sorted({*known, *names}):
             with self._written(SKIPPED):
-                write_small(self.path / SKIPPED, json.dumps(more, indent=2) + "\n")
+                writing.write(self.path / SKIPPED, json.dumps(more, indent=2) + "\n")
 
     # -- who writes ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the run against other writers. A file lock, so the kernel releases it even if this process is killed."""
-        import fcntl  # Unix only
+        """Lock the run against other writers. A file lock, so the kernel releases it even if this process is killed.
 
+        Raises DirectoryError if another process writes it, and if its checkpoints would be written elsewhere.
+        """
+        writing.check_folder(self.path / CHECKPOINTS)
         with (self.path / RECIPE).open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise DirectoryError(f"{self.path} is being written by another process") from None
+            if not writing.locked(file.fileno()):
+                raise DirectoryError(f"{self.path} is being written by another process")
             yield
 
     @contextlib.contextmanager
@@ -185,27 +185,20 @@ class RunDirectory:
 
     def is_held(self) -> bool:
         """Whether a process is writing to the run now."""
-        try:
-            with self.held():
-                return False
-        except DirectoryError:
-            return True
+        with (self.path / RECIPE).open() as file:
+            return not writing.locked(file.fileno())
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row to metrics.jsonl. Raises TrainingError if it cannot be written."""
-        with self._written(METRICS), self.path.joinpath(METRICS).open("a", encoding="utf-8") as file:
+        with self._written(METRICS), writing.appending(self.path / METRICS) as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError if one is damaged."""
         path = self.path / METRICS
-        check_size(path, DirectoryError, LARGEST_LOG)
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        except (OSError, UnicodeDecodeError) as error:
-            raise DirectoryError(f"{path} cannot be read: {error}") from error
+        lines = read_text(path, DirectoryError, LARGEST_LOG).splitlines(keepends=True)
         return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
 
     def lost_rows(self, length: int) -> str | None:
@@ -236,15 +229,22 @@ class RunDirectory:
         no_metrics = ("step", "epoch", "split", "samples_per_s")
         return facts | {f"test_{key}": value for key, value in tested.items() if key not in no_metrics}
 
-    def forget_after(self, found: Checkpoint | None) -> None:
-        """Delete everything after a checkpoint (all for None): rows, checkpoints, and a killed process's leftovers."""
+    def forget_after(self, found: Checkpoint | None) -> list[str]:
+        """Delete everything after a checkpoint (all for None): rows, checkpoints, and a killed process's leftovers.
+
+        What leanify did not write stays. Returns messages about what therefore was renamed. Call it within `held`.
+        """
+        last, messages = found.step if found else -1, []
+        with self._written(METRICS):
+            writing.shorten(self.path / METRICS, found.rows if found else 0)
         with self._written(CHECKPOINTS):
-            os.truncate(self.path / METRICS, found.rows if found else 0)
-            for folder in (self.path / CHECKPOINTS).iterdir():
-                if not folder.name.isdigit():
+            writing.remove_litter(self.path, settling=0)
+            for folder in sorted((self.path / CHECKPOINTS).iterdir()):
+                if removing.is_unfinished(folder.name) and removing.is_own(folder):
                     shutil.rmtree(folder)
-                elif int(folder.name) > (found.step if found else -1) or Checkpoint.read(folder) is None:
-                    checkpoints.remove(folder)
+                elif removing.is_step(folder.name) and (int(folder.name) > last or Checkpoint.read(folder) is None):
+                    messages.append(removing.take_away(folder))
+        return [message for message in messages if message is not None]
 
     def note_environment(self, **facts: Any) -> list[str]:
         """Record this process's environment. Returns warnings about differences from the run's first start."""
@@ -257,7 +257,7 @@ class RunDirectory:
             entries = []
         entries.append(machine.environment() | facts)
         with self._written(ENVIRONMENT):
-            write_small(path, json.dumps(entries, indent=2) + "\n")
+            writing.write(path, json.dumps(entries, indent=2) + "\n")
         first, now = entries[0], entries[-1]
         other = [key for key in ("versions", "threads", "processes", "device") if first.get(key) != now.get(key)]
         if other:
@@ -316,12 +316,15 @@ class RunDirectory:
         for old in found[:-keep] if keep else []:
             if best is None or old.step != best.step:
                 with self._written(CHECKPOINTS):
-                    checkpoints.remove(old.path)
+                    removing.remove(old.path)
 
     def checkpoints(self) -> list[Checkpoint]:
         """Complete checkpoints in order of step, judged by their cards alone (checksums are not verified)."""
-        folders = sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
-        return [found for folder in folders if (found := Checkpoint.read(folder)) is not None]
+        return [found for folder in self._steps() if (found := Checkpoint.read(folder)) is not None]
+
+    def _steps(self) -> list[Path]:
+        """The folders that have a checkpoint's name, in order of step."""
+        return sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if removing.is_step(folder.name))
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest intact checkpoint (None if the run has none yet) and what is wrong with later ones.
@@ -330,7 +333,7 @@ class RunDirectory:
         """
         complaints: list[str] = []
         known = {found.path.name: found for found in self.checkpoints()}
-        names = sorted(folder.name for folder in (self.path / CHECKPOINTS).iterdir() if folder.name.isdigit())
+        names = sorted(folder.name for folder in (self.path / CHECKPOINTS).iterdir() if removing.is_step(folder.name))
         for name in reversed(names):
             reason: str | None = f"{checkpoints.CARD} is damaged"
             if name in known:

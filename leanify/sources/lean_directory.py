@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from leanify.architecture import Architecture
 from leanify.errors import DirectoryError, ShapeError
 from leanify.lens import surgery
-from leanify.runs import sums
+from leanify.runs import sums, writing
 from leanify.runs.files import read_json
 from leanify.runs.new_directory import new_directory
 from leanify.runs.places import CARD
@@ -72,9 +72,8 @@ def write_around(
     """Write what accompanies the weights in a lean directory called ``name``: side files, card and README."""
     if found.origin.library == "hf":
         side_files.carry(model, folder)
-    (folder / CARD).write_text(json.dumps(_card(model, found, tied, folder), indent=2) + "\n", encoding="utf-8")
-    readme = _readme(model, found, name, title)
-    (folder / "README.md").write_text(readme, encoding="utf-8", errors="replace")  # a name of bytes
+    writing.write(folder / CARD, json.dumps(_card(model, found, tied, folder), indent=2) + "\n")
+    writing.write(folder / "README.md", _readme(model, found, name, title))
 
 
 def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
@@ -88,13 +87,13 @@ def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
     tensors, tied = untied(model)
     if found.origin.library == "diffusers" and found.architecture is None:
         words = {**diffusion.file_words(found.origin.name), **found.origin.options}
-        (folder / "config.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+        writing.write(folder / "config.json", json.dumps(words, indent=2) + "\n")
         save_file(tensors, folder / diffusion.WEIGHTS, metadata={"format": "pt"})
         return tied
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if found.origin.library == "timm":
         config = timm_hooks.config_of(model, found)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        writing.write(folder / "config.json", json.dumps(config, indent=2) + "\n")
     return tied
 
 

@@ -8,14 +8,14 @@ tokenizer.json that no loader accepts is written instead.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from leanify.errors import SourceError
-from leanify.runs.files import read_json
+from leanify.runs import writing
+from leanify.runs.files import inside, opened, read_json
 from leanify.sources import hub
 from leanify.sources.tensors import CHECKPOINTS
 from leanify.upstream.libraries import import_transformers
@@ -36,13 +36,14 @@ def carry(model: Any, folder: Path) -> None:
     ids beyond the model's embedding.
     """
     source = source_of(model)
-    for file in _files(source) if source is not None else ():
-        _copy(file, folder / file.name)
-    if (folder / "modules.json").is_file() and source is not None:
-        _copy_modules(source, folder)
+    if source is not None:
+        for file in _files(source):
+            _copy(file, folder / file.name, _home(source))
+        if (folder / "modules.json").is_file():
+            _copy_modules(source, folder)
     _check_vocabulary(model, folder)
     if _takes_text(model) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER):
-        (folder / "tokenizer.json").write_text(json.dumps(NO_TOKENIZER, indent=2) + "\n", encoding="utf-8")
+        writing.write(folder / "tokenizer.json", json.dumps(NO_TOKENIZER, indent=2) + "\n")
 
 
 def source_of(model: Any) -> Path | None:
@@ -68,16 +69,29 @@ def _files(source: Path) -> Iterator[Path]:
             yield path
 
 
-def _copy(path: Path, target: Path) -> None:
-    """Copy a file or a folder, but nothing that a link to a folder leads to: that could be the whole disk."""
+def _copy(path: Path, target: Path, home: Path) -> None:
+    """Copy a file or a folder, but no linked folder: that could be the whole disk.
+
+    Raises SourceError for a link to a file outside ``home``: what somebody else's folder leads to is not passed on.
+    """
     if path.is_dir() and not path.is_symlink():
-        shutil.copytree(path, target, dirs_exist_ok=True, ignore=_linked_folders)
+        target.mkdir(exist_ok=True)
+        for below in sorted(path.iterdir()):
+            _copy(below, target / below.name, home)
     elif path.is_file():
-        shutil.copyfile(path, target)
+        if home not in path.resolve().parents:
+            raise SourceError(
+                f"{path} is a link to {path.resolve()}, outside the model's folder; put the file itself there "
+                "(cp -rL copies a folder without its links)"
+            )
+        with opened(path) as file:
+            writing.copy(file, target)
 
 
-def _linked_folders(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if (path := Path(folder, name)).is_symlink() and not path.is_file()]
+def _home(source: Path) -> Path:
+    """The folder that links may lead to: the model's own, or what the hub's client keeps of a repository."""
+    source = source.resolve()
+    return source.parent.parent if source.parent.name == "snapshots" else source
 
 
 def _copy_modules(source: Path, folder: Path) -> None:
@@ -85,11 +99,10 @@ def _copy_modules(source: Path, folder: Path) -> None:
     modules = read_json(source / "modules.json")
     names = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]
     for name in (name for name in names if name):
-        inside = (source / name).resolve()
-        if source.resolve() not in inside.parents:
-            raise SourceError(f"{source / 'modules.json'} names {name!r}, which is outside its folder")
-        if inside.is_dir():
-            _copy(inside, folder / name)
+        found = inside(source, name)
+        if found.is_dir():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            _copy(found, folder / name, _home(source))
 
 
 def _takes_text(model: Any) -> bool:

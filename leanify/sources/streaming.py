@@ -20,6 +20,7 @@ from leanify.lens import surgery
 from leanify.lens.located import LocatedModel, Site, within
 from leanify.lens.resize import resize
 from leanify.lens.sites import locate
+from leanify.runs import writing
 from leanify.runs.files import read_json
 from leanify.runs.new_directory import new_directory
 from leanify.sources.describe import describe
@@ -154,7 +155,7 @@ def _write(tensors: Iterator[tuple[str, Tensor]], model: nn.Module, folder: Path
         (folder / f"{number}.part").rename(folder / file)
         named |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(named.items()))}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    writing.write(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
 def _put(tensors: dict[str, Tensor], folder: Path, number: int) -> list[str]:

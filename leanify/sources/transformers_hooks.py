@@ -63,10 +63,12 @@ def _writing(write: Callable[..., None]) -> Callable[..., None]:
             return write(self, json_file_path, use_diff)
         import json
 
+        from leanify.runs import writing
+
         plain = buildable(self)
         config = plain.to_diff_dict() if use_diff else plain.to_dict()
         text = json.dumps(to_file(plain._encode_special_floats(config)), indent=2, sort_keys=True)
-        Path(json_file_path).write_text(text + "\n", encoding="utf-8")
+        writing.write(Path(json_file_path), text + "\n")
 
     return to_json_file
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import DirectoryError
+from leanify.runs import writing
 from leanify.spectra.results import LayerProbe, Point, Probe
 from leanify.spectra.theory import gaussian_kappa
 from leanify.units import digits
@@ -225,15 +226,9 @@ def write(draw: Draw, path: Path, title: str, rows: Sequence[Mapping[str, Any]],
     Raises DirectoryError if it cannot be written.
     """
     kind = path.suffix[1:].lower()
-    beside = path.with_name(f".{path.name}")
     try:
-        if kind == "html":
-            beside.write_text(page(draw, title, rows, notes), encoding="utf-8", errors="replace")
-        else:
-            beside.write_bytes(_drawn(draw, kind))
-        beside.replace(path)
+        writing.write(path, page(draw, title, rows, notes) if kind == "html" else _drawn(draw, kind))
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise DirectoryError(f"{path} cannot be written: {error.strerror or error}") from error
 
 

@@ -31,6 +31,7 @@ from leanify.design.search.design import Design, designer
 from leanify.design.search.grid import Candidate, priced
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
+from leanify.runs import writing
 from leanify.runs.recipe import ModelSection, Recipe
 from leanify.sources import find
 from leanify.sources.find import ModelSource
@@ -63,7 +64,7 @@ class Designer:
         """Call ``make`` while the recipe exists as a file, which `redesign` needs as its source."""
         with tempfile.TemporaryDirectory() as folder:
             self._file = Path(folder) / "recipe.toml"
-            self._file.write_text(self.recipe.to_toml(), encoding="utf-8")
+            writing.write(self._file, self.recipe.to_toml(), sync=False)
             return list(make())
 
     def _all_named(self, names: Sequence[str]) -> Iterator[PlannedDesign]:
@@ -177,7 +178,7 @@ class Designer:
     def _built(self, section: ModelSection) -> nn.Module:
         """The recipe's model with this section, on meta."""
         file = self._file.with_name("design.toml")
-        file.write_text(replace(self.recipe, model=section).to_toml(), encoding="utf-8")
+        writing.write(file, replace(self.recipe, model=section).to_toml(), sync=False)
         return find.build_on_meta(find.find(file))
 
     def score(self, shape: Architecture) -> float | None:

@@ -15,16 +15,14 @@ Small files are written under a temporary name and renamed, so that a kill at an
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from leanify.errors import DirectoryError
-from leanify.runs import run_directory
-from leanify.runs.checkpoints import write_small
+from leanify.runs import removing, run_directory, writing
 from leanify.runs.files import check_regular, parsed, read_text
 from leanify.runs.new_directory import new_directory
 from leanify.runs.places import STUDY, is_study
@@ -99,7 +97,7 @@ class StudyFolder:
         """Create a study's folder atomically. Raises DirectoryError."""
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with new_directory(path) as folder:
-            (folder / STUDY).write_text(plan.to_toml(), encoding="utf-8")
+            writing.write(folder / STUDY, plan.to_toml())
             (folder / RUNS).mkdir()
         return StudyFolder(path)
 
@@ -113,8 +111,12 @@ class StudyFolder:
     def plan(self) -> StudyPlan:
         return StudyPlan.read(self.path / STUDY)
 
+    def check_folders(self) -> None:
+        """Raise DirectoryError if what is written into the study would be written elsewhere."""
+        writing.check_folder(self.path / RUNS, self.path / STARTS)
+
     def replan(self, plan: StudyPlan) -> None:
-        write_small(self.path / STUDY, plan.to_toml())
+        writing.write(self.path / STUDY, plan.to_toml())
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class StudyFolder:
         return found
 
     def record(self, outcome: Outcome) -> None:
-        write_small(self.path / RUNS / f"{outcome.key}.json", json.dumps(outcome.to_json(), indent=2) + "\n")
+        writing.write(self.path / RUNS / f"{outcome.key}.json", json.dumps(outcome.to_json(), indent=2) + "\n")
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of all ended runs, in the plan's order."""
@@ -164,10 +166,12 @@ class StudyFolder:
         return [key for key in self.plan.runs() if self.outcome(key) is None]
 
     def forget_failures(self) -> None:
-        """Delete failed runs, so that they start again from scratch."""
+        """Delete failed runs, so that they start again from scratch. What leanify did not write stays."""
+        self.check_folders()
         for outcome in self.outcomes():
             if outcome.status == "failed":
-                shutil.rmtree(self.run(outcome.key), ignore_errors=True)
+                with suppress(FileNotFoundError):  # it failed before it began
+                    removing.remove_run(self.run(outcome.key))
                 (self.path / RUNS / f"{outcome.key}.json").unlink()
 
     def rows(self, key: Key) -> list[dict[str, Any]]:
@@ -180,7 +184,9 @@ class StudyFolder:
         """Lock a run against other processes, waiting for the lock if necessary."""
         import fcntl  # Unix only
 
-        with (self.path / RUNS / f".{key}.lock").open("w") as file:
+        self.check_folders()
+        writing.check_folder(self.run(key))
+        with writing.appending(self.path / RUNS / f".{key}.lock") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -198,7 +204,7 @@ class StudyFolder:
             ) from error
 
     def write_rungs(self, rungs: Sequence[Rung]) -> None:
-        write_small(self.path / TOURNAMENT, json.dumps([asdict(rung) for rung in rungs], indent=2) + "\n")
+        writing.write(self.path / TOURNAMENT, json.dumps([asdict(rung) for rung in rungs], indent=2) + "\n")
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -218,4 +224,4 @@ class StudyFolder:
         return found
 
     def write_results(self, data: Mapping[str, Any]) -> None:
-        write_small(self.path / RESULTS, json.dumps(data, indent=2, allow_nan=False) + "\n")
+        writing.write(self.path / RESULTS, json.dumps(data, indent=2, allow_nan=False) + "\n")

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from leanify.errors import DirectoryError
-from leanify.runs.checkpoints import write_small
+from leanify.runs import writing
 from leanify.spectra.report import figures as in_figures
 from leanify.spectra.report import known
 from leanify.study import efficiency
@@ -59,7 +59,7 @@ def write(study: Findings, path: Path) -> Path:
         command=f"leanify compare {study.path}",
     )
     try:
-        write_small(path, text)
+        writing.write(path, text)
     except OSError as error:
         raise DirectoryError(f"{path} could not be written: {error.strerror or error}") from error
     return path

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from leanify import machine
 from leanify.errors import LeanifyError, RecipeError, TrainingError
 from leanify.lens import surgery
+from leanify.runs import writing
 from leanify.sources import find
 from leanify.study.folder import RUNS, Outcome, StudyFolder
 from leanify.study.plan import Key, StudyPlan
@@ -61,7 +62,8 @@ class Worker:
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads would slow down concurrent runs
         environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
         self.folder, self.closed = folder, False
-        with (folder.path / RUNS / LOG).open("a", encoding="utf-8") as log:
+        folder.check_folders()
+        with writing.appending(folder.path / RUNS / LOG) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "leanify.study.worker", str(folder.path)],  # -P: no module of this folder
                 stdin=subprocess.PIPE,

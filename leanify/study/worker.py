@@ -29,7 +29,7 @@ import torch
 
 from leanify.data.samples import Reader
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
-from leanify.runs.checkpoints import write_small
+from leanify.runs import writing
 from leanify.runs.places import is_run
 from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.measure import condition
@@ -93,7 +93,7 @@ class Onlooker:
         found = kappa(self.trainer)
         if found is not None:
             self.kappas[str(step)] = [number if number < float("inf") else None for number in found]
-            write_small(self.file, json.dumps(self.kappas) + "\n")
+            writing.write(self.file, json.dumps(self.kappas) + "\n")
 
     def _print(self, row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
@@ -148,8 +148,8 @@ def _is_full_disk(error: BaseException | None) -> bool:
 def _train(folder: StudyFolder, key: Key, share: float | None) -> Trainer | None:
     """Train a run; return its trainer if it reached the end, None if it stopped before."""
     path = folder.run(key)
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        if leftover.is_dir():  # from a run killed while its folder was being created
+    for leftover in path.parent.glob(f".{path.name}.leanify-*"):
+        if writing.is_beside(leftover):  # of a run that was killed while its folder was made
             shutil.rmtree(leftover)
     watcher = Onlooker()
     recipe = with_tokenizer_of(RunDirectory.open(path)) if is_run(path) else folder.recipe_of(key)

@@ -21,8 +21,9 @@ from leanify import training
 from leanify.data.texts import glue as data
 from leanify.errors import DataError, DirectoryError, RecipeError
 from leanify.runs import recipe as recipes
-from leanify.runs.checkpoints import remove, write_small
+from leanify.runs import writing
 from leanify.runs.recipe import Recipe
+from leanify.runs.removing import remove
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.glue import METRICS
 from leanify.training.loop import Watcher
@@ -118,7 +119,7 @@ def glue(
         if name in results and (folder / name).is_dir():
             continue
         results[name] = _measured(folder / name, value, watch(name))
-        write_small(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+        writing.write(folder / RESULTS, json.dumps(results, indent=2) + "\n")
     scores = [_score(task, [f"{task}-{seed}" for seed in range(seeds)], folder, results) for task in named]
     return Report(str(source), str(folder), scores, [name for name in data.TASKS if name not in named])
 

@@ -201,7 +201,8 @@ class Trainer:
         if found is not None:
             self.restore(found)
         if self.main:
-            run.forget_after(found)
+            for words in run.forget_after(found):
+                self.watcher.warned(words)
             device, processes = str(self.accelerator.device), self.accelerator.num_processes
             for words in run.note_environment(device=device, processes=processes, steps=self.steps):
                 self.watcher.warned(words)

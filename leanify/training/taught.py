@@ -6,14 +6,13 @@ there is valid. It is written under another name and renamed when complete, and 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from leanify.data import cache
 from leanify.data.samples import Splits
 from leanify.errors import DataError
+from leanify.runs import writing
 from leanify.tasks.sentence_embedding import embed
 from leanify.terminal import progress
 
@@ -116,27 +116,28 @@ def _batches(samples: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
 
 
 def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], place: Accelerator) -> None:
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        answers: Any = None
-        with progress("embeddings of the teacher", len(samples)) as advance:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with writing.replacing(file, False) as beside, progress("embeddings of the teacher", len(samples)) as advance:
+            answers: Any = None
             for done, (indices, rows) in enumerate(_answers(teacher, samples, pooling, place), 1):
                 if answers is None:
-                    shape = len(samples), rows.shape[1]
-                    _check_room(file, shape[0] * shape[1] * BYTES)
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    answers = np.lib.format.open_memmap(beside, "w+", np.float16, shape)
+                    answers = _mapped(beside, file, (len(samples), rows.shape[1]))
                 answers[indices] = rows
                 advance(done * BATCH)
-        answers.flush()
-        with beside.open("ab") as end:
-            end.write(_sum(answers))
-        beside.replace(file)
+            answers.flush()
+            beside.seek(0, os.SEEK_END)
+            beside.write(_sum(answers))
     except OSError as error:
         raise DataError(f"the teacher's embeddings could not be kept in {file.parent}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+
+
+def _mapped(beside: BinaryIO, file: Path, shape: tuple[int, int]) -> Any:
+    """An array of float16 in an open file of numpy's format, on the disk from the start."""
+    _check_room(file, shape[0] * shape[1] * BYTES)
+    about = {"descr": np.dtype(np.float16).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(beside, about)
+    return np.memmap(beside, np.float16, "r+", beside.tell(), shape)
 
 
 @torch.no_grad()

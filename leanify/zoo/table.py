@@ -13,6 +13,7 @@ from typing import Any
 
 import leanify
 from leanify.errors import DirectoryError, SourceError
+from leanify.runs import writing
 from leanify.zoo import tiny
 from leanify.zoo.shipped import shipped as shipped
 from leanify.zoo.shipped import supported as supported
@@ -43,10 +44,10 @@ def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Itera
     done = _read_log(log) if log is not None and log.exists() else {}
     yield from (done[model] for model in models if model in done)
     if log is not None and not log.exists():
-        log.write_text(json.dumps(made_with()) + "\n", encoding="utf-8")
+        writing.write(log, json.dumps(made_with()) + "\n")
     for one in verdicts([model for model in models if model not in done]):
         if log is not None:
-            with log.open("a", encoding="utf-8") as file:
+            with writing.appending(log) as file:
                 file.write(json.dumps(one.to_json()) + "\n")
         yield one
 
@@ -84,10 +85,8 @@ def _write(table: dict[str, Any]) -> Path:
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in table["models"])
     head = "".join(f'"{key}": {json.dumps(value)},\n' for key, value in table.items() if key != "models")
     text = f'{{{head}"models": [\n{lines}\n]}}\n'
-    beside = path.with_suffix(".new")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        writing.write(path, text)
     except OSError as error:
         raise DirectoryError(f"the table {path} cannot be written: {error.strerror}") from error
     return path

@@ -22,6 +22,7 @@ from leanify.data.tables import rows as tables
 from leanify.data.tables.columns import TABLES, shards_of
 from leanify.data.texts import text
 from leanify.errors import DataError
+from leanify.runs import writing
 from leanify.runs.files import read_json
 
 END = "<|endoftext|>"
@@ -165,7 +166,7 @@ def _keep(source: Text, encode: Encode, home: Path) -> None:
     size, count, top, kind, known = 0, 0, 0, "", len(source.faults.names)
     folder = cache.beside(home, f"the token ids of {source}")
     try:
-        with (folder / "ids.bin").open("wb") as file:
+        with writing.replacing(folder / "ids.bin", sync=False) as file:
             for block in blocks(source.pieces()):
                 ids = encode(block)
                 ids.tofile(file)
@@ -173,7 +174,7 @@ def _keep(source: Text, encode: Encode, home: Path) -> None:
                 top, kind = max(top, int(ids.max(initial=0))), ids.dtype.str
         facts = {"dtype": kind, "ids": count, "bytes": size, "top": top, "text": str(source)}
         facts["skipped"] = source.faults.names[known:]
-        (folder / "card.json").write_text(json.dumps(facts))
+        writing.write(folder / "card.json", json.dumps(facts), sync=False)
         if not home.exists():
             folder.rename(home)
     except OSError as error:

@@ -29,7 +29,7 @@ from leanify.data.cache import home
 from leanify.design.prices.cost import Cost
 from leanify.design.prices.facts import Appraiser, Facts
 from leanify.errors import LeanifyError, RecipeError, ShapeError
-from leanify.runs import recipe
+from leanify.runs import recipe, writing
 from leanify.runs.files import read_json
 
 if TYPE_CHECKING:
@@ -265,13 +265,8 @@ def read(file: Path, key: str, parse: Callable[[Any], Value]) -> Value | None:
 
 def write(file: Path, key: str, answers: Any) -> None:
     """Keep a JSON value. Raises OSError."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        beside.write_text(json.dumps({"key": key, "sum": _sum(answers), "answers": answers}), encoding="utf-8")
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)
+    writing.write(file, json.dumps({"key": key, "sum": _sum(answers), "answers": answers}), sync=False)
 
 
 def _sum(answers: Any) -> str:

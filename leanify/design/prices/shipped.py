@@ -21,6 +21,7 @@ from leanify.design.search.control import control
 from leanify.design.search.design import designer
 from leanify.design.search.grid import Request, turned_stages
 from leanify.errors import BudgetError, LeanifyError
+from leanify.runs import writing
 from leanify.terminal import track
 
 # The names that people type, by what they complete to; the full names are shipped too.
@@ -107,9 +108,7 @@ def _write(path: Path, made_with: dict[str, Any], models: dict[str, Any]) -> Non
                 names |= dict.fromkeys(spellings(library, short, full), f"{library}/{full}")
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(models[name])}" for name in sorted(models))
     head = f'{{"made_with": {json.dumps(made_with)},\n"names": {json.dumps(names)},\n'
-    beside = path.with_suffix(".new")
-    beside.write_text(f'{head}"models": {{\n{lines}\n}}}}\n', encoding="utf-8")
-    beside.replace(path)
+    writing.write(path, f'{head}"models": {{\n{lines}\n}}}}\n')
 
 
 if __name__ == "__main__":

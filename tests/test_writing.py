@@ -1,0 +1,276 @@
+"""One module writes files, few remove any, and what links in somebody else's folder lead to stays as it is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz_intact import RECIPE, Here
+from test_mistakes import typed
+
+import leanify
+from leanify.errors import DirectoryError, LeanifyError
+from leanify.runs import recipe as recipes
+from leanify.runs.new_directory import new_directory
+from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.plan import Key
+from leanify.study.runner import Worker
+
+PACKAGE = Path(leanify.__file__).parent
+
+FRESH = "into a new folder of this process, which gets its name at the end"
+TEMPORARY = "into the system's folder for temporary files, under a name that nobody can foresee"
+CACHE = "a folder of the cache, named by a digest of what it holds"
+LIBRARY = "a library's own writer; "
+ALLOWED = {  # calls outside runs/writing.py that write, rename or remove, and why they may
+    ("cli/__init__.py", "os.open"): "/dev/null",
+    ("data/texts/tokens.py", "tofile"): "into a file that runs/writing.py opened",
+    ("data/texts/tokens.py", "rename"): f"{CACHE}, made beside it",
+    ("data/texts/tokens.py", "rmtree"): CACHE,
+    ("data/texts/vocabulary.py", "rename"): f"{CACHE}, made beside it",
+    ("data/texts/vocabulary.py", "rmtree"): CACHE,
+    ("data/texts/vocabulary.py", "save_pretrained"): LIBRARY + FRESH,
+    ("exporting/export.py", "save_file"): LIBRARY + FRESH,
+    ("exporting/export.py", "save_pretrained"): LIBRARY + FRESH,
+    ("exporting/load_alone.py", "save_file"): LIBRARY + TEMPORARY,
+    ("machine.py", "write_text"): "the kernel's own file, to reset a counter",
+    ("runs/checkpoint_writing.py", "rename"): "a whole checkpoint gets its name",
+    ("runs/checkpoint_writing.py", "rmtree"): "of this process, or a checkpoint that it holds nothing but",
+    (
+        "runs/new_directory.py",
+        "rename",
+    ): "a whole directory gets its name, if nothing has it",
+    ("runs/new_directory.py", "rmtree"): "of this process, or with --force a directory that leanify wrote",
+    ("runs/removing.py", "rename"): "what is removed is renamed first",
+    ("runs/removing.py", "rmtree"): "what leanify provably wrote: this is the module that removes",
+    ("runs/run_directory.py", "rmtree"): "a checkpoint that was left half written",
+    ("runs/run_directory.py", "save_pretrained"): LIBRARY + FRESH,
+    ("sources/lean_directory.py", "save_file"): LIBRARY + FRESH,
+    ("sources/lean_directory.py", "save_pretrained"): LIBRARY + FRESH,
+    ("sources/streaming.py", "rename"): FRESH,
+    ("sources/streaming.py", "save_file"): LIBRARY + FRESH,
+    ("sources/streaming.py", "save_pretrained"): LIBRARY + FRESH,
+    (
+        "sources/transformers_hooks.py",
+        "unlink",
+    ): "the card of a model that save_pretrained overwrites",
+    ("study/folder.py", "unlink"): "the outcome of a run that failed, by --retry",
+    ("study/worker.py", "rmtree"): "a run's folder that was left half made, by its name",
+}
+NAMES = {
+    *("write_text", "write_bytes", "touch", "truncate", "symlink_to", "hardlink_to", "link", "symlink"),
+    *("save_file", "save_pretrained", "open_memmap", "copyfile", "copy2", "copytree", "move", "to_csv", "tofile"),
+    *("mkstemp", "NamedTemporaryFile", "rename", "rmtree", "unlink", "rmdir"),
+}
+
+
+def calls(path: Path) -> Iterator[str]:
+    """Calls of a module that may write, rename or remove a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        owner, _, name = ast.unparse(node.func).rpartition(".")
+        given = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        if name == "open" and owner == "os" and "O_RDONLY" not in ast.unparse(node):
+            yield "os.open"
+        if name == "open" and owner != "os" and any(re.fullmatch(r"[rwaxbt+]*[wax+][bt+]*", mode) for mode in given):
+            yield "open"
+        if name in NAMES or (owner == "os" and name == "remove"):
+            yield name
+        if name == "replace" and owner and len(node.args) == 1 and not node.keywords:  # of a path, not of a string
+            yield name
+
+
+def test_every_file_is_written_by_one_module_and_removed_by_few() -> None:
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), name)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in calls(path)
+        if path != PACKAGE / "runs" / "writing.py"
+    }
+    assert found == set(ALLOWED)
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A run without its last checkpoint, so that a resume has something to do."""
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".bashrc").write_text("alias ll='ls -l'\n")
+    return tmp_path / "home" / ".bashrc"
+
+
+def resumed(run: Path) -> str:
+    """What a resume says against it; "" if it goes on to the end."""
+    try:
+        leanify.train(recipes.load(run / "recipe.toml"), resume=run)
+    except LeanifyError as error:
+        return str(error)
+    return ""
+
+
+def test_a_run_writes_nothing_through_a_link_of_a_name_that_it_might_use(run: Path, precious: Path) -> None:
+    """``.environment.json -> ~/.bashrc``, and a command in environment.json: the next shell ran it."""
+    before = precious.read_bytes()
+    for path in [*run.iterdir(), *(run / "checkpoints").iterdir()]:
+        if path.is_file():
+            path.with_name(f".{path.name}").symlink_to(precious)
+    assert resumed(run) == ""
+    assert precious.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "leanify.json", "data.json", "skipped.json"])
+def test_a_file_of_a_run_that_is_a_link_is_replaced_or_refused(run: Path, precious: Path, name: str) -> None:
+    if (run / name).exists():
+        (run / name).replace(precious)
+    (run / name).symlink_to(precious)
+    before = precious.read_bytes()
+    words = resumed(run)
+    assert "unexpected" not in words
+    if name == "metrics.jsonl":
+        assert "metrics.jsonl could not be written: it is a link" in words
+    assert precious.read_bytes() == before
+
+
+def test_checkpoints_that_are_a_link_are_refused(run: Path, precious: Path) -> None:
+    """Its folders were removed, and checkpoints written among the user's documents."""
+    (run / "checkpoints").rename(precious.parent / "docs")
+    (run / "checkpoints").symlink_to(precious.parent / "docs")
+    before = sorted(precious.parent.rglob("*"))
+    assert "run/checkpoints is a link, and leanify writes through none" in resumed(run)
+    assert sorted(precious.parent.rglob("*")) == before
+
+
+def test_another_name_of_a_file_keeps_its_content(run: Path, tmp_path: Path) -> None:
+    """As `cp -al` makes them: a resume of the copy cut the log of the original."""
+    os.link(run / "metrics.jsonl", tmp_path / "kept.jsonl")
+    before = (tmp_path / "kept.jsonl").read_bytes()
+    assert resumed(run) == ""
+    assert (tmp_path / "kept.jsonl").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = tmp_path_factory.mktemp("compared") / "study"
+    leanify.compare(recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), engine=Here(), measure=False)
+    return study
+
+
+LINKED = (".study.toml", ".results.json", ".report.html", "results.json", "report.html")
+
+
+def test_a_study_writes_nothing_through_a_link(compared: Path, tmp_path: Path, precious: Path, capsys: Any) -> None:
+    study = shutil.copytree(compared, tmp_path / "study")
+    before = precious.read_bytes()
+    for name in (*LINKED, "runs/.baseline-0.json", "runs/.baseline-2.json"):
+        (study / name).unlink(missing_ok=True)
+        (study / name).symlink_to(precious)
+    code, _, err = typed(f"compare {study} --report", capsys)
+    assert (code, precious.read_bytes()) == (2, before), err  # results.json, which is no JSON
+    (study / "results.json").unlink()
+    code, _, err = typed(f"compare {study} --report", capsys)
+    assert (code, precious.read_bytes()) == (0, before), err
+    leanify.compare(study, seeds=3, engine=Here(), measure=False)
+    assert precious.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["runs/worker.log", "runs/.baseline-2.lock"])
+def test_logs_and_locks_of_a_study_are_not_opened_through_a_link(
+    compared: Path, tmp_path: Path, precious: Path, name: str
+) -> None:
+    study, before = shutil.copytree(compared, tmp_path / "study"), precious.read_bytes()
+    (study / name).unlink(missing_ok=True)
+    (study / name).symlink_to(precious)
+    action = Worker if name == "runs/worker.log" else lambda folder: leanify.compare(study, seeds=3, engine=Here())
+    with pytest.raises((LeanifyError, OSError), match="it is a link, and leanify writes through none"):
+        action(StudyFolder.open(study))
+    assert precious.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/baseline-2", "starts"])
+def test_folders_of_a_study_that_are_links_are_refused(
+    compared: Path, tmp_path: Path, precious: Path, name: str
+) -> None:
+    study = shutil.copytree(compared, tmp_path / "study")
+    target = precious.parent / "docs"
+    (study / name).rename(target) if (study / name).exists() else target.mkdir()
+    (study / name).symlink_to(target)
+    before = sorted(precious.parent.rglob("*"))
+    with pytest.raises(LeanifyError, match=f"{name} is a link, and leanify writes through none"):
+        leanify.compare(study, seeds=3, engine=Here(), measure=False)
+    assert sorted(precious.parent.rglob("*")) == before
+
+
+# -- what is the user's -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_user_puts_into_a_run_is_still_there_after_a_resume(run: Path, trained: Path) -> None:
+    saved = run / "checkpoints"
+    newest = max((trained / "checkpoints").iterdir())
+    for name in ("best-for-paper", "2024", newest.name):
+        shutil.copytree(newest, saved / name)
+        (saved / name / "checkpoint.json").unlink()  # else it would be the newest one
+        (saved / name / "notes.txt").write_text("mine")
+    for path in (run / "notes.txt", saved / "notes.txt", saved / ".hidden", run / ".environment.json"):
+        path.write_text("mine")
+    assert resumed(run) == ""
+    kept = [path for path in run.rglob("*") if path.is_file() and path.read_bytes() == b"mine"]
+    assert len(kept) == 7
+    assert (saved / newest.name / "checkpoint.json").is_file()  # written again; the folder with the notes was renamed
+
+
+def test_a_failed_run_that_holds_a_users_file_is_renamed_and_not_removed(compared: Path, tmp_path: Path) -> None:
+    study = StudyFolder.open(shutil.copytree(compared, tmp_path / "study"))
+    key = Key("baseline", 0)
+    (study.run(key) / "notes.txt").write_text("mine")
+    for _ in range(2):
+        study.record(Outcome("baseline", 0, study.plan.fingerprint(key), "failed", "x"))
+        study.forget_failures()
+    [kept] = (study.path / "runs").glob("baseline-0*")
+    assert (kept / "notes.txt").read_text() == "mine"
+
+
+def test_what_appears_at_an_output_meanwhile_stays(tmp_path: Path) -> None:
+    """A user's folder was gone, and three redesigns into one directory all reported success."""
+
+    def meanwhile() -> None:
+        with new_directory(tmp_path / "y"):
+            (tmp_path / "y").mkdir()
+            (tmp_path / "y" / "mine.txt").write_text("x")
+
+    def both() -> None:
+        with new_directory(tmp_path / "z"), new_directory(tmp_path / "z") as inner:
+            (inner / "leanify.json").write_text("1")
+
+    for action in (meanwhile, both):
+        with pytest.raises(DirectoryError, match="appeared while this was made, and stays as it is"):
+            action()
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert found == ["y", "y/mine.txt", "z", "z/leanify.json"]
+
+
+def test_an_output_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DirectoryError, match="is a link; name the folder that it leads to"):
+        new_directory(tmp_path / "out").__enter__()
