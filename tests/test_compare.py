@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -25,6 +26,7 @@ from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import Key, PlannedDesign, StudyPlan, ranked
 
 TINY = recipes.parse(RECIPE)
+OLD = Path(__file__).parent / "fixtures" / "studies"
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +221,10 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str,
 def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str, object]]) -> None:
     path, found = study
     assert {"study", "task", "metric", "margin", "designs", "pairs", "verdicts"} <= set(found)
-    assert (found["study"], found["task"], found["metric"], found["margin"]) == (str(path), "classification", "top1", 1)
+    assert (found["study"], found["task"], found["metric"]) == (str(path), "classification", "top1")
+    baseline = next(design for design in found["designs"] if design["name"] == "baseline")  # type: ignore[attr-defined]
+    assert found["margin"] == pytest.approx(0.05 * (100 - baseline["quality"]["mean"]))
+    assert found["evaluated"] == 80
     for design in found["designs"]:  # type: ignore[attr-defined]
         assert {"name", "depth", "heads", "head_dim", "mlp", "params", "macs", "rank", "predicted"} <= set(design)
         assert {"latency_s", "throughput_per_s", "train_peak_bytes", "kappa", "kappa_begin"} <= set(design)
@@ -239,8 +244,41 @@ def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str,
     [pair] = found["pairs"]  # type: ignore[misc]
     assert (pair["design"], pair["against"]) == ("narrow", "baseline")
     [verdict] = found["verdicts"]  # type: ignore[misc]
-    assert verdict["answer"] in ("shown", "refuted", "undecided")
+    assert (verdict["answer"], found["look"]) == ("undecided", 0)  # two seeds
     assert json.loads((path / "results.json").read_text()) == found
+
+
+def test_the_outcomes_of_samples_make_the_quality_of_a_run(study: tuple[Path, dict[str, object]]) -> None:
+    path, found = study
+    folder = StudyFolder.open(path)
+    for design in found["designs"]:  # type: ignore[attr-defined]
+        for entry in design["runs"]:
+            right = folder.samples_of(Key(design["name"], entry["seed"]))
+            assert right is not None
+            assert set(right) <= {0.0, 100.0}
+            assert right.mean() == pytest.approx(entry["quality"])
+
+
+@pytest.mark.parametrize("name", ["old", "oldt"])
+def test_a_study_of_an_earlier_version_opens_and_answers_nothing_that_it_cannot_know(name: str, tmp_path: Path) -> None:
+    """Written before outcomes, looks, rates and ranges of costs were kept."""
+    path = shutil.copytree(OLD / name, tmp_path / "s")
+    written = json.loads((path / "results.json").read_text())
+    found = studies.finished(StudyFolder.open(path))
+    again = found.to_json()
+    for before, now in zip(written["designs"], again["designs"], strict=True):
+        assert {key: now[key] for key in ("name", "depth", "mlp", "params", "latency_s", "kappa")} == {
+            key: before[key] for key in ("name", "depth", "mlp", "params", "latency_s", "kappa")
+        }
+        assert now["quality"]["mean"] == pytest.approx(before["quality"]["mean"])
+    before, now = (
+        {frozenset((pair["design"], pair["against"])): abs(pair["difference"]) for pair in data["pairs"]}
+        for data in (written, again)
+    )
+    assert before.keys() & now.keys()
+    assert all(now[pair] == pytest.approx(before[pair]) for pair in before.keys() & now.keys())
+    assert {verdict.answer for verdict in found.verdicts} <= {"undecided"}
+    assert found.html(path / "report.html").is_file()
 
 
 def test_the_numbers_are_those_of_the_runs(study: tuple[Path, dict[str, object]]) -> None:

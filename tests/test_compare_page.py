@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from studies import RECIPE
 
@@ -49,8 +50,10 @@ def study(tmp_path: Path) -> Study:
             {"step": s, "epoch": s / 10, "split": "validation", "loss": 1.0, "top1": quality - 20 + s} for s in (10, 20)
         ]
         (folder.run(key) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        done = Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, 1.0, quality, 20, kappas)
-        folder.record(replace(done, kappa_bounds=BOUNDS.get(key.design)))
+        done = Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, None, quality, 20, kappas)
+        folder.record(replace(done, kappa_bounds=BOUNDS.get(key.design), best=100.0, unit="points of top1"))
+        right = np.arange(500) < 5 * quality
+        folder.record_samples(key, 100.0 * right - 100 * right.mean() + quality)
     found = studies.finished(folder)
     costs = Costs(1e-3, 900.0, 300.0, 10**7, 9 * 10**6, 32, "cpu")
     data = found.to_json()

@@ -41,6 +41,8 @@ def render_study(study: Study, page: Path | None) -> None:
     if study.pairs:
         out.print()
         print_table(out, _pairs(study))
+        out.print()
+        out.print(_about_pairs(study))
     if lines := list(_conclusions(study)):
         out.print()
         for line in lines:
@@ -122,16 +124,25 @@ def _efficiency(study: Study) -> Any:
 
 def _pairs(study: Study) -> Any:
     better = "more" if study.higher_is_better else "less"
-    shown = table((f"difference ({better} {study.metric} is +)", "mean", "95% interval", "p (Holm)", "seeds"), [])
+    shown = table((f"difference ({better} {study.metric} is +)", "mean", "95% interval", "p", "seeds"), [])
     for pair in study.pairs:
         shown.add_row(*_pair_row(pair))
     return shown
 
 
+def _about_pairs(study: Study) -> str:
+    """What the intervals hold."""
+    of = f"over seeds and {study.evaluated:,} validation samples" if study.evaluated else "over seeds alone"
+    words = f"intervals {of}, noise pooled over all designs, valid for every look at the study (this is number "
+    words = f"{words}{study.look})" if study.look else f"intervals {of}, noise pooled over all designs"
+    return words + ("; * not asked before: p by Holm" if any(not pair.asked for pair in study.pairs) else "")
+
+
 def _pair_row(pair: Pair) -> tuple[str, ...]:
     span = "–" if pair.low is None or pair.high is None else f"{pair.low:+.3g} to {pair.high:+.3g}"
     p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
-    return f"{pair.design} − {pair.against}", f"{pair.difference:+.3g}", span, p, str(len(pair.seeds))
+    explored = "" if pair.asked else " *"
+    return f"{pair.design} − {pair.against}{explored}", f"{pair.difference:+.3g}", span, p, str(len(pair.seeds))
 
 
 def _conclusions(study: Study) -> Iterator[str | Text]:

@@ -19,6 +19,7 @@ CHECKPOINT = re.compile(rf"{re.escape(WEIGHTS)}|{re.escape(STATE)}|{re.escape(CA
 SHARD = re.compile(r"shard-.+\.safetensors|\.metadata")
 RUN = re.compile(
     r"recipe\.toml|leanify\.json|data\.json|environment\.json|metrics\.jsonl|skipped\.json|kappa\.json|"
+    r"outcomes\.safetensors|"
     r"tokenizer.*\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
 )
 

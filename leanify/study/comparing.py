@@ -245,8 +245,13 @@ def measure_costs(folder: StudyFolder) -> None:
 
 
 def finished(folder: StudyFolder) -> Study:
-    """Return the study's current results and update ``results.json``. Raises DirectoryError for a damaged file."""
+    """Return the study's current results; update ``results.json`` and note that its answers were looked at.
+
+    Raises DirectoryError for a damaged file.
+    """
     study = study_of(folder)
+    if study.look:
+        folder.look(max(len(pair.seeds) for pair in study.pairs if pair.asked))
     with wall(f"a file of {folder.path} is damaged", DirectoryError):
         found = study.to_json()
     folder.write_results(found)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leanify.spectra.theory import gaussian_kappa
-from leanify.study import statistics
 from leanify.study.plan import Key
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def _against(axes: Axes, study: Findings, label: str, cost: Callable[[DesignResu
         if price is None or quality.mean is None:
             continue
         found = True
-        half = 0.0 if quality.low is None else quality.mean - quality.low
+        half = 0.0 if quality.low is None or quality.high is None else (quality.high - quality.low) / 2
         style = _style(study, result.name)
         axes.errorbar(price, quality.mean, yerr=half, capsize=3, linestyle="none", label=result.name, **style)
     axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95 % interval")
@@ -147,7 +146,7 @@ def differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    """The metric during training: the mean over seeds with its 95 % interval as a band."""
+    """The metric during training: the mean over seeds, with their range as a band."""
 
     def rows(key: Key) -> Mapping[int, float]:
         metric = str(study.metric)
@@ -155,10 +154,6 @@ def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
         return {row["step"]: row[metric] for row in found}
 
     found = _over_training(axes, study, rows)
-    means = [y for line in axes.get_lines() for y in np.asarray(line.get_ydata(), float)]
-    if found:  # scale to the means: the bands of two seeds can be so wide that the curves look flat
-        room = 0.25 * (max(means) - min(means)) or 1.0
-        axes.set_ylim(min(means) - room, max(means) + room)
     axes.set(xlabel="step", ylabel=f"{study.metric} of the validation split")
     return found
 
@@ -179,12 +174,11 @@ def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[
         if not steps:
             continue
         drawn = True
-        spans = [statistics.interval([curve[step] for curve in curves]) for step in steps]
+        table = np.array([[curve[step] for step in steps] for curve in curves])
         style = _style(study, result.name)
-        axes.plot(steps, [span.mean for span in spans], label=result.name, markersize=3.5, linewidth=1.4, **style)
+        axes.plot(steps, table.mean(0), label=result.name, markersize=3.5, linewidth=1.4, **style)
         if len(curves) > 1:
-            low, high = ([getattr(span, bound) for span in spans] for bound in ("low", "high"))
-            axes.fill_between(steps, low, high, color=style["color"], alpha=0.12, linewidth=0)
+            axes.fill_between(steps, table.min(0), table.max(0), color=style["color"], alpha=0.12, linewidth=0)
     _legend(axes) if drawn else None
     return drawn
 
@@ -247,7 +241,7 @@ _FIGURES: Sequence[tuple[str, str, Callable[[Any, Findings, StudyFolder], bool]]
     ("Quality against parameters", "Up and to the left is better if higher {metric} is better.", quality_params),
     ("Quality against multiply-adds", "", quality_macs),
     ("Quality against training time", "Measured in turn on one machine.", quality_time),
-    ("Learning curves", "Mean over seeds; the band is the 95 % interval.", learning),
+    ("Learning curves", "Mean over seeds; the band is their range.", learning),
     ("Costs of the designs", "Latency, training time and memory are measured in turn on one machine.", costs),
     ("κ over training", "Of the concatenated heads, on the same validation samples.", kappa_training),
     ("κ against heads", "From the start of training to its end.", kappa_heads),

@@ -3,6 +3,8 @@
     study.toml             the resolved plan
     runs/DESIGN-SEED/      a run as from `leanify train`, usable with `leanify train --resume`, `leanify.load`, …
     runs/DESIGN-SEED.json  the run's outcome, written when it finishes or fails
+    … outcomes.safetensors in a run's folder: what each validation sample adds to its quality
+    looks.json             the numbers of seeds at which the study's answers were looked at
     runs/worker.log        standard error of the worker processes
     tournament.json        the cuts of a tournament
     starts/DESIGN          with --weights: the initial weights of a design's runs
@@ -18,8 +20,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from leanify.errors import DirectoryError
 from leanify.runs import removing, run_directory, writing
@@ -31,18 +34,25 @@ from leanify.runs.run_directory import METRICS
 from leanify.study.plan import Key, StudyPlan
 from leanify.upstream.libraries import first_line
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 RUNS, RESULTS, REPORT = "runs", "results.json", "report.html"
 TOURNAMENT = "tournament.json"
 STARTS = "starts"
+LOOKS = "looks.json"
 PROBES = "kappa.json"  # κ by step, in a run's folder
+SAMPLES = "outcomes.safetensors"  # what each validation sample adds to the quality, in a run's folder
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a run. ``quality`` is the final metric on the test split, or on validation if there is no test.
 
-    ``sign`` is 1 if higher is better, −1 if lower is. ``kappas`` are (step, κ) pairs; ``kappa_bounds`` are those of
-    the last κ, without an upper one if that is infinite. ``reason`` explains a failure.
+    ``sign`` is 1 if higher is better, −1 if lower is; ``best`` is a perfect model's quality, None in runs of earlier
+    versions, which had an absolute ``margin`` instead; ``unit`` is that of the quality. ``kappas`` are (step, κ) pairs;
+    ``kappa_bounds`` are those of the last κ, without an upper one if that is infinite. ``reason`` explains a failure.
     """
 
     design: str
@@ -53,11 +63,13 @@ class Outcome:
     metric: str = ""
     split: str = ""
     sign: int = 1
-    margin: float = 0.0
+    margin: float | None = None
     quality: float | None = None
     step: int = 0
     kappas: tuple[tuple[int, float], ...] = field(default=())
     kappa_bounds: tuple[float, float | None] | None = None
+    best: float | None = None
+    unit: str = ""
 
     @property
     def key(self) -> Key:
@@ -68,9 +80,11 @@ class Outcome:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Outcome:
-        kappas = tuple((int(step), float(kappa)) for step, kappa in data["kappas"])
+        """Values that an earlier version did not write are missing; those of a later one are left out."""
+        known = {name: data[name] for name in Outcome.__dataclass_fields__ if name in data}
+        kappas = tuple((int(step), float(kappa)) for step, kappa in data.get("kappas", ()))
         bounds = data.get("kappa_bounds")
-        return Outcome(**{**data, "kappas": kappas, "kappa_bounds": bounds and tuple(bounds)})
+        return Outcome(**{**known, "kappas": kappas, "kappa_bounds": bounds and tuple(bounds)})
 
 
 @dataclass(frozen=True)
@@ -107,8 +121,9 @@ class StudyFolder:
             raise DirectoryError(f"{path} is not a study: it has no {STUDY}")
         return StudyFolder(path)
 
-    @property
+    @cached_property
     def plan(self) -> StudyPlan:
+        """Read once, and again after `replan`."""
         return StudyPlan.read(self.path / STUDY)
 
     def check_folders(self) -> None:
@@ -117,6 +132,7 @@ class StudyFolder:
 
     def replan(self, plan: StudyPlan) -> None:
         writing.write(self.path / STUDY, plan.to_toml())
+        self.__dict__["plan"] = plan
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -165,6 +181,33 @@ class StudyFolder:
         """The runs that have not ended."""
         return [key for key in self.plan.runs() if self.outcome(key) is None]
 
+    def samples_of(self, key: Key) -> NDArray[np.float64] | None:
+        """What each validation sample adds to a run's quality (N,); None in runs of earlier versions.
+
+        Raises DirectoryError if the file is damaged.
+        """
+        import numpy as np
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        file = self.run(key) / SAMPLES
+        if not file.exists():
+            return None
+        try:
+            found = load_file(file)["outcomes"].astype(np.float64)
+            if found.ndim != 1 or not np.isfinite(found).all():
+                raise ValueError("it is no list of finite numbers")
+        except (SafetensorError, ValueError, LookupError, TypeError, OSError) as error:
+            raise DirectoryError(
+                f"{file} is damaged: {first_line(error)}; remove it, and intervals leave out the validation samples"
+            ) from error
+        return found
+
+    def record_samples(self, key: Key, outcomes: NDArray[np.float64]) -> None:
+        from safetensors.numpy import save
+
+        writing.write(self.run(key) / SAMPLES, save({"outcomes": outcomes.astype("float32")}))
+
     def forget_failures(self) -> None:
         """Delete failed runs, so that they start again from scratch. What leanify did not write stays."""
         self.check_folders()
@@ -207,6 +250,22 @@ class StudyFolder:
         writing.write(self.path / TOURNAMENT, json.dumps([asdict(rung) for rung in rungs], indent=2) + "\n")
 
     # -- results ------------------------------------------------------------------------------------------------------
+
+    def looks(self) -> tuple[int, ...]:
+        """The numbers of seeds at which the answers were looked at. Raises DirectoryError if their file is damaged."""
+        file = self.path / LOOKS
+        if not file.exists():
+            return ()
+        try:
+            return tuple(sorted({int(seeds) for seeds in parsed(read_text(file, DirectoryError))}))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DirectoryError(f"{file} is damaged: it must be a list of numbers of seeds, such as [3, 5]") from error
+
+    def look(self, seeds: int) -> None:
+        """Note that the answers were looked at with this number of seeds."""
+        known = self.looks()
+        if seeds not in known:
+            writing.write(self.path / LOOKS, json.dumps(sorted((*known, seeds))) + "\n")
 
     def results(self) -> dict[str, Any]:
         """The contents of ``results.json``; {} if there is none yet. Raises DirectoryError if it is damaged."""

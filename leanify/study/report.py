@@ -127,7 +127,7 @@ def tables(study: Findings) -> list[Table]:
     better = "higher" if study.higher_is_better else "lower"
     pairs = Table(
         f"Paired differences; positive means {better} {study.metric}",
-        ("", "mean", "95% interval", "p (Holm)", "seeds"),
+        ("", "mean", "95% interval", "p", "seeds"),
         tuple(_pair(pair) for pair in study.pairs),
     )
     return [table for table in (designs, costs, efficient, pairs) if table.rows]
@@ -168,7 +168,8 @@ def _costs(result: DesignResult) -> tuple[Any, ...]:
 def _pair(pair: Pair) -> tuple[Any, ...]:
     span = "–" if pair.low is None else f"{pair.low:+.3g} to {pair.high:+.3g}"
     p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
-    return f"{pair.design} − {pair.against}", f"{pair.difference:+.3g}", span, p, len(pair.seeds)
+    explored = "" if pair.asked else " *"
+    return f"{pair.design} − {pair.against}{explored}", f"{pair.difference:+.3g}", span, p, len(pair.seeds)
 
 
 def _sizes(size: int | tuple[int, ...]) -> str:

@@ -1,27 +1,31 @@
-"""A study's results: quality with uncertainty, paired differences, two verdicts, and costs.
+"""A study's results: quality with uncertainty, paired differences, answers to two questions, and costs.
 
-The two questions about the design in focus (usually lean) are fixed before the study, so each is answered by its own
-interval. The table of pairs covers every comparison, so its p-values are corrected together (Holm 1979).
+The two questions about the design in focus (usually lean) are fixed before the study, so each has the whole error rate.
+Differences that were not asked about are explored: their p-values are corrected together (Holm 1979). Answer, interval
+and p of a difference are computed once, for text and table alike (`statistics`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import DirectoryError
 from leanify.study import efficiency, report, statistics
 from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
+from leanify.study.plan import BASELINE, CONTROL, PlannedDesign, StudyPlan
+from leanify.study.statistics import FEWEST, Estimate, Noise, Run
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
-from leanify.units import PERCENT
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
     import pandas
+
+MARGIN = 0.05  # of what the baseline has left to lose: its error or its loss
+ERRORS = ("top1", "accuracy", "majority")  # 100 − the metric is a share of errors
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class Study(Findings):
             "split": self.split,
             "higher_is_better": self.higher_is_better,
             "margin": self.margin,
+            "margin_words": self.margin_words,
+            "evaluated": self.evaluated,
+            "look": self.look,
             "seeds": list(self.plan.seeds),
             "missing": self.missing,
             "designs": [result.to_json() | {"quality_per": per[result.name]} for result in self.results],
@@ -74,36 +81,62 @@ def study_of(folder: StudyFolder) -> Study:
 
 
 def _study(folder: StudyFolder) -> Study:
-    plan, outcomes, known = folder.plan, folder.outcomes(), folder.results()
-    costs = {entry["name"]: entry for entry in known.get("designs", [])}
-    results = tuple(
-        _design(folder, design, [o for o in outcomes if o.design == design.name], costs.get(design.name, {}))
-        for design in plan.designs
-    )
-    first = next((outcome for outcome in outcomes if outcome.status == "finished"), None)
-    if first is None:
-        return Study(folder.path, plan, None, None, True, plan.margin, results, (), (), folder.rungs())
-    margin = plan.margin if plan.margin is not None else first.margin
-    pairs = _pairs(plan, outcomes, first.sign)
-    verdicts = tuple(_verdicts(plan, results, pairs, first.metric, margin))
-    known_of = (first.metric, first.split, first.sign > 0, margin)
-    return Study(folder.path, plan, *known_of, results, pairs, verdicts, folder.rungs(), first.step)
+    plan, outcomes = folder.plan, folder.outcomes()
+    measured = {entry["name"]: entry for entry in folder.results().get("designs", [])}
+    finished = [outcome for outcome in outcomes if outcome.status == "finished" and outcome.quality is not None]
+    noise = Noise([_run(folder, outcome) for outcome in finished])
+    results = []
+    for design in plan.designs:
+        own = [outcome for outcome in outcomes if outcome.design == design.name]
+        results.append(_design(folder, design, own, noise, measured.get(design.name, {})))
+    study = Study(folder.path, plan, tuple(results), margin=plan.margin, rungs=folder.rungs())
+    if not finished:
+        return study
+    first = finished[0]
+    study = replace(study, metric=first.metric, split=first.split, higher_is_better=first.sign > 0, steps=first.step)
+    margin = _margin(study, first)
+    study = replace(study, margin=margin, margin_words=_margin_words(study, first, margin), evaluated=noise.samples)
+    asked = [
+        (against, allowed) for against, allowed in ((BASELINE, margin), (CONTROL, 0.0)) if _comparable(plan, against)
+    ]
+    look = _look(folder, [len(noise.seeds_of(str(plan.focus), against)) for against, _ in asked])
+    pairs = _pairs(plan, noise, [against for against, _ in asked], look)
+    study = replace(study, pairs=pairs, look=look)
+    return replace(study, verdicts=tuple(_verdicts(study, noise, asked)))
+
+
+def _run(folder: StudyFolder, outcome: Outcome) -> Run:
+    assert outcome.quality is not None
+    found = folder.samples_of(outcome.key)
+    signed = None if found is None else outcome.sign * found
+    return Run(outcome.design, outcome.seed, outcome.sign * outcome.quality, signed)
 
 
 def _design(
-    folder: StudyFolder, design: PlannedDesign, outcomes: Sequence[Outcome], known: dict[str, Any]
+    folder: StudyFolder, design: PlannedDesign, outcomes: Sequence[Outcome], noise: Noise, measured: dict[str, Any]
 ) -> DesignResult:
     finished = [outcome for outcome in outcomes if outcome.status == "finished"]
-    found = statistics.interval([outcome.quality for outcome in finished if outcome.quality is not None])
-    failed = len(outcomes) - len(finished)
-    quality = Quality(_number(found.mean), _number(found.low), _number(found.high), found.count, failed)
     runs = tuple(
         RunResult(o.seed, o.status, o.quality, o.reason, str(folder.run(o.key).relative_to(folder.path)))
         for o in outcomes
     )
     begin, end = ([o.kappas[i][1] for o in finished if o.kappas] for i in (0, -1))
-    costs = Costs(**{key: known[key] for key in Costs.__dataclass_fields__}) if known.get("latency_s") else None
+    costs = None
+    if measured.get("latency_s"):
+        costs = Costs(**{key: measured[key] for key in Costs.__dataclass_fields__ if key in measured})
+    quality = _quality(design.name, finished, len(outcomes) - len(finished), noise)
     return DesignResult(design, quality, runs, _mean(begin), _mean(end), _bounds(finished), costs)
+
+
+def _quality(name: str, finished: Sequence[Outcome], failed: int, noise: Noise) -> Quality:
+    if not finished:
+        return Quality(None, None, None, 0, failed)
+    found, sign, best = noise.mean(name), finished[0].sign, finished[0].best
+    bounds = found.interval()
+    low, high = (None, None) if bounds is None else sorted(sign * bound for bound in bounds)
+    if best is not None and low is not None and high is not None:  # no model is better than a perfect one
+        low, high = (low, min(high, best)) if sign > 0 else (max(low, best), high)
+    return Quality(sign * found.mean, low, high, found.seeds, failed)
 
 
 def _bounds(outcomes: Sequence[Outcome]) -> tuple[float, float] | None:
@@ -125,92 +158,131 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _pairs(plan: StudyPlan, outcomes: Sequence[Outcome], sign: int) -> tuple[Pair, ...]:
-    """Compare every design with the baseline and with the control; in a tournament, the winner with all others."""
-    values = {o.key: sign * o.quality for o in outcomes if o.quality is not None}
+# -- questions --------------------------------------------------------------------------------------------------------
+
+
+def _margin(study: Findings, first: Outcome) -> float:
+    """The acceptable loss: as asked, else a share of what the baseline has left to lose."""
+    if study.plan.margin is not None:
+        return study.plan.margin
+    reference = study.plan.has(BASELINE) and study.result(BASELINE).quality.mean
+    if first.best is None or not reference:
+        return first.margin or 0.0  # runs of earlier versions, and studies without a baseline
+    return MARGIN * abs(first.best - reference)
+
+
+def _margin_words(study: Findings, first: Outcome, margin: float) -> str:
+    unit = first.unit or first.metric.replace("_", " ")
+    words = f"{margin:.2g} {unit}"
+    if study.plan.margin is not None or first.best is None or not study.plan.has(BASELINE):
+        return words
+    left = "loss" if first.sign < 0 else "errors" if first.metric in ERRORS else f"distance to {first.best:g}"
+    return f"{words} ({MARGIN:.0%} of its {left})"
+
+
+def _comparable(plan: StudyPlan, against: str) -> bool:
+    return plan.focus is not None and plan.has(against)
+
+
+def _look(folder: StudyFolder, seeds: Sequence[int]) -> int:
+    """Which look at the answers this is: 0 below the least number of seeds, then one more with each other number."""
+    now = max(seeds, default=0)
+    if now < FEWEST:
+        return 0
+    return 1 + sum(FEWEST <= before < now for before in folder.looks())
+
+
+def _pairs(plan: StudyPlan, noise: Noise, asked: Sequence[str], look: int) -> tuple[Pair, ...]:
+    """Every design against the baseline and the control; those asked about keep their own p."""
     names = [design.name for design in plan.designs]
     wanted = [(name, BASELINE) for name in names if name != BASELINE and BASELINE in names]
     wanted += [(name, CONTROL) for name in names if name not in (BASELINE, CONTROL) and CONTROL in names]
-    if plan.tournament and values:
-        winner = _winner(names, values)
-        wanted = [(winner, name) for name in names if name != winner]
-    raw = [(a, b, _differences(plan, values, a, b)) for a, b in wanted]
-    raw = [(a, b, found) for a, b, found in raw if found]
-    ps = statistics.holm([statistics.two_sided([value for _, value in found]) for _, _, found in raw])
-    return tuple(_pair(a, b, found, p) for (a, b, found), p in zip(raw, ps, strict=True))
+    if not wanted and plan.tournament and names:
+        means = {name: noise.mean(name).mean for name in names if noise.seeds_of(name)}
+        wanted = [(best, name) for best in sorted(means, key=means.__getitem__)[-1:] for name in names if name != best]
+    wanted = [pair for pair in wanted if noise.seeds_of(*pair)]
+    ours = {(str(plan.focus), against) for against in asked}
+    others = [pair for pair in wanted if pair not in ours]
+    corrected = statistics.holm([statistics.two_sided(noise.difference(*pair), max(look, 1)) for pair in others])
+    ps = dict(zip(others, corrected, strict=True))
+    return tuple(_pair(noise, *pair, ps.get(pair), max(look, 1)) for pair in wanted)
 
 
-def _winner(names: Sequence[str], values: dict[Key, float]) -> str:
-    """The design with the best mean."""
-    means = {name: _mean([value for key, value in values.items() if key.design == name]) for name in names}
-    return max(names, key=lambda name: -math.inf if (mean := means[name]) is None else mean)
-
-
-def _differences(plan: StudyPlan, values: dict[Key, float], design: str, against: str) -> tuple[tuple[int, float], ...]:
-    both = [seed for seed in plan.seeds if Key(design, seed) in values and Key(against, seed) in values]
-    return tuple((seed, values[Key(design, seed)] - values[Key(against, seed)]) for seed in both)
-
-
-def _pair(design: str, against: str, found: tuple[tuple[int, float], ...], p: float) -> Pair:
-    span = statistics.interval([value for _, value in found])
-    return Pair(design, against, span.mean, _number(span.low), _number(span.high), _number(p), found)
+def _pair(noise: Noise, design: str, against: str, corrected: float | None, look: int) -> Pair:
+    found = noise.difference(design, against)
+    bounds = found.interval(statistics.alpha_of(look))
+    low, high = (None, None) if bounds is None else bounds
+    p = statistics.two_sided(found, look) if corrected is None else corrected
+    runs = noise.runs
+    seeds = tuple(
+        (seed, runs[design, seed].quality - runs[against, seed].quality) for seed in noise.seeds_of(design, against)
+    )
+    return Pair(design, against, found.mean, low, high, _number(p), corrected is None, seeds)
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def _verdicts(
-    plan: StudyPlan, results: Sequence[DesignResult], pairs: Sequence[Pair], metric: str, margin: float
-) -> list[Verdict]:
+def _verdicts(study: Findings, noise: Noise, asked: Sequence[tuple[str, float]]) -> Iterator[Verdict]:
     """Answer the two questions, against baseline and control, as far as the study has these designs."""
-    focus = plan.focus
-    failures = [result for result in results if result.quality.failed]
-    found = []
-    for against, allowed in ((BASELINE, margin), (CONTROL, 0.0)):
-        pair = next((pair for pair in pairs if (pair.design, pair.against) == (focus, against)), None)
+    for against, allowed in asked:
+        pair = next((pair for pair in study.pairs if (pair.design, pair.against) == (study.plan.focus, against)), None)
         if pair is not None:
-            found.append(_verdict(pair, allowed, metric, failures))
-    return found
+            yield _verdict(study, pair, noise.difference(pair.design, against), allowed)
 
 
-def _verdict(pair: Pair, margin: float, metric: str, failures: Sequence[DesignResult]) -> Verdict:
-    name, unit = pair.design, metric.replace("_", " ")
-    if metric in PERCENT:
-        unit = f"point{'s' * (margin != 1)} of {unit}"
+def _verdict(study: Findings, pair: Pair, found: Estimate, margin: float) -> Verdict:
+    name = pair.design
     if margin:
-        question = f"Is {name} not worse than the {pair.against} by more than {margin:g} {unit}?"
-        claims = (
-            f"{name} is not worse than the {pair.against} by more than {margin:g} {unit}",
-            f"{name} is worse than the {pair.against} by more than {margin:g} {unit}",
-        )
+        claim = f"{name} is not worse than the {pair.against} by more than {study.margin_words}"
+        contrary = f"{name} is worse than the {pair.against} by more than {study.margin_words}"
+        question = f"Is {name} not worse than the {pair.against} by more than {study.margin_words}?"
     else:
+        claim, contrary = f"{name} beats the {pair.against}", f"{name} does not beat the {pair.against}: it is worse"
         question = f"Does {name} beat the {pair.against}?"
-        claims = (f"{name} beats the {pair.against}", f"{name} does not beat the {pair.against}: it is worse")
-    decision = statistics.decide([value for _, value in pair.seeds], margin)
-    answer = decision.answer
-    broken = [result for result in failures if result.name in (name, pair.against)]
-    if answer == "shown" and any(result.name == name for result in broken):
-        answer = "undecided"  # the mean over the surviving runs is biased in favour of a design with failures
-    heads = {"shown": claims[0], "refuted": claims[1], "undecided": f"Not decided whether {claims[0]}"}
-    text = f"{heads[answer][0].upper()}{heads[answer][1:]}: {_size(pair)}"
-    text += "".join(
-        f"; {result.quality.failed} of {len(result.runs)} runs of {result.name} failed" for result in broken
-    )
+    decision = statistics.decide(found, margin, max(study.look, 1))
+    broken = [study.result(one) for one in (name, pair.against) if study.result(one).quality.failed]
+    answer = "undecided" if broken else decision.answer  # the mean over the runs that survived is biased
+    said = {"shown": claim, "refuted": contrary, "undecided": f"not decided whether {claim}"}[answer]
+    parts = [_size(study, pair, found)]
+    parts += [f"{one.quality.failed} of {len(one.runs)} runs of {one.name} failed" for one in broken]
     if answer == "undecided" and not broken:
-        text += f"; {_needed(decision.seeds_needed)}"
-    return Verdict(question, answer, text + ".", decision.seeds_needed, _number(decision.p))
+        parts.append(_needed(found, decision.needed))
+    words = f"{said[0].upper()}{said[1:]}: {'; '.join(parts)}."
+    needed = decision.needed or statistics.Needed(None, None, None)
+    span = (needed.low, needed.high) if decision.needed else None
+    return Verdict(question, answer, words, needed.seeds, span, needed.samples, _number(decision.p))
 
 
-def _size(pair: Pair) -> str:
+def _size(study: Findings, pair: Pair, found: Estimate) -> str:
     if pair.low is None or pair.high is None:
-        return f"the difference is {pair.difference:+.3g} in the only pair"
-    return (
-        f"the difference is {pair.difference:+.3g}, 95% interval {pair.low:+.3g} to {pair.high:+.3g}, "
-        f"{len(pair.seeds)} seeds"
-    )
+        return f"the difference is {pair.difference:+.3g}, {_seeds(found)}"
+    samples = f" on {found.samples:,} samples" if found.samples else ""
+    look = f", look {study.look} at this study" if study.look > 1 else ""
+    span = f"95% interval {pair.low:+.3g} to {pair.high:+.3g}"
+    return f"the difference is {pair.difference:+.3g}, {span}, {_seeds(found)}{samples}{look}"
 
 
-def _needed(seeds: int | None) -> str:
-    if seeds is None:
+def _seeds(found: Estimate) -> str:
+    return f"{found.seeds} seed{'s' * (found.seeds != 1)}"
+
+
+def _needed(found: Estimate, needed: statistics.Needed | None) -> str:
+    """What would decide a question."""
+    if found.seeds < FEWEST:
+        return f"below {FEWEST} seeds nothing is answered"
+    if found.of_samples is None:
+        return "the outcomes of its samples are unknown, which runs of an earlier version did not keep"
+    if needed is None:
+        return "the noise of a run is unknown"
+    if needed.samples is not None:
+        return (
+            f"no number of seeds would decide it at the effect seen: {found.samples:,} validation samples are too few, "
+            f"about {needed.samples:,} would be needed"
+        )
+    if needed.seeds is None:
         return f"more than {statistics.MOST_SEEDS} seeds would be needed at the effect seen"
-    return f"about {seeds} seeds in all would decide it at the effect seen"
+    high = f"more than {statistics.MOST_SEEDS}" if needed.high is None else str(needed.high)
+    return (
+        f"about {needed.seeds} seeds in all would decide it at the effect seen, {needed.low} to {high} at likely ones"
+    )

@@ -17,7 +17,7 @@ from leanify.study.statistics import Answer
 
 @dataclass(frozen=True)
 class Quality:
-    """The mean metric over seeds with its 95 % interval, None if too few runs finished; failed runs are excluded."""
+    """The mean metric over seeds with its 95 % interval, None if unknown; failed runs are excluded."""
 
     mean: float | None
     low: float | None
@@ -89,7 +89,11 @@ class DesignResult:
 
 @dataclass(frozen=True)
 class Pair:
-    """The per-seed differences ``design`` − ``against``, positive if better. ``p`` is two-sided and Holm-corrected."""
+    """The difference ``design`` − ``against``, positive if better, with its interval and two-sided p (`statistics`).
+
+    Both count the looks. ``asked`` is whether one of the study's questions is about it; the p of the others are
+    corrected together (Holm). ``seeds`` are the differences by seed.
+    """
 
     design: str
     against: str
@@ -97,6 +101,7 @@ class Pair:
     low: float | None
     high: float | None
     p: float | None
+    asked: bool
     seeds: tuple[tuple[int, float], ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -105,28 +110,43 @@ class Pair:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to a question, with effect and interval in ``words``; ``seeds_needed`` in total, None if unknown."""
+    """The answer to a question, with effect and interval in ``words``.
+
+    ``seeds_needed`` in total would decide it at the effect seen, None if unknown; ``seeds_range`` is the same at the
+    ends of the range in which the effect probably lies, its upper end None if no number would do.
+    ``samples_needed`` is the number of validation samples where no number of seeds would do.
+    """
 
     question: str
     answer: Answer
     words: str
     seeds_needed: int | None
+    seeds_range: tuple[int | None, int | None] | None
+    samples_needed: int | None
     p: float | None
 
 
 @dataclass(frozen=True)
 class Findings:
-    """A study's findings so far. Before the first run has finished, ``metric`` is None and the tuples are empty."""
+    """A study's findings so far. Before the first run has finished, ``metric`` is None and the tuples are empty.
+
+    margin     the acceptable loss in the metric's unit; ``margin_words`` has the unit and what it is a share of
+    evaluated  validation samples behind each quality, or blocks of them; 0 if the runs kept no outcomes of samples
+    look       how often the answers have been looked at, this time included; 0 if nothing can be answered yet
+    """
 
     path: Path
     plan: StudyPlan
-    metric: str | None
-    split: str | None
-    higher_is_better: bool
-    margin: float | None
     results: tuple[DesignResult, ...]
-    pairs: tuple[Pair, ...]
-    verdicts: tuple[Verdict, ...]
+    metric: str | None = None
+    split: str | None = None
+    higher_is_better: bool = True
+    margin: float | None = None
+    margin_words: str = ""
+    evaluated: int = 0
+    pairs: tuple[Pair, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    look: int = 0
     rungs: tuple[Rung, ...] = ()
     steps: int | None = None
 

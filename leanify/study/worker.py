@@ -25,7 +25,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from leanify.data.samples import Reader
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
@@ -36,6 +38,7 @@ from leanify.spectra.measure import condition
 from leanify.study.folder import PROBES, Outcome, StudyFolder
 from leanify.study.plan import Key
 from leanify.study.runner import INTERRUPTED, NO_ROOM
+from leanify.tasks.outcomes import outcomes
 from leanify.training import with_tokenizer_of
 from leanify.training.loop import Trainer
 
@@ -135,6 +138,7 @@ def work(folder: StudyFolder, key: Key, share: float | None = None) -> None:
             folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", str(error)))
             return
         if trainer is not None:
+            folder.record_samples(key, _outcomes(folder, key, trainer))
             folder.record(_outcome(folder, key, trainer))
 
 
@@ -169,6 +173,17 @@ def _train(folder: StudyFolder, key: Key, share: float | None) -> Trainer | None
     return trainer
 
 
+def _outcomes(folder: StudyFolder, key: Key, trainer: Trainer) -> NDArray[np.float64]:
+    """What each sample adds to the last evaluation; evaluates again where a run was killed just after it."""
+    evaluator = trainer.evaluator
+    if evaluator.tally is None:
+        trainer.test(RunDirectory.open(folder.run(key)))
+    if evaluator.tally is None:
+        trainer.evaluate()
+    assert evaluator.tally is not None
+    return outcomes(trainer.task, evaluator.tally)
+
+
 def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
     rows, task = folder.rows(key), trainer.task
     last = next((row for row in reversed(rows) if row["split"] == "test"), None)
@@ -186,7 +201,8 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
         metric=task.metric,
         split=last["split"],
         sign=task.sign,
-        margin=task.margin,
+        best=task.best,
+        unit=task.unit,
         quality=last[task.metric],
         step=trainer.steps,
         kappas=tuple((step, found[0]) for step, found in probes.items()),

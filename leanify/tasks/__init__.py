@@ -1,8 +1,8 @@
 """Tasks: a training loss and the evaluation metrics, one file each.
 
-A task computes the summed loss of a training step and the tally of an evaluation batch. A tally has scalars, which are
-summed over batches and processes, and vectors with one entry per sample, which are concatenated. Metrics are computed
-once at the end, over exactly the evaluated samples.
+A task computes the summed loss of a training step and the tally of an evaluation batch: vectors with one entry per
+sample, which are concatenated over batches and processes. Metrics are computed once at the end, over exactly the
+evaluated samples; `outcomes` says what each sample adds to the metric.
 """
 
 from __future__ import annotations
@@ -34,13 +34,25 @@ Tally = Mapping[str, Tensor]
 class Task(Protocol):
     """``metric`` selects the best checkpoint; ``sign`` is 1 if higher is better, −1 if lower is.
 
-    ``margin`` is the default margin of a non-inferiority test, in the metric's unit: a loss that most users would
-    accept for a model of half the size.
+    best     the metric of a perfect model; how far it is away is what is left to lose
+    unit     of the metric, as in "0.5 points of top1"
+    summed   the column of a tally that the metric is the mean of, and its factor; None for other metrics, such as F1
     """
 
-    metric: str
-    sign: int
-    margin: float
+    @property
+    def metric(self) -> str: ...
+
+    @property
+    def sign(self) -> int: ...
+
+    @property
+    def best(self) -> float: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    @property
+    def summed(self) -> tuple[str, float] | None: ...
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """The loss of a training step, summed over targets."""
@@ -49,7 +61,7 @@ class Task(Protocol):
         """The number of targets, by which the summed loss is divided."""
 
     def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tally:
-        """The tally of an evaluation batch: scalars to sum, vectors (B,) to concatenate."""
+        """The tally of an evaluation batch: one entry per sample, (B, …)."""
 
     def metrics(self, found: Tally) -> dict[str, float]:
         """The metrics of an evaluation from its merged tally, including ``loss``."""
@@ -58,11 +70,7 @@ class Task(Protocol):
 def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
     """Merge the tallies of several batches or processes, on the CPU."""
     names = next((list(part) for part in parts if part), [])
-    columns = {name: [part[name] for part in parts if part] for name in names}
-    return {
-        name: torch.cat(column).cpu() if column[0].ndim else torch.stack(column).sum().cpu()
-        for name, column in columns.items()
-    }
+    return {name: torch.cat([part[name] for part in parts if part]).cpu() for name in names}
 
 
 def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:

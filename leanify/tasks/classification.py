@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
-from leanify.tasks.outputs import answer
+from leanify.tasks.outputs import answer, mean
 
 
 class Classification:
     """Classification: cross-entropy, top-1 and top-5. ``constant`` is a class always predicted, for comparison."""
 
-    metric, sign, margin = "top1", 1, 1.0  # one percentage point of top-1
+    metric, sign, best, unit = "top1", 1, 100.0, "points of top1"
+    summed = ("top1", 100.0)
 
     def __init__(
         self, classes: int, mixup: float, cutmix: float, smoothing: float, constant: int | None = None
@@ -63,11 +64,11 @@ class Classification:
         logits = answer(model, inputs)
         best = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
         return {
-            "loss": F.cross_entropy(logits, targets, reduction="sum"),
-            "top1": best[:, 0].sum(),
-            "top5": best.sum(),
-            "majority": (targets == (-1 if self.constant is None else self.constant)).sum(),
-            "count": torch.tensor(len(targets)),
+            "loss": F.cross_entropy(logits, targets, reduction="none"),
+            "top1": best[:, 0],
+            "top5": best.any(1),
+            "majority": targets == (-1 if self.constant is None else self.constant),
+            "count": torch.ones_like(targets),
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
@@ -75,7 +76,7 @@ class Classification:
 
         With ``constant``, instead of top-5: ``accuracy`` (same as top-1) and ``majority``, the constant's accuracy.
         """
-        share = {name: (found[name] / found["count"]).item() for name in ("loss", "top1", "top5", "majority")}
+        share = {name: mean(found, name) for name in ("loss", "top1", "top5", "majority")}
         report = {"loss": share["loss"], "top1": 100 * share["top1"]}
         if self.constant is not None:
             return report | {"accuracy": report["top1"], "majority": 100 * share["majority"]}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
 from leanify.data.texts.glue import TASKS
-from leanify.tasks.outputs import answer
+from leanify.tasks.outputs import answer, mean
 
 Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, predictions → −1 … 1
 
@@ -73,20 +73,21 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
 class Glue:
     """A GLUE task: classification by cross-entropy, or for STS-B regression by squared error."""
 
-    sign, margin = 1, 1.0  # one point on the scale of 100
+    sign, best, summed = 1, 100.0, None
 
     def __init__(self, name: str, smoothing: float) -> None:
         self.name, self.classes, self.smoothing = name, len(TASKS[name].labels), smoothing
         self.metric = next(iter(METRICS[name]))
+        self.unit = f"points of {self.metric}"
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B,) → the loss summed over B"""
-        return self._loss(answer(model, inputs), targets, self.smoothing)
+        return self._loss(answer(model, inputs), targets, self.smoothing).sum()
 
     def _loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         if self.classes:
-            return F.cross_entropy(outputs, targets, label_smoothing=smoothing, reduction="sum")
-        return F.mse_loss(outputs[:, 0], targets, reduction="sum")
+            return F.cross_entropy(outputs, targets, label_smoothing=smoothing, reduction="none")
+        return F.mse_loss(outputs[:, 0], targets, reduction="none")
 
     def count(self, targets: Tensor) -> int:
         return len(targets)
@@ -97,7 +98,7 @@ class Glue:
         part = targets // self.classes if self.classes else torch.zeros_like(targets)  # MNLI: 0 matched, 1 mismatched
         return {
             "loss": self._loss(outputs, label),
-            "count": torch.tensor(len(targets)),
+            "count": torch.ones(len(targets)),
             "guess": outputs.argmax(1) if self.classes else outputs[:, 0],
             "label": label,
             "part": part,
@@ -105,7 +106,7 @@ class Glue:
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss, and the task's metrics over the whole set times 100; for MNLI the mean of its two sets."""
-        report = {"loss": (found["loss"] / found["count"]).item()}
+        report = {"loss": mean(found, "loss")}
         label, guess, part = (found[name].numpy() for name in ("label", "guess", "part"))
         for name, metric in METRICS[self.name].items():
             with warnings.catch_warnings():

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from leanify.data.samples import IGNORED, Inputs
 from leanify.errors import RecipeError
-from leanify.tasks.outputs import logits_of
+from leanify.tasks.outputs import logits_of, mean
 from leanify.upstream import own_models
 
 
 class MaskedLm:
     """Prediction of masked tokens (Devlin et al. 2019): cross-entropy, perplexity and accuracy."""
 
-    metric, sign, margin = "loss", -1, 0.02  # nats per token, which is 2 % of perplexity
+    metric, sign, best, unit = "loss", -1, 0.0, "nats per masked token"
+    summed = ("loss", 1.0)
 
     def __init__(self, smoothing: float, most: int | None = None) -> None:
         """``most`` is the largest number of masked tokens in a sample, where it is known."""
@@ -27,17 +28,18 @@ class MaskedLm:
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """input_ids and targets (B, N) → the loss summed over targets"""
-        logits, tokens = self._predictions(model, inputs, targets)
+        logits, tokens, _ = self._predictions(model, inputs, targets)
         smoothing = self.smoothing
         return F.cross_entropy(logits, tokens, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
 
-    def _predictions(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (K, V) in float32 and true tokens (K,) at the masked positions. Raises RecipeError."""
+    def _predictions(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (K, V) in float32, true tokens (K,) and samples (K,) of the masked positions. Raises RecipeError."""
         assert isinstance(inputs, dict)
         chosen = masked(targets) if targets.device.type == "cpu" else at_most(targets, self.most)
+        rows = chosen // targets.shape[1]
         bare: Any = getattr(model, "module", model)  # unwrap DistributedDataParallel
         if own_models.name_of(type(bare)) == "crammed-bert" and bare.classifier is None:
-            return model(**inputs, chosen=chosen).float(), targets.flatten()[chosen]
+            return model(**inputs, chosen=chosen).float(), targets.flatten()[chosen], rows
         logits = logits_of(model(**inputs))
         if logits.shape[:2] != targets.shape:
             gives, tokens = (" × ".join(map(str, shape)) for shape in (logits.shape, targets.shape))
@@ -45,23 +47,24 @@ class MaskedLm:
                 f"this model outputs {gives} numbers for {tokens} tokens, so it has no masked-language-modelling head: "
                 'set class = "AutoModelForMaskedLM" in [model]'
             )
-        return logits.flatten(0, 1)[chosen].float(), targets.flatten()[chosen]
+        return logits.flatten(0, 1)[chosen].float(), targets.flatten()[chosen], rows
 
     def count(self, targets: Tensor) -> Tensor:
         return (targets != IGNORED).sum()
 
     def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
-        logits, tokens = self._predictions(model, inputs, targets)
-        right = (logits.argmax(-1) == tokens).sum()
+        logits, tokens, rows = self._predictions(model, inputs, targets)
+        losses = F.cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="none")
+        none = torch.zeros(len(targets), device=losses.device)
         return {
-            "loss": F.cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="sum"),
-            "right": right,
-            "count": self.count(targets),
+            "loss": none.index_add(0, rows, losses),
+            "right": none.index_add(0, rows, (logits.argmax(-1) == tokens).float()),
+            "count": (targets != IGNORED).sum(1),
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats per masked token, perplexity, and accuracy in per cent."""
-        loss, right = ((found[name] / found["count"]).item() for name in ("loss", "right"))
+        loss, right = (mean(found, name) for name in ("loss", "right"))
         return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": 100 * right}
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
-from leanify.tasks.outputs import answer
+from leanify.tasks.outputs import answer, mean
 
 THRESHOLD = 0.5  # of a label's probability
 
@@ -17,14 +17,15 @@ THRESHOLD = 0.5  # of a label's probability
 class MultiLabel:
     """Independent labels: binary cross-entropy; micro and macro F1."""
 
-    metric, sign, margin = "f1_micro", 1, 1.0  # one point on the scale of 100
+    metric, sign, best, unit = "f1_micro", 1, 100.0, "points of micro F1"
+    summed = None
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B, labels) of zeros and ones → the mean over labels, summed over B"""
-        return self._loss(answer(model, inputs), targets)
+        return self._loss(answer(model, inputs), targets).sum()
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / targets.shape[1]
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
 
     def count(self, targets: Tensor) -> int:
         return len(targets)
@@ -33,7 +34,7 @@ class MultiLabel:
         logits = answer(model, inputs)
         return {
             "loss": self._loss(logits, targets),
-            "count": torch.tensor(len(targets)),
+            "count": torch.ones(len(targets)),
             "guess": (logits.sigmoid() >= THRESHOLD).float(),
             "label": targets,
         }
@@ -48,7 +49,7 @@ class MultiLabel:
         label, guess = (found[name].numpy().astype(int) for name in ("label", "guess"))
         means = {how: f1_score(label, guess, average=how, zero_division=0.0) for how in ("micro", "macro")}
         return {
-            "loss": (found["loss"] / found["count"]).item(),
+            "loss": mean(found, "loss"),
             **{f"f1_{how}": 100 * float(mean) for how, mean in means.items()},
             "exact": 100 * float(accuracy_score(label, guess)),
         }

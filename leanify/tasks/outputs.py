@@ -1,7 +1,8 @@
-"""Call a model on a batch and return its logits."""
+"""Call a model on a batch and return its logits; means of a tally."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,3 +33,8 @@ def logits_of(output: Any) -> Tensor:
         )
     logits: Tensor = output.logits
     return logits
+
+
+def mean(found: Mapping[str, Tensor], name: str) -> float:
+    """The mean of a tally's column over all targets."""
+    return (found[name].sum() / found["count"].sum()).item()

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
 from leanify.errors import RecipeError
+from leanify.tasks.outputs import mean
 
 
 class SentenceEmbedding:
     """One vector per sentence; the loss is 1 − cosine similarity to a teacher's embedding of the same sentence."""
 
-    metric, sign, margin = "cosine", 1, 0.01
+    metric, sign, best, unit = "cosine", 1, 1.0, "of cosine similarity"
+    summed = ("cosine", 1.0)
 
     def __init__(self, pooling: Sequence[str]) -> None:
         self.pooling = tuple(pooling)
@@ -28,11 +30,11 @@ class SentenceEmbedding:
         return len(targets)
 
     def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
-        return {"cosine": self._cosines(model, inputs, targets).sum(), "count": torch.tensor(len(targets))}
+        return {"cosine": self._cosines(model, inputs, targets), "count": torch.ones(len(targets))}
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean loss and the mean cosine similarity."""
-        cosine = (found["cosine"] / found["count"]).item()
+        cosine = mean(found, "cosine")
         return {"loss": 1 - cosine, "cosine": cosine}
 
     def _cosines(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:

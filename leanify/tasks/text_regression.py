@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
 from leanify.tasks.glue import pearson, spearman
-from leanify.tasks.outputs import answer
+from leanify.tasks.outputs import answer, mean
 
 
 class TextRegression:
     """One number per text, by squared error; evaluated by Spearman's and Pearson's correlation."""
 
-    metric, sign, margin = "spearman", 1, 1.0
+    metric, sign, best, unit = "spearman", 1, 100.0, "points of Spearman's correlation"
+    summed = None
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B,) → the loss summed over B"""
@@ -27,11 +28,11 @@ class TextRegression:
 
     def found(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Mapping[str, Tensor]:
         guess = answer(model, inputs)[:, 0]
-        loss = F.mse_loss(guess, targets, reduction="sum")
-        return {"loss": loss, "count": torch.tensor(len(targets)), "guess": guess, "label": targets}
+        loss = F.mse_loss(guess, targets, reduction="none")
+        return {"loss": loss, "count": torch.ones(len(targets)), "guess": guess, "label": targets}
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean squared error, and the correlations times 100."""
         label, guess = found["label"].numpy(), found["guess"].numpy()
-        loss = (found["loss"] / found["count"]).item()
+        loss = mean(found, "loss")
         return {"loss": loss, "spearman": 100 * spearman(label, guess), "pearson": 100 * pearson(label, guess)}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leanify.data.samples import IGNORED, Inputs
 from leanify.data.texts.tagged_text import OUTSIDE
-from leanify.tasks.outputs import answer
+from leanify.tasks.outputs import answer, mean
 
 Entity = tuple[str, int, int]  # kind, first token, end (exclusive)
 ALONE, LAST = "SU", "ELSU"  # prefixes of single-token entities, and of tokens that end an entity (IOBES and BILOU)
@@ -20,20 +20,24 @@ ALONE, LAST = "SU", "ELSU"  # prefixes of single-token entities, and of tokens t
 class TokenClassification:
     """Cross-entropy per token. Entity tags (B-PER, I-PER, O) are scored by whole entities, other tags by token."""
 
-    sign, margin = 1, 1.0  # one point on the scale of 100
+    sign, best = 1, 100.0
 
     def __init__(self, names: Sequence[str], smoothing: float) -> None:
         self.names, self.smoothing = names, smoothing
         self.of_entities = have_entities(names)
         self.metric = "f1" if self.of_entities else "accuracy"
+        self.unit = f"points of {self.metric}"
+        self.summed = None if self.of_entities else ("right", 100.0)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B, N), IGNORED except at tokens' first pieces → the loss summed over tokens"""
-        return self._loss(answer(model, inputs), targets, self.smoothing)
+        return self._loss(answer(model, inputs), targets, self.smoothing).sum()
 
     def _loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        options = {"ignore_index": IGNORED, "label_smoothing": smoothing, "reduction": "sum"}
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)  # type: ignore[arg-type]
+        """→ the loss of every sentence, summed over its tokens, (B,)"""
+        options = {"ignore_index": IGNORED, "label_smoothing": smoothing, "reduction": "none"}
+        found = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)  # type: ignore[arg-type]
+        return found.view_as(targets).sum(1)
 
     def count(self, targets: Tensor) -> Tensor:
         return (targets != IGNORED).sum()
@@ -43,13 +47,13 @@ class TokenClassification:
         guesses = logits.argmax(-1)
         tally = {
             "loss": self._loss(logits, targets),
-            "count": self.count(targets),
-            "right": (guesses == targets).sum(),
+            "count": (targets != IGNORED).sum(1),
+            "right": (guesses == targets).sum(1),
         }
         if self.of_entities:
             pairs = zip(guesses.tolist(), targets.tolist(), strict=True)
-            counts = torch.tensor([self._entities(*pair) for pair in pairs]).sum(0)
-            tally |= dict(zip(("both", "guessed", "true"), counts, strict=True))
+            counts = torch.tensor([self._entities(*pair) for pair in pairs])
+            tally |= dict(zip(("both", "guessed", "true"), counts.T, strict=True))
         return tally
 
     def _entities(self, guesses: Sequence[int], targets: Sequence[int]) -> tuple[int, int, int]:
@@ -63,10 +67,10 @@ class TokenClassification:
 
         A ratio without entities is 0.
         """
-        loss, right = ((found[name] / found["count"]).item() for name in ("loss", "right"))
+        loss, right = (mean(found, name) for name in ("loss", "right"))
         if not self.of_entities:
             return {"loss": loss, "accuracy": 100 * right}
-        both, guessed, true = (found[name].item() for name in ("both", "guessed", "true"))
+        both, guessed, true = (found[name].sum().item() for name in ("both", "guessed", "true"))
         shares = {"f1": (2 * both, guessed + true), "precision": (both, guessed), "recall": (both, true)}
         percent = {name: 100 * part / whole if whole else 0.0 for name, (part, whole) in shares.items()}
         return {"loss": loss, **percent, "accuracy": 100 * right}

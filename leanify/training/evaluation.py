@@ -43,6 +43,7 @@ class Evaluator:
         self.recipe, self.splits, self.task, self.accelerator = recipe, splits, task, accelerator
         self.sharded, self.skipped, self.first = sharded, skipped, first_sample(splits)
         self.validation: Reader | None = None  # kept between evaluations, with its workers
+        self.tally: Tally | None = None  # of the last evaluation
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, split: Samples | None = None) -> dict[str, float]:
@@ -69,7 +70,8 @@ class Evaluator:
             with self.accelerator.autocast():
                 self.task.found(model, *self.moved(self.first))
         sharding.drop(model.train())
-        metrics = self.task.metrics(self._gathered(merged(parts)))
+        self.tally = self._gathered(merged(parts))
+        metrics = self.task.metrics(self.tally)
         return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
 
     @torch.no_grad()
