@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import leanify
-from leanify.cli import app, recipe_list, screen, show
+from leanify.cli import app, predict, recipe_list, screen, show
 from leanify.errors import RecipeError
 from leanify.terminal import broken, progress
 from leanify.training.curves import DOT, Curves, figure, in_text, ticks
+from leanify.training.predicting import Prediction
 
 ROWS: list[dict[str, Any]] = [
     {"step": 50, "epoch": 1.0, "split": "train", "loss": 1.5, "lr": 1e-3, "samples_per_s": 100.0},
@@ -248,3 +249,20 @@ def test_a_curve_of_one_point_has_a_marker(width: int) -> None:
     assert (inside.count(DOT), inside.count("o")) == (2, 1)
     drawn = figure(Curves([(23, 2.32)], [(23, 2.31)], "top1", [(23, 6.4)]), "title")
     assert all(line.get_marker() not in ("", "None") for axes in drawn.axes for line in axes.get_lines())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("sample", [None, "a long text that goes on and on, about nothing, until it is cut off"])
+def test_a_prediction_is_a_line_that_ends_in_its_files_name(
+    monkeypatch: Any, capsys: Any, width: int, sample: str | None
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    shares = {"cat": 0.91, "dog": 0.05, "horse": 0.03, "zebra": 0.01}
+    places = [f"a/long/folder/of/pictures/on/this/disk/cat_{number:05}.png" for number in range(3)]
+    predict._print([Prediction(place, sample, "cat", 0.91, shares) for place in places])
+    _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    starts = [line for line in lines if line.strip().startswith("a/")]
+    assert [line.split()[0][-9:] for line in starts] == [place[-9:] for place in places]
+    assert sample is not None or len(lines) == 3

@@ -31,7 +31,7 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
     elif kind == "json":
         print_json(data)
     else:
-        flat = [dict(_flat(row)) for row in rows]
+        flat = [dict(_flat(row, number=str if kind == "csv" else _for_readers)) for row in rows]
         names = list(dict.fromkeys(name for row in flat for name in row))
         cells = [[row.get(name, "") for name in names] for row in flat]
         (_print_csv if kind == "csv" else _print_markdown)(names, cells)
@@ -53,12 +53,19 @@ def _print_markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None
         print("| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
 
 
-def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Flatten a row to (``outer.inner``, text): numbers in full, "" for None, ``4;4;8`` for a list."""
+def _flat(row: Row, prefix: str = "", number: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:
+    """Flatten a row to (``outer.inner``, text): "" for None, ``4;4;8`` for a list, ``number`` of the rest."""
     for name, value in row.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flat(value, f"{prefix}{name}.", number)
         elif isinstance(value, (list, tuple)):
-            yield f"{prefix}{name}", ";".join(map(str, value))
+            yield f"{prefix}{name}", ";".join(map(number, value))
         else:
-            yield f"{prefix}{name}", "" if value is None else str(value)
+            yield f"{prefix}{name}", "" if value is None else number(value)
+
+
+def _for_readers(value: Any) -> str:
+    """Four digits of what is no integer; CSV and JSON have all of them."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leanify.training.predicting import Prediction
 
 LONGEST = 60  # characters of a text that are shown
-SHORT = 30  # characters of a sample's place, which then stays in one line
+PLACE, WORDS = 24, 20  # columns that a sample's place and its text get at least, in one line
 SHOWN = 3  # classes shown in addition to the first
 
 
@@ -55,14 +55,15 @@ def predict(
 
 
 def _print(found: list[Prediction]) -> None:
-    """Print one row per sample, without columns that are empty for all samples."""
-    from leanify.cli.tables import table
+    """Print one line per sample, without columns that are empty for all samples."""
+    from leanify.cli.tables import GAP, shortened, table
     from leanify.terminal import console
 
+    out = console()
     rows = [
         {
             "sample": one.where,
-            "text": _short(one.sample or ""),
+            "text": one.sample or "",
             "answer": one.words,
             "probability": "" if one.probability is None else f"{one.probability:.1%}",
             "others" if one.probability is not None else "probabilities": _others(one),
@@ -70,14 +71,18 @@ def _print(found: list[Prediction]) -> None:
         for one in found
     ]
     names = [name for name in rows[0] if any(row.get(name) for row in rows)] if rows else ["sample", "answer"]
+    widths = {name: GAP + max([len(name), *(len(row.get(name, "")) for row in rows)]) for name in names}
+    left = out.width - sum(width for name, width in widths.items() if name not in ("sample", "text"))
+    place = min(widths["sample"], max(PLACE, left // 2 if "text" in names else left))
+    words = max(WORDS, left - place)
     shown = table(names, [], left=names.index("answer") + 1)
     for column in shown.columns:
         if column.header != "probability":
-            short = column.header == "sample" and max(len(row["sample"]) for row in rows) <= SHORT
-            column.justify, column.no_wrap, column.overflow = "left", short, "fold"
+            column.justify, column.no_wrap, column.overflow = "left", column.header in ("sample", "text"), "fold"
     for row in rows:
-        shown.add_row(*(row.get(name, "") for name in names))
-    console().print(shown)
+        short = {"sample": shortened(row["sample"], place - GAP), "text": _short(row["text"], words - GAP)}
+        shown.add_row(*({**row, **short}.get(name, "") for name in names))
+    out.print(shown)
 
 
 def _others(one: Prediction) -> str:
@@ -86,5 +91,6 @@ def _others(one: Prediction) -> str:
     return ", ".join(f"{name} {rest[name]:.1%}" for name in sorted(rest, key=rest.__getitem__, reverse=True)[:SHOWN])
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+def _short(text: str, room: int) -> str:
+    most = min(room, LONGEST)
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

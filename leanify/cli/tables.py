@@ -50,6 +50,14 @@ def entries(rows: Iterable[tuple[str, str]], width: int) -> str:
     return "\n".join(lines)
 
 
+def shortened(text: str, room: int) -> str:
+    """A path or name in ``room`` characters, by leaving out of its middle: its end tells it from others."""
+    if len(text) <= room:
+        return text
+    end = room * 2 // 3
+    return f"{text[: room - end - 1]}…{text[-end:]}"
+
+
 def fit(made: Any, out: Console, last: Sequence[str]) -> Any:
     """Drop the table's ``last`` columns, one by one, until it fits the terminal."""
     for name in last:
