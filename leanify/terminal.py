@@ -7,7 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,6 +53,14 @@ def _console_class() -> type[Console]:
 
     class Visible(Console):
         """Shows the control characters of names and messages instead of sending them to the terminal."""
+
+        def print(self, *objects: Any, **words: Any) -> None:
+            """Print while rich's own thread draws no bar: it would go back by the lines of one that is not there yet,
+            and leave a stale line, or take one of ours.
+            """
+            live = next(iter(self._live_stack), None)
+            with nullcontext() if live is None else live._lock:
+                super().print(*objects, **words)
 
         def render_str(self, text: str, **words: Any) -> Text:
             return super().render_str(visible(text), **words)  # before its width is measured

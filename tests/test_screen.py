@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import leanify
+from leanify import terminal
 from leanify.cli import app, predict, recipe_list, screen, show
 from leanify.errors import RecipeError
 from leanify.terminal import broken, progress
@@ -266,3 +268,22 @@ def test_a_prediction_is_a_line_that_ends_in_its_files_name(
     starts = [line for line in lines if line.strip().startswith("a/")]
     assert [line.split()[0][-9:] for line in starts] == [place[-9:] for place in places]
     assert sample is not None or len(lines) == 3
+
+
+def test_a_line_above_a_bar_is_printed_while_no_thread_draws_the_bar(monkeypatch: Any) -> None:
+    """Else one of both goes back by the wrong number of lines, and a stale line stays."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    out = terminal.console(stderr=True)
+    bar = terminal.bars(out)
+    held: list[bool] = []
+
+    class Spy(io.StringIO):
+        def write(self, text: str) -> int:
+            held.append("above" in text and bar.live._lock._is_owned())
+            return len(text)
+
+    out.file = Spy()
+    with terminal.drawn(bar):
+        bar.add_task("run")
+        out.print("above")
+    assert any(held)
