@@ -85,10 +85,10 @@ COMMAND = re.compile(r"(?:leanify|pip install|--set) [^,;)\n]*")
 
 def say(message: str) -> None:
     """Print a message on standard error; on a terminal, wrap it between words."""
-    print(broken(visible(message), columns()), file=sys.stderr)
+    print(wrap(visible(message), columns()), file=sys.stderr)
 
 
-def broken(message: str, width: int | None) -> str:
+def wrap(message: str, width: int | None) -> str:
     """Wrap a message to ``width``; a command that fits into one line is not broken, so that it can be copied."""
     if width is None:
         return message
@@ -174,13 +174,13 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
     rest = (TimeElapsedColumn(),) if total is None else (BarColumn(bar_width=None), TimeRemainingColumn())
     words = TextColumn("{task.description}", markup=False)
-    with drawn(bars(err, SpinnerColumn(), words, *rest)) as bar:
+    with showing(bars(err, SpinnerColumn(), words, *rest)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager
-def drawn(bar: Any) -> Iterator[Any]:
+def showing(bar: Any) -> Iterator[Any]:
     """Run one of rich's live displays; a display that is already running is hidden meanwhile."""
     if _shown:
         _shown[-1].stop()

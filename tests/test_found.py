@@ -11,7 +11,7 @@ import pytest
 import leanify
 from leanify import training
 from leanify.cli import app
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.runs import recipe as recipes
 from leanify.training import defaults
 
@@ -27,17 +27,17 @@ def images(folder: Path, *classes: str, number: int = 3) -> Path:
 
 def test_images_by_class(tmp_path: Path) -> None:
     images(tmp_path / "flat", "cat", "dog")
-    found = look(tmp_path / "flat")
+    found = recognise(tmp_path / "flat")
     assert found is not None
     assert (found.kind, found.validated, found.classes, found.samples) == ("images", False, 2, 6)
     images(tmp_path / "split" / "train", "cat", "dog", "fox")
     images(tmp_path / "split" / "val", "cat", "dog", "fox", number=1)
-    found = look(tmp_path / "split")
+    found = recognise(tmp_path / "split")
     assert found is not None
     assert (found.kind, found.validated, found.classes, found.samples) == ("images", True, 3, 9)
     assert "(cat, dog, fox)" in found.description
-    assert look(images(tmp_path / "one", "cat")) is None
-    assert look(tmp_path / "nowhere") is None
+    assert recognise(images(tmp_path / "one", "cat")) is None
+    assert recognise(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_images_by_class(tmp_path: Path) -> None:
 def test_tables_and_texts(tmp_path: Path, name: str, text: str, kind: str, classes: int | None, words: str) -> None:
     (tmp_path / name).write_text(text)
     for place in (tmp_path, tmp_path / name):
-        found = look(place)
+        found = recognise(place)
         assert found is not None
         assert (found.kind, found.classes) == (kind, classes)
         assert words in found.description
@@ -71,7 +71,7 @@ def test_parquet(tmp_path: Path) -> None:
 
     rows = [{"sentence": "a", "label": 3}, {"sentence": "b", "label": 4}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert (found.kind, found.classes, found.samples) == ("sentences", 2, 2)
 
@@ -79,7 +79,7 @@ def test_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "\0\n"])
 def test_what_is_unknown_is_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.csv").write_text(text)
-    assert look(tmp_path) is None
+    assert recognise(tmp_path) is None
 
 
 def test_train_with_data_says_what_to_type(tmp_path: Path, monkeypatch: Any) -> None:

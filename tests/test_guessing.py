@@ -13,7 +13,7 @@ from studies import RECIPE
 import leanify
 from leanify import study as studies
 from leanify.data.faults import Faults
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.texts import corpus, own_texts
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection
@@ -53,7 +53,7 @@ def text(i: int) -> str:
     ids=["label", "neither", "text", "number", "flags"],
 )
 def test_columns_are_guessed_by_their_cells(tmp_path: Path, columns: Any, task: str, names: list[str] | None) -> None:
-    found = look(table(tmp_path, **columns))
+    found = recognise(table(tmp_path, **columns))
     assert found is not None
     assert found.task == task
     data = defaults.of_data(found, str(tmp_path)).data
@@ -74,7 +74,7 @@ def test_columns_are_guessed_by_their_cells(tmp_path: Path, columns: Any, task: 
     ids=["index", "unlike", "several"],
 )
 def test_texts_beside_other_columns_stay_texts(tmp_path: Path, columns: Any) -> None:
-    found = look(table(tmp_path, **columns))
+    found = recognise(table(tmp_path, **columns))
     assert found is not None
     assert (found.kind, found.task, found.columns) == ("text", None, None)
     assert ("--set data.label=COLUMN" in found.description) == (len(columns) > 1)
@@ -109,7 +109,7 @@ def test_class_names_of_datasets_are_kept_in_their_order(tmp_path: Path) -> None
         tmp_path / "train.parquet"
     )
     assert own_texts.classes_of(DataSection("data", "token-classification", str(tmp_path))) == tags
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert "(tags, 3 tags: B-PER, I-PER, O)" in found.description
 
@@ -180,7 +180,7 @@ def test_a_table_of_any_name_with_or_without_a_header(
     tmp_path: Path, name: str, text: str, texts: str, label: str
 ) -> None:
     """The only table of a folder, with every row, whatever stands between its cells."""
-    found = look(plain(tmp_path, name, text))
+    found = recognise(plain(tmp_path, name, text))
     assert found is not None
     assert found.columns == ((texts,), label)
     data = defaults.of_data(found, str(tmp_path)).data
@@ -194,7 +194,7 @@ def test_a_table_of_any_name_with_or_without_a_header(
 def test_a_table_beside_others_is_not_guessed(tmp_path: Path) -> None:
     plain(tmp_path, "one.csv", COMMAS)
     plain(tmp_path, "two.csv", COMMAS)
-    assert look(tmp_path) is None
+    assert recognise(tmp_path) is None
     assert own_texts.find_table(tmp_path, "train") is None
     alone = plain(tmp_path / "alone", "test.csv", COMMAS)
     assert own_texts.find_table(alone, "train") is None
@@ -203,7 +203,7 @@ def test_a_table_beside_others_is_not_guessed(tmp_path: Path) -> None:
 def test_texts_of_any_name_are_one_text(tmp_path: Path) -> None:
     data = DataSection("data", "causal-lm", str(tmp_path))
     plain(tmp_path, "b.txt", "xyz" * 10)
-    assert look(tmp_path) is not None
+    assert recognise(tmp_path) is not None
     (train, held), where = corpus.texts_of(data, Faults())
     assert (train, held) == ("xyz" * 9, "xyz")
     assert where == f"{tmp_path / 'b.txt'} (a tenth of it held out)"

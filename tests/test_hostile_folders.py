@@ -165,9 +165,9 @@ def test_links_that_lead_back_are_named(pictures: Path, make: Callable[[Path], N
 
     make(pictures / "train" / "a")
     splits: Any = type("Splits", (), {"train": range(3), "validation": range(3)})
-    for look in (lambda: image_folder.read(data), lambda: fingerprint.taken(data, splits)):
+    for recognise in (lambda: image_folder.read(data), lambda: fingerprint.taken(data, splits)):
         with pytest.raises(DataError, match=r"train/[ab]/.* is a link that leads to .* again; remove it"):
-            look()
+            recognise()
 
 
 def test_folders_a_thousand_levels_deep_are_looked_through(pictures: Path) -> None:
@@ -177,7 +177,7 @@ def test_folders_a_thousand_levels_deep_are_looked_through(pictures: Path) -> No
             place /= "d"
             place.mkdir()
         shutil.copy(pictures / "train" / "a" / "0.png", place)
-        looked = found.look(pictures)
+        looked = found.recognise(pictures)
         assert looked is not None
         assert (looked.classes, looked.samples) == (2, 3)
     finally:  # Python 3.11's own removal recurses

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.images import files as image_files
 from leanify.data.images import folder as image_folder
 from leanify.errors import DataError
@@ -28,7 +28,7 @@ def test_what_is_found_is_what_is_read_whatever_the_format_and_depth(tmp_path: P
         image(tmp_path / name / "deep" / "deeper" / "a.png")
         image(tmp_path / name / "cat" / "b.png")  # below dog/ it is a dog
         (tmp_path / name / "._plain.png").write_bytes(b"resource fork")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path), holdout=0.1))
     assert (found.samples, len(readers[0]), classes) == (20, 20, ["cat", "dog"])
@@ -56,7 +56,7 @@ def test_splits_by_their_usual_names(tmp_path: Path, train: str, validation: str
     for name in ("cat", "dog"):
         image(tmp_path / train / name / "a.png")
         image(tmp_path / validation / name / "b.png")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert (found.validated, found.samples, found.classes) == (True, 2, 2)
     readers, classes, _ = image_folder.read(DataSection("data", "classification", path=str(tmp_path)))
@@ -66,14 +66,14 @@ def test_splits_by_their_usual_names(tmp_path: Path, train: str, validation: str
 def test_folders_named_as_splits_are_not_classes(tmp_path: Path) -> None:
     image(tmp_path / "val" / "cat" / "a.png")
     image(tmp_path / "Test" / "cat" / "a.png")
-    assert look(tmp_path) is None
+    assert recognise(tmp_path) is None
 
 
 def test_the_same_folders_in_every_class_are_mentioned(tmp_path: Path) -> None:
     for outer in ("group0", "group1"):
         for inner in ("cat", "dog"):
             image(tmp_path / outer / inner / "a.png")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert "2 classes (group0, group1)" in found.description
     assert "each of these folders has the folders cat, dog" in found.description

@@ -10,7 +10,7 @@ import pytest
 
 import leanify
 from leanify import training
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.images import tables as image_tables
 from leanify.data.images.folder import opened, read
 from leanify.data.tables import columns
@@ -75,7 +75,7 @@ def test_every_form_holds_the_same_images(write: Any, rows: list[tuple[Path, str
         with Image.open(path) as image:
             assert pixels.tobytes() == image.convert("RGB").tobytes()
         assert names[label] == name
-    found = look(place)
+    found = recognise(place)
     assert found is not None
     assert (found.kind, found.classes, found.validated) == ("images", 2, False)
 
@@ -118,7 +118,7 @@ def test_a_table_of_any_name_unless_there_are_folders_of_classes(tmp_path: Path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.png").touch()
         (tmp_path / "labels.csv").write_text("image,label\nimages/a.png,cat\n")
-        found = look(tmp_path)
+        found = recognise(tmp_path)
         assert found is not None
         by_table = name == "images"
         assert found.description.startswith("1 images (image)") == by_table

@@ -13,7 +13,7 @@ import pytest
 import leanify
 from leanify import training
 from leanify.data.faults import Faults
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.tables import columns
 from leanify.data.texts import own_texts
 from leanify.data.texts.labelled_text import Labelled
@@ -61,7 +61,7 @@ def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) ->
     table = read(write(tmp_path / f"train{suffix}", ROWS))
     assert (table.texts, table.label, table.names) == (("review",), "stars", ["neg", "pos"])
     assert table.rows == [((row["review"],), row["stars"]) for row in ROWS]
-    here = look(tmp_path)
+    here = recognise(tmp_path)
     assert here is not None
     assert (here.task, here.validated) == ("text-classification", False)
 

@@ -14,7 +14,17 @@ from scipy.stats import chi2_contingency, ks_2samp
 from leanify.data.cache import cached
 from leanify.errors import DataError, RecipeError
 from leanify.paper import listops
-from leanify.paper.listops import CLOSE, OPERATORS, WORDS, ListOpsOptions, drawn, forest, generated, lengths, published
+from leanify.paper.listops import (
+    CLOSE,
+    OPERATORS,
+    WORDS,
+    ListOpsOptions,
+    forest,
+    generated,
+    lengths,
+    published,
+    samples_drawn,
+)
 from leanify.runs import recipe as recipes
 
 PUBLISHED = ListOpsOptions(train=996, validation=2, test=2)
@@ -84,7 +94,7 @@ def test_every_value_is_what_another_evaluator_says(ours: tuple[list[list[str]],
 
 def test_small_trees_have_the_same_values() -> None:
     """Medians of two, digits alone, and levels without an operator."""
-    source = drawn(ListOpsOptions(shortest=0, longest=12, depth=3, arguments=4))
+    source = samples_drawn(ListOpsOptions(shortest=0, longest=12, depth=3, arguments=4))
     for _ in range(2000):
         symbols, label = next(source)
         assert value([WORDS[symbol] for symbol in symbols]) == label

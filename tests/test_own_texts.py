@@ -14,7 +14,7 @@ from test_labelled_text import TINY, write
 import leanify
 from leanify import training
 from leanify.data.faults import Faults
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.samples import IGNORED
 from leanify.data.tables import columns, conll
 from leanify.data.texts.multi_label import MultiLabelled
@@ -58,7 +58,7 @@ def test_every_kind_of_file_holds_the_same_tags(tmp_path: Path, suffix: str) -> 
     table = Tagged.read(file, section(file, "token-classification"), Faults())
     assert table.rows == [(tuple(tokens), tuple(tags)) for tokens, tags in SENTENCES]
     assert table.names == ["O", "B-LOC", "B-PER"]
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert (found.kind, found.task, found.classes) == ("sentences", "token-classification", 3)
     assert "3 tags: B-LOC, B-PER, O" in found.description
@@ -98,7 +98,7 @@ def test_the_first_piece_of_a_token_has_its_tag() -> None:
     assert samples.targets is not None
     assert samples.targets.tolist() == [2, 1]
     cut = TaggedSentences([(["ab", "c"], [1, 2])], tokenizer, 4, False)
-    assert cut.firsts == [[1, None]]
+    assert cut.token_starts == [[1, None]]
     # SentencePiece counts the blank to the piece behind it; a mark of its own for the blank alone is of no token
     assert first_pieces(["ab", "c"], [(0, 1), (1, 2), (2, 4)]) == [0, 2]
     assert first_pieces(["ab", "c"], [(0, 2), (2, 3), (3, 4)]) == [0, 2]
@@ -180,7 +180,7 @@ def test_labels_are_a_list_or_a_separated_text(tmp_path: Path, suffix: str) -> N
         tmp_path / f"train{suffix}",
         [{**row, "topics": "; ".join(row["topics"])} if flat else row for row in TOPICS],
     )
-    found = look(file)
+    found = recognise(file)
     assert found is not None
     assert (found.task, found.classes) == ("multi-label-classification", 2)
     assert "any number of 2 labels: red, round" in found.description

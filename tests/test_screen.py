@@ -19,9 +19,9 @@ import leanify
 from leanify import terminal
 from leanify.cli import app, predict, recipe_list, screen, show
 from leanify.errors import RecipeError
-from leanify.terminal import broken, progress
+from leanify.terminal import progress, wrap
 from leanify.training.curves import DOT, Curves, figure, in_text, ticks
-from leanify.training.predicting import Prediction
+from leanify.training.predicting import Answer
 
 ROWS: list[dict[str, Any]] = [
     {"step": 50, "epoch": 1.0, "split": "train", "loss": 1.5, "lr": 1e-3, "samples_per_s": 100.0},
@@ -159,11 +159,11 @@ def test_the_folder_of_a_run_is_resumed_not_emptied(tmp_path: Path) -> None:
 def test_messages_break_between_words_and_commands_stay_whole(width: int) -> None:
     command = "leanify train --resume runs/digits"
     words = f"leanify: runs/digits holds a run already; go on with it: {command}, or name another folder\n  {command}"
-    lines = broken(words, width).splitlines()
+    lines = wrap(words, width).splitlines()
     assert max(map(len, lines)) <= width
     assert " ".join(" ".join(lines).split()) == " ".join(words.split())
     assert sum(command in line for line in lines) == 2
-    assert broken(words, None) == words
+    assert wrap(words, None) == words
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_prediction_is_a_line_that_ends_in_its_files_name(
     monkeypatch.setenv("COLUMNS", str(width))
     shares = {"cat": 0.91, "dog": 0.05, "horse": 0.03, "zebra": 0.01}
     places = [f"a/long/folder/of/pictures/on/this/disk/cat_{number:05}.png" for number in range(3)]
-    predict._print([Prediction(place, sample, "cat", 0.91, shares) for place in places])
+    predict._print([Answer(place, sample, "cat", 0.91, shares) for place in places])
     _, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     starts = [line for line in lines if line.strip().startswith("a/")]

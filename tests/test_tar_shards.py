@@ -16,7 +16,7 @@ from runs import outcome
 
 import leanify
 from leanify import training
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.images.folder import opened, read
 from leanify.data.samples import Reader
 from leanify.data.sampling import Order, Passes
@@ -125,7 +125,7 @@ def test_no_image_is_lost_or_doubled(place: Path, world: int, workers: int, resu
 
 
 def test_a_run_on_shards_goes_on_to_the_same_bits(place: Path, tmp_path: Path) -> None:
-    found = look(place)
+    found = recognise(place)
     assert found is not None
     assert found.kind == "images"
     assert "3 tar shards" in found.description
@@ -146,7 +146,7 @@ def test_an_archive_beside_the_folders_that_came_out_of_it_is_no_shard(tmp_path:
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "train" / name / "0.png").write_bytes(picture(1))
     write(tmp_path / "train.tar", range(12))
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert (found.classes, found.samples) == (3, 3)
     assert read(section(tmp_path, holdout=0.3))[1] == [*NAMES]

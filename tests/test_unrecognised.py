@@ -13,7 +13,7 @@ import leanify
 from leanify import training
 from leanify.cli.train import train
 from leanify.data.faults import Faults
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.images import folder as image_folder
 from leanify.data.texts import own_texts
 from leanify.data.texts.labelled_text import Labelled
@@ -97,7 +97,7 @@ def test_a_device_is_told_so() -> None:
 def test_the_columns_proposed_do(tmp_path: Path) -> None:
     CASES["columns"][0](tmp_path)
     named = defaults.named_in(['data.text=["story"]', "data.label=stars"])
-    found = look(tmp_path, named)
+    found = recognise(tmp_path, named)
     assert found is not None
     assert (found.task, found.classes) == ("text-classification", 2)
 
@@ -105,7 +105,7 @@ def test_the_columns_proposed_do(tmp_path: Path) -> None:
 def test_a_table_to_test_on_without_labels_does_not_validate(tmp_path: Path) -> None:
     labelled(tmp_path / "train.csv")
     csv(tmp_path / "test.csv", "id,text", lambda i: f"{i},{TEXTS[i]}")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert not found.validated
     assert f"{tmp_path / 'test.csv'} has no column label and is left out" in found.description
@@ -113,7 +113,7 @@ def test_a_table_to_test_on_without_labels_does_not_validate(tmp_path: Path) -> 
     assert data is not None
     assert data.holdout == 0.2
     labelled(tmp_path / "test.csv")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert found.validated
     assert f"validated on {tmp_path / 'test.csv'}" in found.description
@@ -122,14 +122,14 @@ def test_a_table_to_test_on_without_labels_does_not_validate(tmp_path: Path) -> 
 def test_a_split_of_another_format_validates(tmp_path: Path) -> None:
     labelled(tmp_path / "train.csv")
     (tmp_path / "dev.jsonl").write_text(json.dumps({"text": "a b", "label": "x"}) + "\n")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert found.validated
 
 
 def test_rows_without_label_are_counted_and_no_class(tmp_path: Path) -> None:
     csv(tmp_path / "train.csv", "text,label", lambda i: f"{TEXTS[i]},{['x', 'y', ''][i % 3]}", 39)
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert found.classes == 2
     assert "2 classes: x, y" in found.description
@@ -140,7 +140,7 @@ def test_rows_without_label_are_counted_and_no_class(tmp_path: Path) -> None:
 
 def test_damaged_rows_are_counted(tmp_path: Path) -> None:
     csv(tmp_path / "train.csv", "text,label", lambda i: f"{TEXTS[i]},x{',more' * (i == 3)}")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert "39 rows of texts" in found.description
     assert "1 row cannot be read, the first: " in found.description
@@ -154,7 +154,7 @@ def test_shards_of_parquet_are_one_table(tmp_path: Path) -> None:
     for start, name in enumerate(names):
         rows = [{"text": TEXTS[i], "label": i % 2} for i in range(10 * start, 10 * start + 10)]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert (found.kind, found.validated, found.samples, found.classes) == ("sentences", True, 30, 2)
     assert "(of 3 shards)" in found.description
@@ -166,7 +166,7 @@ def test_shards_of_parquet_are_one_table(tmp_path: Path) -> None:
 def test_lists_of_labels_are_guessed(tmp_path: Path) -> None:
     rows = [{"tweet": TEXTS[i], "emotions": [["joy"], ["joy", "fear"], []][i % 3]} for i in range(40)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert (found.task, found.classes) == ("multi-label-classification", 2)
     assert found.settings == ['data.text=["tweet"]', 'data.label="emotions"']
@@ -175,7 +175,7 @@ def test_lists_of_labels_are_guessed(tmp_path: Path) -> None:
 def test_a_column_of_images_of_any_name(tmp_path: Path) -> None:
     pictures(tmp_path, *(f"images/{i}.png" for i in range(12)))
     csv(tmp_path / "list.csv", "photo,breed", lambda i: f"images/{i}.png,{'xy'[i % 2]}", 12)
-    found = look(tmp_path)
+    found = recognise(tmp_path)
     assert found is not None
     assert (found.kind, found.classes, found.samples) == ("images", 2, 12)
     assert found.settings == ['data.image="photo"', 'data.label="breed"']

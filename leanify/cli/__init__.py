@@ -21,7 +21,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import LeanifyError
-from leanify.terminal import broken, columns, say, starting
+from leanify.terminal import columns, say, starting, wrap
 
 if TYPE_CHECKING:
     import typer
@@ -61,27 +61,27 @@ def app(*names: str, by_name: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        command = _listed if by_name else _speaking(getattr(import_module(f"leanify.cli.{name}"), name))
+        command = _only_named if by_name else keeping_exit_code(getattr(import_module(f"leanify.cli.{name}"), name))
         made.command(name, epilog=EVERYWHERE, short_help=COMMANDS[name])(command)
     return made
 
 
-def _listed() -> None:
+def _only_named() -> None:
     """Stand for a command whose file is not read."""
 
 
-def _speaking(command: Callable[..., None]) -> Callable[..., None]:
+def keeping_exit_code(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command to keep the message and exit code of KeyboardInterrupt, which typer drops."""
 
     @wraps(command)
-    def called(*arguments: Any, **words: Any) -> None:
+    def wrapper(*arguments: Any, **words: Any) -> None:
         try:
             command(*arguments, **words)
         except KeyboardInterrupt as error:
             say(f"leanify: {error}" if str(error) else "leanify: interrupted")
             raise SystemExit(getattr(error, "code", 130)) from None
 
-    return called
+    return wrapper
 
 
 def main() -> None:
@@ -89,14 +89,14 @@ def main() -> None:
 
     1 is the code of a limit that is exceeded (`profile --max-params`), or of a law that is broken (`zoo --check`).
     """
-    warnings.formatwarning = _said_once()
+    warnings.formatwarning = _saying_once()
     _reopen()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print ? for κ and × if the locale cannot encode them
     try:
         try:
-            called()
+            run_command()
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -117,7 +117,7 @@ def main() -> None:
         raise
     except OSError as error:
         if error.filename is None:
-            unheard()
+            discard_output()
         where = "standard output could not be written" if error.filename is None else error.filename
         say(f"leanify: {where}: {error.strerror or error}")
         raise SystemExit(2) from None
@@ -126,7 +126,7 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
-def _said_once() -> Callable[..., str]:
+def _saying_once() -> Callable[..., str]:
     """Format a warning for people, "" if it was said before: several runs of one command have the same to say."""
     said = set()
 
@@ -134,7 +134,7 @@ def _said_once() -> Callable[..., str]:
         if str(message) in said:
             return ""
         said.add(str(message))
-        return f"{broken(f'leanify: warning: {message}', columns())}\n"
+        return f"{wrap(f'leanify: warning: {message}', columns())}\n"
 
     return formatted
 
@@ -171,11 +171,11 @@ def _has_directory() -> bool:
         return False
 
 
-def called() -> None:
+def run_command() -> None:
     """Run the requested command."""
     if not _has_directory():
         raise LeanifyError("the current directory no longer exists, and torch cannot start without one: cd elsewhere")
-    arguments = _without_frame(sys.argv[1:])
+    arguments = _common_options(sys.argv[1:])
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     asked = arguments[0] if arguments else ""
@@ -187,7 +187,7 @@ def called() -> None:
         with starting(f"leanify {asked}"):
             import typer
 
-            command = plainly(typer.main.get_command(app(asked)))
+            command = with_plain_arguments(typer.main.get_command(app(asked)))
         return run(command, asked, arguments[1:])
     if asked.startswith("-") and asked.partition("=")[0] not in ALONE:
         from leanify.cli.mistakes import redirected
@@ -221,7 +221,7 @@ def run(command: Any, name: str, arguments: list[str]) -> None:
         raise SystemExit(code)
 
 
-def plainly(command: Any) -> Any:
+def with_plain_arguments(command: Any) -> Any:
     """Name arguments in the help by their metavar alone: typer adds braces and the type in Python."""
     for param in command.params:
         if param.param_type_name == "argument":
@@ -233,19 +233,19 @@ def plainly(command: Any) -> Any:
 
 def _end_unread() -> None:
     """End as git does when the reader of a pipe has left (`| head -1`): by SIGPIPE, without a word."""
-    unheard()
+    discard_output()
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
     raise SystemExit(141)
 
 
-def unheard() -> None:
+def discard_output() -> None:
     """Discard buffered standard output, which the interpreter would otherwise try to write again on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _without_frame(arguments: list[str]) -> list[str]:
+def _common_options(arguments: list[str]) -> list[str]:
     """Apply the options that every command accepts, at any position, and return the other arguments."""
     if arguments == ["--version"]:
         from importlib.metadata import version

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli.screen import NARROW, clock, fitted, shown
-from leanify.terminal import ROOM, bars, console, drawn
+from leanify.terminal import ROOM, bars, console, showing
 from leanify.units import metric
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Board:
         self.known, self.before = _amounts(self.folder, self.plan)
         opening = _opening(self.folder, self.plan, self.known, self.before)
         self.console.print(opening, soft_wrap=not self.console.is_terminal)
-        self.stack.enter_context(drawn(self.progress))
+        self.stack.enter_context(showing(self.progress))
         self.ended_here, self.since = 0, 0.0
         self.whole = self.progress.add_task("runs", total=self.known, words="")
         self._update()

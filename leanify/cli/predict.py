@@ -12,7 +12,7 @@ from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
-    from leanify.training.predicting import Prediction
+    from leanify.training.predicting import Answer
 
 LONGEST = 60  # characters of a text that are shown
 PLACE, WORDS = 24, 20  # columns that a sample's place and its text get at least, in one line
@@ -43,7 +43,7 @@ def predict(
         from leanify.training.predicting import predict as predict_all
 
     with progress("predicting", None) as tick:
-        found: list[Prediction] = []
+        found: list[Answer] = []
         try:
             for prediction in predict_all(run, inputs):
                 found.append(prediction)
@@ -54,7 +54,7 @@ def predict(
     show(kind, {"run": run, "predictions": rows}, rows, lambda: _print(found))
 
 
-def _print(found: list[Prediction]) -> None:
+def _print(found: list[Answer]) -> None:
     """Print one line per sample, without columns that are empty for all samples."""
     from leanify.cli.tables import GAP, shortened, table
     from leanify.terminal import console
@@ -85,7 +85,7 @@ def _print(found: list[Prediction]) -> None:
     out.print(shown)
 
 
-def _others(one: Prediction) -> str:
+def _others(one: Answer) -> str:
     """The most likely other classes with their probabilities, most likely first."""
     rest = {name: p for name, p in one.probabilities.items() if name != one.answer}
     return ", ".join(f"{name} {rest[name]:.1%}" for name in sorted(rest, key=rest.__getitem__, reverse=True)[:SHOWN])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from leanify.terminal import ROOM, bars, console, drawn, progress
+from leanify.terminal import ROOM, bars, console, progress, showing
 from leanify.units import binary, digits, heading, metric, seconds
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Screen:
         self._print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=not self.live)
         self.first, self.last, self.done, self.start = first, last, first, time.perf_counter()
         self.training = self.best = None
-        self.stack.enter_context(drawn(self.bar))
+        self.stack.enter_context(showing(self.bar))
         if self.task is not None:
             self.bar.remove_task(self.task)
         self.task = self.bar.add_task(self._words(), total=last, completed=first)

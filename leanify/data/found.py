@@ -94,7 +94,7 @@ class Named:
 GUESSED = Named()
 
 
-def look(path: str | Path, named: Named = GUESSED) -> Found | None:
+def recognise(path: str | Path, named: Named = GUESSED) -> Found | None:
     """Recognise the data in a file or folder; None if there is none of a known kind."""
     place = Path(path).expanduser()
     try:
@@ -118,7 +118,7 @@ def _folder(place: Path, named: Named) -> Found | None:
         text = f"{len(shards)} tar shard{'s' * (len(shards) != 1)} of images in {place}"
         return Found("images", text, bool(tar_shards.of(place, "validation")))
     tables = (*columns.TABLES, *columns.CONLL)
-    if (file := columns.file_of(place, "train", (*tables, ".txt")) or columns.alone(place, tables)) is not None:
+    if (file := columns.file_of(place, "train", (*tables, ".txt")) or columns.only_file(place, tables)) is not None:
         kinds = tables if file.suffix in tables else (".txt", *columns.TABLES)
         return _file(file, columns.file_of(place, "validation", kinds), named)
     texts = sorted(place.glob("*.txt"))
@@ -231,7 +231,7 @@ def _validated(found: Found, validation: Path | None, label: str) -> Found:
 def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str) -> Found:
     flags = guessing.flags_of(label, list(rows[0]))
     order = columns.class_names(file, label)
-    cells = [guessing.raised(row, flags) if flags else columns.spelt(row.get(label), order) for row in rows]
+    cells = [guessing.flags_set(row, flags) if flags else columns.by_class_name(row.get(label), order) for row in rows]
     task: str | None = None if kind == "images" else "text-classification"
     without = 0
     if task and columns.have_several(cells):
@@ -246,7 +246,9 @@ def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], 
             task, what = task and "text-regression", "a number"
     samples = "images" if kind == "images" else "rows of texts"
     name = "columns of 0 and 1" if flags else label
-    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what}) in {columns.said(file)}"
+    description = (
+        f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what}) in {columns.described(file)}"
+    )
     if without:
         description += f"; {_times(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
     classes = None if what == "a number" else len(names)
@@ -255,9 +257,11 @@ def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], 
 
 def _tagged(file: Path, rows: Sequence[Row], tokens: str, tags: str) -> Found:
     order = columns.class_names(file, tags)
-    names = sorted({name for row in rows for name in columns.parts_of(columns.spelt(row.get(tags), order)) or ()})
+    names = sorted(
+        {name for row in rows for name in columns.parts_of(columns.by_class_name(row.get(tags), order)) or ()}
+    )
     tagged = f"sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')})"
-    text = f"{_many(rows)} {tagged} in {columns.said(file)}"
+    text = f"{_many(rows)} {tagged} in {columns.described(file)}"
     samples = len(rows) if len(rows) < SOME else None
     return Found("sentences", text, False, "token-classification", len(names), samples)
 

@@ -41,7 +41,7 @@ def check_is_no_data(path: str, say_why: bool = False) -> None:
     """
     if places.kind_of(path) is not None:
         return
-    data = found.look(path)
+    data = found.recognise(path)
     if data is None:
         if say_why and not places.models_inside(Path(path)):  # what loads models names those inside
             raise SourceError(why(path))
@@ -136,7 +136,7 @@ def _of_folder(place: Path) -> str:
             "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
             "to_parquet"
         )
-    readable = [folder for folder in folders if found.look(folder) is not None]
+    readable = [folder for folder in folders if found.recognise(folder) is not None]
     tables = [file for file in files if file.suffix in (*columns.TABLES, *columns.CONLL)]
     if (table := columns.file_of(place, "train", columns.TABLES) or next(iter(tables[:1]), None)) is not None:
         others = f"; it has {len(tables):,} tables, of which none is called train" * (len(tables) > 1)

@@ -77,8 +77,8 @@ def forest(rng: np.random.Generator, trees: int, options: ListOpsOptions) -> lis
     levels, parents = [], np.arange(trees)
     for depth in range(1, options.depth + 1):
         digits = rng.random(len(parents)) < DIGIT if depth < options.depth else np.ones(len(parents), dtype=bool)
-        drawn = np.where(digits, rng.integers(ZERO, MIN, len(parents)), rng.integers(MIN, END, len(parents)))
-        levels.append(Level(drawn.astype(np.uint8), parents))
+        numbers = np.where(digits, rng.integers(ZERO, MIN, len(parents)), rng.integers(MIN, END, len(parents)))
+        levels.append(Level(numbers.astype(np.uint8), parents))
         operators = levels[-1].operators
         if not len(operators):
             break
@@ -141,7 +141,7 @@ def written(levels: list[Level], sizes: list[np.ndarray]) -> np.ndarray:
     return symbols
 
 
-def drawn(options: ListOpsOptions) -> Iterator[tuple[np.ndarray, int]]:
+def samples_drawn(options: ListOpsOptions) -> Iterator[tuple[np.ndarray, int]]:
     """Yield distinct expressions and their values without end. Raises DataError when no new ones are found."""
     rng, known, idle = np.random.default_rng(options.seed), set[bytes](), 0
     while idle < IDLE:
@@ -165,7 +165,7 @@ def generated(options: ListOpsOptions) -> dict[str, np.ndarray]:
     """Generate all expressions: concatenated symbols, the end of each expression, and the values."""
     from leanify.terminal import track
 
-    source = drawn(options)
+    source = samples_drawn(options)
     number = range(options.train + options.validation + options.test)
     parts, labels = zip(*(next(source) for _ in track(number, "drawing ListOps")), strict=True)
     return {

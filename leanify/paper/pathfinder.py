@@ -203,7 +203,7 @@ def finished(rng: np.random.Generator, options: PathfinderOptions) -> Canvas:
     return canvas
 
 
-def drawn(options: PathfinderOptions) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def samples_drawn(options: PathfinderOptions) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield pictures without end, each in two versions (class 0, 1) that differ in the second disc. 32, 32 twice"""
     rng, last = np.random.default_rng(options.seed), 2 * options.contour
     while True:
@@ -220,7 +220,7 @@ def generated(options: PathfinderOptions) -> dict[str, np.ndarray]:
     sizes = (options.train, options.validation, options.test)
     labels = np.concatenate([rng.permutation(np.arange(size) % 2) for size in sizes])
     images = np.empty((len(labels), SIDE, SIDE), dtype=np.uint8)
-    source = drawn(options)
+    source = samples_drawn(options)
     for place in track(range(len(labels)), "drawing Pathfinder"):
         images[place] = next(source)[labels[place]]
     return {"images": images, "labels": labels}

@@ -77,7 +77,7 @@ def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-class Key(NamedTuple):
+class KeyDescription(NamedTuple):
     """One key of a section: TOML type, default as TOML (None if required or unset), and description."""
 
     name: str
@@ -87,7 +87,7 @@ class Key(NamedTuple):
     about: str
 
 
-def keys_of(section: Any) -> list[Key]:
+def keys_of(section: Any) -> list[KeyDescription]:
     """Document the keys of a section's dataclass, from its annotations."""
     documented = typing.get_type_hints(section, include_extras=True)
     found = []
@@ -95,7 +95,7 @@ def keys_of(section: Any) -> list[Key]:
         choices = [choice for choice in _choices(_hints(section)[entry.name]) if choice is not types.NoneType]
         table = to_default(entry)
         about = documented[entry.name].__metadata__[0]
-        found.append(Key(_key(entry), " or ".join(map(_word, choices)), table, _needed(entry), about))
+        found.append(KeyDescription(_key(entry), " or ".join(map(_word, choices)), table, _needed(entry), about))
     return found
 
 

@@ -57,7 +57,7 @@ def recipe_of(
         return with_teacher(RunDirectory.open(text).recipe, teacher)
     if recipes.find(text) is not None or Path(text).suffix == ".toml":
         return with_teacher(recipes.load(text), teacher)
-    if places.kind_of(text) is None and (found := data_found.look(text, named)) is not None:
+    if places.kind_of(text) is None and (found := data_found.recognise(text, named)) is not None:
         return with_teacher(of_data(found, text), teacher)
     return with_teacher(usual(text, path, teacher is not None, named), teacher)
 
@@ -126,7 +126,7 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
         cls = masked or _class(found, "AutoModelForCausalLM")
     override: dict[str, Any] = {}
     holdout, own = 0.0, None
-    if images and path is not None and (own := data_found.look(path, named)) is not None and own.kind == "images":
+    if images and path is not None and (own := data_found.recognise(path, named)) is not None and own.kind == "images":
         holdout = 0.0 if own.validated else 0.1
         if found.weights is None and found.architecture is None:
             override = {"num_labels" if cls else "num_classes": own.classes}
@@ -150,7 +150,7 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
 
 def _labelled(path: str, named: Named) -> tuple[str, bool, list[str]] | None:
     """(task, whether there is a validation table, guessed columns) of labelled texts; None where there are none."""
-    found = data_found.look(path, named)
+    found = data_found.recognise(path, named)
     task = named.task if named.task in own_texts.TASKS else None if found is None else found.task
     if task is None:
         return None

@@ -67,7 +67,7 @@ class Trainer:
         seed_everything(MODEL, self.seed)
         self.sharded = sharding.asked(recipe)
         self.bare = self.built()  # the module that checkpoints name; self.model may wrap it
-        names = self.firsts(list(lean_directory.untied(self.bare)[0]) if self.main else [])
+        names = self.broadcast(list(lean_directory.untied(self.bare)[0]) if self.main else [])
         self.splits = splits_of(data_of(recipe), self.bare)
         self.skipped: set[str] = set(self.splits.skipped)
         check_fit(self.bare, self.splits)
@@ -119,7 +119,7 @@ class Trainer:
         shapes = self.sharded and not self.main and self.recipe.distill is None
         return build(self.recipe, on_meta=shapes)
 
-    def firsts(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Broadcast a value from the first process to all."""
         if self.accelerator.num_processes == 1:
             return value
@@ -194,7 +194,7 @@ class Trainer:
 
     def begin(self, run: RunDirectory) -> int:
         """Restore the newest intact checkpoint, report where the run resumes, and return the next step."""
-        found, complaints = self.firsts(run.newest() if self.main else None)  # reading it all is one process's work
+        found, complaints = self.broadcast(run.newest() if self.main else None)  # reading it all is one process's work
         for words in complaints:
             self.watcher.warned(f"{words}; going on from step {found.step if found else 0}")
         self.accelerator.wait_for_everyone()

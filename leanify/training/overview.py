@@ -60,13 +60,13 @@ def overview(run: RunDirectory) -> RunOverview:
         steps = _steps(run)
         metric, best = _best(run)
         state: State = "running" if run.is_held() else "done" if step is not None and step == steps else "interrupted"
-        data = called(recipe.data) if recipe.data else ""
+        data = data_name(recipe.data) if recipe.data else ""
         return RunOverview(run.path, recipe.model.source, data, step, steps, metric, best, state)
     except Exception:  # whatever is wrong with one folder, the others are listed
         return RunOverview(run.path, "", "", None, None, "", None, "broken")
 
 
-def called(data: DataSection) -> str:
+def data_name(data: DataSection) -> str:
     """What the user calls the data: the name of their folder or file, else that of the built-in set."""
     return data.name if data.path is None else Path(data.path).name or data.path
 

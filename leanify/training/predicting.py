@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Answer:
     """The model's answer for one sample.
 
     where          the file, and of a table the row
@@ -73,7 +73,7 @@ class Prediction:
         return {**vars(self), "tokens": list(self.tokens)}
 
 
-def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Prediction]:
+def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
     """The predictions of a run's best checkpoint, in the order of ``inputs``.
 
     Images are files or folders of them; texts are tables with the columns that the run was trained on, text files with
@@ -98,20 +98,18 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Predictio
                 yield _answered(where, sample, row, begun.classes, data.task)
 
 
-def _answered(where: str, sample: str | None, logits: Tensor, names: Sequence[str], task: str) -> Prediction:
+def _answered(where: str, sample: str | None, logits: Tensor, names: Sequence[str], task: str) -> Answer:
     """One sample's logits (outputs,) → what they say; outputs without a class, as of a model made for more, do not."""
     if task == "text-regression":
-        return Prediction(where, sample, logits[0].item())
+        return Answer(where, sample, logits[0].item())
     known = list(names) or [str(number) for number in range(len(logits))]
     logits = logits[: len(known)]
     shares = (logits.sigmoid() if task == "multi-label-classification" else logits.softmax(-1)).tolist()
     by_name = dict(zip(known, shares, strict=True))
     if task == "multi-label-classification":
-        return Prediction(
-            where, sample, [name for name in known if by_name[name] >= multi_label.THRESHOLD], None, by_name
-        )
+        return Answer(where, sample, [name for name in known if by_name[name] >= multi_label.THRESHOLD], None, by_name)
     best = max(known, key=by_name.__getitem__)
-    return Prediction(where, sample, best, by_name[best], by_name)
+    return Answer(where, sample, best, by_name[best], by_name)
 
 
 def _images(
@@ -155,7 +153,7 @@ def _tokenizer(data: DataSection, model: nn.Module) -> tuple[Any, int]:
 
 def _tagged(
     data: DataSection, model: nn.Module, inputs: Sequence[str | Path], names: Sequence[str]
-) -> Iterator[Prediction]:
+) -> Iterator[Answer]:
     """A tag for every token; O for one beyond the length that the model reads."""
     tokenizer, length = _tokenizer(data, model)
     rows = _some([row for each in inputs for row in _tokens(str(each), data)], inputs)
@@ -165,9 +163,9 @@ def _tagged(
         sentences = tagged_text.TaggedSentences(untold, tokenizer, length, takes_types(model))
         batch, _ = sentences.batch(torch.arange(len(some)).numpy())
         best = answer(model, batch)[..., : len(names)].argmax(-1).tolist()
-        for (where, tokens), row, firsts in zip(some, best, sentences.firsts, strict=True):
-            tags = [tagged_text.OUTSIDE if place is None else names[row[place]] for place in firsts]
-            yield Prediction(where, " ".join(tokens), tags, tokens=tokens)
+        for (where, tokens), row, token_starts in zip(some, best, sentences.token_starts, strict=True):
+            tags = [tagged_text.OUTSIDE if place is None else names[row[place]] for place in token_starts]
+            yield Answer(where, " ".join(tokens), tags, tokens=tokens)
 
 
 def _tokens(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -68,9 +68,9 @@ CHANGES = (
 
 def install() -> None:
     """Make every change when its module is imported, or now if it already is; and let torchvision be imported."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, _ChangingFinder) for finder in sys.meta_path):
         return
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _ChangingFinder())
     for change in CHANGES:
         if change.module in sys.modules and not OFF:
             _apply(change, sys.modules[change.module])
@@ -90,7 +90,7 @@ def _apply(change: Change, module: ModuleType) -> None:
     getattr(importlib.import_module(f"leanify.{home}"), name)(module)
 
 
-class _Finder:
+class _ChangingFinder:
     """On ``sys.meta_path``: wraps the loaders of the modules that are changed, and finds nothing else."""
 
     def find_spec(

@@ -133,7 +133,7 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, 
         )
     if image not in found or label not in found:
         asked = [(name,) if name else () for name in (data.image, data.label)]
-        raise columns.lacking(file, found, image=(asked[0], columns.PICTURES), label=(asked[1], columns.LABELS))
+        raise columns.missing_columns(file, found, image=(asked[0], columns.PICTURES), label=(asked[1], columns.LABELS))
     return str(image), str(label)
 
 

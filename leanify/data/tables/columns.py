@@ -51,7 +51,7 @@ def texts_in(found: Sequence[str]) -> tuple[str, ...]:
     return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
 
 
-def lacking(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]) -> DataError:
+def missing_columns(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]) -> DataError:
     """What is wrong with the columns that are asked for, and settings that name columns which the file has.
 
     ``wanted`` has, by key (``text`` for data.text), the names that the recipe asks for and the usual ones, which are
@@ -112,13 +112,13 @@ def stem_of(file: Path) -> str:
     return part[1] if part else file.stem
 
 
-def said(file: Path) -> str:
+def described(file: Path) -> str:
     """A table's path, and how many shards it stands for."""
     many = len(shards_of(file))
     return f"{file} (of {many} shards)" if many > 1 else str(file)
 
 
-def alone(folder: Path, suffixes: Sequence[str]) -> Path | None:
+def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
     """The one file of a folder that ends so, whatever its name: what there is to train on; None if there are more."""
     found = [file for suffix in suffixes for file in folder.glob(f"*{suffix}") if file.is_file()]
     one = len(found) == 1 and stem_of(found[0]) not in SPLITS["validation"]
@@ -144,10 +144,10 @@ def class_names(file: Path, column: str) -> tuple[str, ...]:
     return tuple(names) if names and whole else ()
 
 
-def spelt(cell: Any, names: Sequence[str]) -> Any:
+def by_class_name(cell: Any, names: Sequence[str]) -> Any:
     """A cell with classes by name, where it is an index into ``names`` or a list of them; any other as it is."""
     if isinstance(cell, (list, tuple)):
-        return [spelt(each, names) for each in cell]
+        return [by_class_name(each, names) for each in cell]
     return names[cell] if type(cell) is int and 0 <= cell < len(names) else cell
 
 

@@ -41,7 +41,7 @@ def flags_of(label: str, names: Sequence[str]) -> list[str]:
     return parts if label not in names and len(parts) > 1 and set(parts) <= set(names) else []
 
 
-def raised(row: Row, flags: Sequence[str]) -> list[str] | None:
+def flags_set(row: Row, flags: Sequence[str]) -> list[str] | None:
     """The flags that are 1 in a row; None if a cell is neither 0 nor 1."""
     cells = [_flag(row.get(name)) for name in flags]
     return None if None in cells else [name for name, cell in zip(flags, cells, strict=True) if cell]

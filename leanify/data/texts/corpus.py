@@ -122,12 +122,12 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
         path = folder_of(data)
         if path.is_file():
             return [*_cut(Text(path, faults).read(), data)], str(path)
-        lacking = data.validation == "validation" and _text_in(path, data.validation) is None
-        if data.holdout or lacking:
+        unvalidated = data.validation == "validation" and _text_in(path, data.validation) is None
+        if data.holdout or unvalidated:
             splits[1] = data.train
         found = [Text(_in_folder(path, split), faults) for split in splits]
         where = str(path)
-        if lacking and not data.holdout:
+        if unvalidated and not data.holdout:
             return [*_cut(found[0].read(), data), *found[2:]], f"{found[0]} (a tenth of it held out)"
     if data.samples is not None or data.holdout:
         return [*_cut(found[0].read(), data), *found[2:]], str(found[0])
@@ -144,7 +144,7 @@ def _text_in(path: Path, split: str) -> Path | None:
         return file
     texts = {file.stem for file in path.glob("*.txt")}
     several = len(texts) > 1 and not texts & set(columns.SPLITS["validation"])
-    return columns.alone(path, suffixes) or (path if several else None)
+    return columns.only_file(path, suffixes) or (path if several else None)
 
 
 def _in_folder(path: Path, split: str) -> Path:

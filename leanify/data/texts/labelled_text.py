@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.data.faults import Faults
-from leanify.data.tables.columns import LABELS, class_names, in_order, label_of, lacking, spelt, texts_in
-from leanify.data.tables.guessing import flags_of, raised
+from leanify.data.tables.columns import (
+    LABELS,
+    by_class_name,
+    class_names,
+    in_order,
+    label_of,
+    missing_columns,
+    texts_in,
+)
+from leanify.data.tables.guessing import flags_of, flags_set
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts.glue import Sentences
 from leanify.errors import DataError
@@ -42,7 +50,7 @@ class Labelled:
         order = class_names(file, label)
         rows: list[tuple[Texts, str]] = []
         for where, words, cell in cells:
-            if (answer := label_of(spelt(cell, order))) is None:
+            if (answer := label_of(by_class_name(cell, order))) is None:
                 faults.found(f"{where}: {label} is {cell!r:.40}, not a label")
             else:
                 rows.append((words, answer))
@@ -96,7 +104,7 @@ def cells_of(
             flags = flags_of(data.label or "", list(row))
             texts, label = _columns(file, list(row), replace(data, label=flags[0]) if flags else data)
         cells = [faults.text(row.get(name), f"{file}, {place}: {name}") for name in texts]
-        answer = raised(row, flags) if flags else row.get(label)
+        answer = flags_set(row, flags) if flags else row.get(label)
         if flags and answer is None:
             faults.found(f"{file}, {place}: a cell of {', '.join(flags)} is neither 0 nor 1")
         elif None not in cells:
@@ -111,7 +119,7 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[tuple
     label = data.label or next((name for name in LABELS if name in known), None)
     if not texts or label is None or any(name.lower() not in known for name in (*texts, label)):
         asked = (data.label,) if data.label else ()
-        raise lacking(file, found, text=(data.text, texts_in(found)), label=(asked, LABELS))
+        raise missing_columns(file, found, text=(data.text, texts_in(found)), label=(asked, LABELS))
     return tuple(known[name.lower()] for name in texts), known[label.lower()]
 
 

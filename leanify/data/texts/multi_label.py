@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.data.faults import Faults
-from leanify.data.tables.columns import SEPARATORS, class_names, in_order, labels_of, separator_of, spelt
+from leanify.data.tables.columns import SEPARATORS, by_class_name, class_names, in_order, labels_of, separator_of
 from leanify.data.texts.glue import Sentences
 from leanify.data.texts.labelled_text import Texts, cells_of, place_of
 from leanify.errors import DataError
@@ -42,7 +42,7 @@ class MultiLabelled:
         order = class_names(file, label)
         rows: list[tuple[Texts, tuple[str, ...]]] = []
         for where, words, cell in cells:
-            if (found := labels_of(spelt(cell, order), separator)) is None:
+            if (found := labels_of(by_class_name(cell, order), separator)) is None:
                 faults.found(f"{where}: {label} is {cell!r:.40}, neither a list of labels nor a string")
             else:
                 rows.append((words, found))

@@ -22,7 +22,7 @@ from torch import nn
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.samples import Part, Splits
-from leanify.data.tables.columns import CONLL, TABLES, alone, file_of, said, stem_of
+from leanify.data.tables.columns import CONLL, TABLES, described, file_of, only_file, stem_of
 from leanify.data.texts import vocabulary
 from leanify.data.texts.glue import Sentences, takes_types
 from leanify.data.texts.labelled_text import Labelled
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SUFFIXES = (*TABLES, *CONLL)
 
 
-class Table(Protocol):
+class LabelledTable(Protocol):
     """A table of labelled texts. ``columns`` describes them, ``names`` are the classes, ``lines`` all texts."""
 
     @property
@@ -58,7 +58,7 @@ class Table(Protocol):
     ) -> Sentences: ...
 
 
-Read = Callable[[Path, DataSection, Faults], Table]
+Read = Callable[[Path, DataSection, Faults], LabelledTable]
 KINDS: Mapping[str, tuple[Read, str]] = {  # task → reader of a table, and what its ``names`` are called
     "text-classification": (Labelled.read, "classes"),
     "text-regression": (Labelled.read, ""),
@@ -76,7 +76,7 @@ def find_table(path: Path, split: str) -> Path | None:
     if path.is_file():
         return path if split == "train" and path.suffix in SUFFIXES else None
     file = file_of(path, split, SUFFIXES)
-    return alone(path, SUFFIXES) if file is None and split == "train" else file
+    return only_file(path, SUFFIXES) if file is None and split == "train" else file
 
 
 def classes_of(data: DataSection) -> list[str]:
@@ -100,7 +100,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     tokenizer, by = vocabulary.tokenizer_of(data.tokenizer, lambda: table.lines, _key(table))
     vocabulary.check_fit(tokenizer, size, by)
 
-    def encoded(table: Table) -> Sentences:
+    def encoded(table: LabelledTable) -> Sentences:
         return table.encoded(names, tokenizer, length, takes_types(model))
 
     train = subset(encoded(table), data)
@@ -116,7 +116,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     return Splits(
         train,
         validation,
-        f"{said(table.file)} ({about}), {len(train):,} samples to train and {len(validation):,}{held} to validate",
+        f"{described(table.file)} ({about}), {len(train):,} samples to train and {len(validation):,}{held} to validate",
         classes=len(names) or None,
         tokenizer=tokenizer,
         names=tuple(names),
@@ -130,8 +130,8 @@ def _with_known(table: Any, names: Sequence[str], faults: Faults) -> Any:
     strange = [{label} - known if isinstance(label, str) else {*label} - known for _, label in table.rows]
     if not names or not any(strange):
         return table
-    lacking, many = sorted(set.union(*strange)), sum(map(bool, strange))
-    shown = few([repr(label[:40]) for label in lacking])
+    unknown, many = sorted(set.union(*strange)), sum(map(bool, strange))
+    shown = few([repr(label[:40]) for label in unknown])
     if not faults.skip:
         faults.found(
             f"{table.file}: the training data has no label {shown}, only {', '.join(names)}; {many:,} of "
@@ -146,7 +146,7 @@ def _with_known(table: Any, names: Sequence[str], faults: Faults) -> Any:
     return replace(table, rows=[row for row, extra in zip(table.rows, strange, strict=True) if not extra])
 
 
-def _key(table: Table) -> str:
+def _key(table: LabelledTable) -> str:
     """A digest of a table's texts, as a cache key."""
     digest = hashlib.sha256()
     for line in table.lines:
@@ -154,7 +154,7 @@ def _key(table: Table) -> str:
     return digest.hexdigest()
 
 
-def _names(table: Table, data: DataSection) -> list[str]:
+def _names(table: LabelledTable, data: DataSection) -> list[str]:
     names = [] if data.task == "text-regression" else table.names
     if len(names) == 1 and data.task != "multi-label-classification":
         one = KINDS[data.task][1].removesuffix("es" if data.task == "text-classification" else "s")
@@ -162,7 +162,7 @@ def _names(table: Table, data: DataSection) -> list[str]:
     return names
 
 
-def _train(data: DataSection, faults: Faults) -> Table:
+def _train(data: DataSection, faults: Faults) -> LabelledTable:
     folder = folder_of(data)
     file = find_table(folder, data.train)
     if file is None:
@@ -170,7 +170,7 @@ def _train(data: DataSection, faults: Faults) -> Table:
     return KINDS[data.task][0](file, data, faults)
 
 
-def _validation(data: DataSection, faults: Faults) -> Table:
+def _validation(data: DataSection, faults: Faults) -> LabelledTable:
     folder = folder_of(data)
     file = find_table(folder, data.validation)
     if file is None:

@@ -19,7 +19,16 @@ from torch import Tensor
 
 from leanify.data.faults import Faults
 from leanify.data.samples import IGNORED
-from leanify.data.tables.columns import TAGS, TOKENS, class_names, in_order, lacking, one_of, parts_of, spelt
+from leanify.data.tables.columns import (
+    TAGS,
+    TOKENS,
+    by_class_name,
+    class_names,
+    in_order,
+    missing_columns,
+    one_of,
+    parts_of,
+)
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts.glue import Sentences
 from leanify.data.texts.labelled_text import place_of
@@ -52,7 +61,7 @@ class Tagged:
             if names is None:
                 names = columns_of(file, list(row), data)
                 order = class_names(file, names[1])
-            tokens, tags = parts_of(row.get(names[0])), parts_of(spelt(row.get(names[1]), order))
+            tokens, tags = parts_of(row.get(names[0])), parts_of(by_class_name(row.get(names[1]), order))
             if problem := _problem(tokens, tags, names):
                 faults.found(f"{file}, {place}: {problem}")
             elif tokens and tags:
@@ -89,7 +98,7 @@ def columns_of(file: Path, found: Sequence[str], data: DataSection) -> tuple[str
     asked = (data.label,) if data.label else ()
     tokens, tags = one_of(data.text[:1] or TOKENS, found), one_of(asked or TAGS, found)
     if tokens is None or tags is None:
-        raise lacking(file, found, text=(data.text[:1], TOKENS), label=(asked, TAGS))
+        raise missing_columns(file, found, text=(data.text[:1], TOKENS), label=(asked, TAGS))
     return tokens, tags
 
 
@@ -97,7 +106,7 @@ def column_of_tokens(file: Path, found: Sequence[str], data: DataSection) -> str
     """The column of tokens, as the recipe names it or guessed by name. Raises DataError."""
     tokens = one_of(data.text[:1] or TOKENS, found)
     if tokens is None:
-        raise lacking(file, found, text=(data.text[:1], TOKENS))
+        raise missing_columns(file, found, text=(data.text[:1], TOKENS))
     return tokens
 
 
@@ -115,7 +124,7 @@ def _problem(tokens: Sequence[str] | None, tags: Sequence[str] | None, names: Se
 
 
 class TaggedSentences(Sentences):
-    """Tokenised sentences. ``targets`` is the number of tags per sample, ``firsts`` the tokens' first pieces."""
+    """Tokenised sentences. ``targets`` is the number of tags per sample, ``token_starts`` each token's first piece."""
 
     def __init__(
         self,
@@ -127,15 +136,17 @@ class TaggedSentences(Sentences):
         if not getattr(tokenizer, "is_fast", False):
             raise DataError("this tokenizer does not map pieces to tokens; use a fast tokenizer")
         super().__init__([((" ".join(tokens),), 0) for tokens, _ in rows], tokenizer, length, types, offsets=True)
-        self.firsts = [first_pieces(tokens, spans) for (tokens, _), spans in zip(rows, self.offsets, strict=True)]
+        self.token_starts = [first_pieces(tokens, spans) for (tokens, _), spans in zip(rows, self.offsets, strict=True)]
         self.offsets = []
         targets = np.full(self.lengths.sum(), IGNORED)
-        for start, firsts, (_, tags) in zip(self.starts, self.firsts, rows, strict=True):
-            for place, tag in zip(firsts, tags, strict=True):
+        for start, token_starts, (_, tags) in zip(self.starts, self.token_starts, rows, strict=True):
+            for place, tag in zip(token_starts, tags, strict=True):
                 if place is not None:
                     targets[start + place] = tag
         self.tags = targets
-        self.targets = np.array([sum(place is not None for place in firsts) for firsts in self.firsts])
+        self.targets = np.array(
+            [sum(place is not None for place in token_starts) for token_starts in self.token_starts]
+        )
 
     def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
         """→ inputs as in `Sentences`, (B, N) each; tags (B, N), IGNORED except at tokens' first pieces"""
