@@ -20,7 +20,7 @@ from leanify.data.images.folder import decoded, transforms
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training.curves import curves_of, in_text
-from leanify.training.predicting import Prediction, predict
+from leanify.training.predicting import Answer, predict
 
 IMAGES = """
 [model]
@@ -157,7 +157,7 @@ def test_the_command_prints_predictions_in_every_format(texts: Path, capsys: Any
 
 def test_an_empty_text_and_one_in_brackets_keep_their_cells(capsys: pytest.CaptureFixture[str]) -> None:
     samples = ("", "[red] and [/red]", "x" * 99)
-    _print([Prediction(f"line {i}", sample, f"class-{i}", 0.5, {}) for i, sample in enumerate(samples)])
+    _print([Answer(f"line {i}", sample, f"class-{i}", 0.5, {}) for i, sample in enumerate(samples)])
     header, *rows = capsys.readouterr().out.splitlines()
     assert [row.find(f"class-{i}") for i, row in enumerate(rows)] == [header.index("answer")] * 3
     assert "[red] and [/red]" in rows[1]
