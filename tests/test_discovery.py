@@ -11,24 +11,21 @@ from torch import nn
 
 import leanify
 from leanify.lens import families
-from leanify.lens.families import Reading
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.zoo import laws, tiny, tiny_shapes
 
 
 @pytest.fixture(autouse=True)
-def learned() -> Iterator[None]:
-    """What a test learns or forgets is put back."""
+def table() -> Iterator[None]:
+    """What a test forgets is put back."""
     torch.set_num_threads(1)
     tiny.warm()
-    table = families.known()
-    before, learned = dict(table), set(families._LEARNED)
+    rows = families.known()
+    before = dict(rows)
     yield
-    table.clear()
-    table.update(before)
-    families._LEARNED.clear()  # else a model that a later test reads would count as read by trial
-    families._LEARNED.update(learned)
+    rows.clear()
+    rows.update(before)
 
 
 def forget(model: nn.Module) -> list[str]:
@@ -72,10 +69,7 @@ def test_it_is_found_without_memory() -> None:
     assert origin is not None
     model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
     forget(model)
-    with pytest.warns(
-        UserWarning, match="LlamaAttention: its attention was read by trial; it is not in leanify's table"
-    ):
-        assert leanify.read(model).stages[0].depth == tiny_shapes.LAYERS
+    assert leanify.read(model).stages[0].depth == tiny_shapes.LAYERS
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -85,8 +79,7 @@ def test_it_is_found_in_every_precision(library: str, name: str, dtype: torch.dt
     model, _ = tiny.build(library, name)
     written = leanify.read(model)
     forget(model)
-    with pytest.warns(UserWarning, match="its MLP was read by trial"):
-        assert leanify.read(model.to(dtype)) == written
+    assert leanify.read(model.to(dtype)) == written
 
 
 def test_a_wrong_row_is_blamed() -> None:
@@ -129,14 +122,25 @@ def test_what_cannot_be_run_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_learned_row_is_a_row_like_any_other() -> None:
+def test_a_discovered_row_is_a_row_like_any_other() -> None:
     model, _ = tiny.build("hf", "bert")
     (name,) = (one for one in forget(model) if one.endswith("BertAttention"))
-    with pytest.warns(UserWarning, match="read by trial"):
-        leanify.read(model)
-    assert isinstance(families.known()[name][0], Reading)
-    assert families.known()[name][0].columns == {"output.dense": "h d"}
-    learned = {reading.name: reading for reading in families.learned()}
-    assert learned[name] == families.known()[name][0]
-    (mlp,) = (reading for reading in learned.values() if reading.is_mlp and "bert.modeling_bert" in reading.name)
+    leanify.read(model)
+    kept = [row for module in model.modules() if (row := families.attached(module)) is not None]
+    (attention,) = {repr(row): row for row in kept if row.is_attention}.values()
+    (mlp,) = {repr(row): row for row in kept if row.is_mlp}.values()
+    assert (attention.name, attention.columns) == (name, {"output.dense": "h d"})
     assert (mlp.rows, mlp.columns) == ({"intermediate.dense": "m"}, {"output.dense": "m"})
+    assert families.rows_of(families.toml(attention)) == [replace(attention, name=families.short(name))]
+    assert name not in families.known()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_read_of_one_model_is_not_believed_of_the_next() -> None:
+    one, _ = tiny.build("hf", "bert")
+    other, _ = tiny.build("hf", "bert")
+    forget(one)
+    table = dict(families.known())
+    leanify.read(one)
+    assert families.known() == table
+    assert not any(families.attached(module) for module in other.modules())

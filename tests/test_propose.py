@@ -27,14 +27,12 @@ def table() -> Iterator[dict[str, list[Reading]]]:
     torch.set_num_threads(1)
     tiny.warm()
     rows, freed = families.known(), forwards._FREED
-    before, freed_before, learned = dict(rows), dict(freed), set(families._LEARNED)
+    before, freed_before = dict(rows), dict(freed)
     freed.clear()
     yield rows
     for now, then in ((rows, before), (freed, freed_before)):
         now.clear()
         now.update(then)
-    families._LEARNED.clear()
-    families._LEARNED.update(learned)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.errors import UnsupportedModel
-from leanify.lens.families import Reading, known, reading_of
+from leanify.lens.families import Reading, attached, known, reading_of
 
 
 def multihead(
@@ -97,22 +97,25 @@ def free(module: nn.Module) -> None:
     for part in module.modules():
         reading = reading_of(part)
         if reading and (reading.edits or reading.forward) and "freed" not in vars(type(part)):
-            part.__class__ = _freed_class(type(part))
+            part.__class__ = _freed_class(type(part), attached(part))
 
 
-_FREED: dict[type[nn.Module], type[nn.Module]] = {}
+_FREED: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
 
-def _freed_class(upstream: type[nn.Module]) -> type[nn.Module]:
-    """The freed subclass of an upstream class (cached)."""
-    if upstream not in _FREED:
-        _FREED[upstream] = _make(upstream, known()[f"{upstream.__module__}.{upstream.__qualname__}"][0])
-    return _FREED[upstream]
+def _freed_class(upstream: type[nn.Module], own: Reading | None = None) -> type[nn.Module]:
+    """The freed subclass of an upstream class (cached), by a module's own row or the class's first."""
+    reading = own or known()[f"{upstream.__module__}.{upstream.__qualname__}"][0]
+    key = upstream, repr((reading.edits, reading.methods, reading.forward))
+    if key not in _FREED:
+        _FREED[key] = _make(upstream, reading)
+    return _FREED[key]
 
 
 def free_as(module: nn.Module, reading: Reading) -> None:
     """Free the forward of ``module`` in place by ``reading`` instead of its class's row, to try a reading."""
-    module.__class__ = _make(type(module), reading)
+    if reading.edits or reading.forward:
+        module.__class__ = _make(type(module), reading)
 
 
 def _make(upstream: type[nn.Module], reading: Reading) -> type[nn.Module]:
@@ -135,25 +138,33 @@ def _subclass(upstream: type[nn.Module], methods: dict[str, Callable[..., Any]])
 
 
 def _edited(upstream: type[nn.Module], name: str, edits: Mapping[str, str]) -> Callable[..., Any]:
-    """Compile one method of ``upstream`` with its edits applied, in the original's namespace."""
+    """Compile one method of ``upstream`` with its edits applied, in the original's namespace and closure."""
     method = inspect.unwrap(getattr(upstream, name))
     source = textwrap.dedent(inspect.getsource(method))
+    bound = {word: cell.cell_contents for word, cell in zip(_closed(method), method.__closure__ or (), strict=True)}
     for old, new in edits.items():
         source = source.replace(old, new)
     filename = f"<{upstream.__module__}.{upstream.__qualname__}.{name}, freed>"
+    if bound:  # names of the function around the class, and the class itself for super()
+        source = f"def around({', '.join(bound)}):\n{textwrap.indent(source, '    ')}    return {name}\n"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     made: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), method.__globals__, made)  # the installed library's source, never a file's
-    freed: Callable[..., Any] = made[name]
+    freed: Callable[..., Any] = made["around"](**bound) if bound else made[name]
     freed.__qualname__ = f"{upstream.__qualname__}.{name}"
     freed.__module__ = upstream.__module__
     return freed
 
 
+def _closed(method: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = method.__code__.co_freevars
+    return names
+
+
 def _reduce(self: nn.Module) -> tuple[object, ...]:
-    return _rebuild, (type(self).__mro__[1],), self.__dict__
+    return _rebuild, (type(self).__mro__[1], attached(self)), self.__dict__
 
 
-def _rebuild(upstream: type[nn.Module]) -> nn.Module:
-    cls = _freed_class(upstream)
+def _rebuild(upstream: type[nn.Module], own: Reading | None = None) -> nn.Module:
+    cls = _freed_class(upstream, own)
     return cls.__new__(cls)

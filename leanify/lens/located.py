@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.architecture import Architecture, Block, Layer, Stage
+from leanify.errors import UnsupportedModel
 from leanify.lens.families import Reading
-from leanify.lens.resize import features_of, part_of
+from leanify.lens.resize import attribute_of, features_of, part_of
 from leanify.upstream.origin import origin_of
 
 
@@ -43,8 +45,17 @@ class LocatedLayer:
 
     @property
     def output(self) -> nn.Module:
-        """The output projection; its input is the concatenated heads A."""
-        return self.attention.module.get_submodule(self._output)
+        """The output projection; its input is the concatenated heads A.
+
+        Raises UnsupportedModel where it is a bare parameter, which no hook sees.
+        """
+        path = self._output
+        if part_of(self.attention.module, path) is None:
+            raise UnsupportedModel(
+                f"{self.output_path}: this attention's output projection is a bare parameter, not a module, so its "
+                "input cannot be observed; reading, growing, writing and training it do not need that"
+            )
+        return self.attention.module.get_submodule(path)
 
     @property
     def output_path(self) -> str:
@@ -53,19 +64,36 @@ class LocatedLayer:
     @property
     def _output(self) -> str:
         site = self.attention
-        return next(p for p, how in site.reading.columns.items() if "h" in how.split() and part_of(site.module, p))
+        paths = [path for path, how in site.reading.columns.items() if "h" in how.split()]
+        return next((path for path in paths if part_of(site.module, path)), paths[0])
+
+    @property
+    def width(self) -> int:
+        """The number of outputs of the output projection: the residual width."""
+        return _outputs_of(self.attention, self._output)
+
+    @property
+    def inner(self) -> int:
+        """The number of inputs of the output projection as it stands, all heads together."""
+        path = self._output
+        part = part_of(self.attention.module, path)
+        if part is not None:
+            return features_of(part).inputs
+        pairs = zip(self.attention.reading.tensors[path], attribute_of(self.attention.module, path).shape, strict=True)
+        return math.prod(length for how, length in pairs if how != "1")
 
     @property
     def width_after(self) -> int:
         """The residual width after the layer: its MLP's output width, or the attention's without an MLP."""
         site = self.mlp or self.attention
-        ends = (part_of(site.module, p) for p, how in site.reading.columns.items() if "m" in how.split())
-        return features_of(next((end for end in ends if end is not None), self.output)).outputs
+        ends = [path for path, how in site.reading.columns.items() if "m" in how.split()]
+        found = [path for path in ends if part_of(site.module, path) is not None or path in site.reading.tensors]
+        return _outputs_of(site, found[0]) if found else self.width
 
     def read(self) -> Layer:
         sizes = self.attention.sizes
         return Layer(
-            width=features_of(self.output).outputs,
+            width=self.width,
             heads=sizes["h"],
             kv_heads=sizes.get("g", sizes["h"]),
             head_dim=sizes["d"],
@@ -73,6 +101,15 @@ class LocatedLayer:
             experts=self.mlp.sizes.get("x", 0) if self.mlp else 0,
             active=self.mlp.sizes.get("a", 0) if self.mlp else 0,
         )
+
+
+def _outputs_of(site: Site, path: str) -> int:
+    """The number of outputs of a linear map at a path inside a site: a module, or a bare parameter."""
+    part = part_of(site.module, path)
+    if part is not None:
+        return features_of(part).outputs
+    pairs = zip(site.reading.tensors[path], attribute_of(site.module, path).shape, strict=True)
+    return math.prod(length for how, length in pairs if how == "1")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ def part_of(module: nn.Module, path: str) -> nn.Module | None:
 def attribute_of(thing: Any, path: str) -> Any:
     """The attribute at a dotted path, or None."""
     for name in path.split("."):
-        if (thing := getattr(thing, name, None)) is None:
+        thing = thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+        if thing is None:
             return None
     return thing
 
@@ -60,7 +61,7 @@ def attribute_of(thing: Any, path: str) -> Any:
 def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
     """Solve a reading's symbols from its parts' shapes and attributes. Raises UnsupportedModel if that fails."""
     try:
-        sizes = notation.solve(_facts(module, reading), {})
+        sizes = notation.solve(_facts(module, reading), dict(reading.sizes))
     except ValueError as error:
         raise UnsupportedModel(
             f"{path} is not as the row of {reading.name} describes it: {error}. The row is wrong, or written for "
@@ -88,6 +89,7 @@ def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
         value = attribute_of(module, part)
         if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
             facts.append((how, value))
+    facts += [(how, len(module.get_submodule(part))) for part, how in reading.lists.items()]  # type: ignore[arg-type]
     for part, axes in reading.tensors.items():
         if isinstance(value := attribute_of(module, part), Tensor):
             facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if notation.symbols(how)]
@@ -118,6 +120,8 @@ def resize(
     else:
         for part, layouts in reading.tensors.items():
             _resize_tensor(site, part, layouts, old, sizes)
+    for part, how in reading.lists.items():
+        _resize_list(model, f"{path}.{part}", site.get_submodule(part), int(notation.evaluate(how, sizes)))
     for part, how in reading.attributes.items():
         if notation.symbols(how) <= sizes.keys():  # an attention that reads another layer's keys has no groups itself
             _update_attribute(site, part, how, old, sizes)
@@ -169,6 +173,19 @@ def _resize_linear(
         matrix = tensor.dim() > 1
         zeroed = features.input_axis if matrix and columns else -1
         _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
+
+
+def _resize_list(model: nn.Module, path: str, heads: nn.Module, length: int) -> None:
+    """Shorten a list with one module for each head, or add copies of the last one with new weights."""
+    assert isinstance(heads, nn.ModuleList)
+    del heads[length:]
+    while len(heads) < length:
+        added = copy.deepcopy(heads[-1])
+        for name, part in added.named_modules():
+            if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
+                continue
+            initialise_module(model, f"{path}.{len(heads)}.{name}".rstrip("."), part)
+        heads.append(added)
 
 
 @torch.no_grad()
@@ -311,7 +328,7 @@ def _update_attribute(module: nn.Module, path: str, how: str, old: notation.Size
     """Update a number for the new sizes; a configuration is first copied, because other modules share it."""
     owner_path, _, name = path.rpartition(".")
     owner = attribute_of(module, owner_path) if owner_path else module
-    value = getattr(owner, name, None)
+    value = attribute_of(owner, name)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return
     before, after = notation.evaluate(how, old), notation.evaluate(how, new)
@@ -321,4 +338,8 @@ def _update_attribute(module: nn.Module, path: str, how: str, old: notation.Size
         holder_path, _, held = owner_path.rpartition(".")
         owner = copy.deepcopy(owner)
         setattr(attribute_of(module, holder_path) if holder_path else module, held, owner)
-    setattr(owner, name, after if value == before else value * (after / before))
+    now = after if value == before else value * (after / before)
+    if isinstance(owner, dict):
+        owner[name] = now
+    else:
+        object.__setattr__(owner, name, now)  # a frozen dataclass too; numbers of a module are no parameters

@@ -8,28 +8,41 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
 from leanify.errors import UnsupportedModel
 from leanify.lens import discovery, families
-from leanify.lens.families import expanded, known, reading_of
+from leanify.lens.families import class_of, expanded, reading_of
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, routers_of, within
-from leanify.lens.resize import features_of, part_of, sizes_of
+from leanify.lens.resize import sizes_of
+from leanify.upstream.given import give, given_to
+from leanify.upstream.inputs import knows_input
 from leanify.upstream.spelling import experts_per_token
+from leanify.upstream.wrappers import check_bare
 
 
-def locate(model: nn.Module) -> LocatedModel:
+def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> LocatedModel:
     """Locate every stage of the model, in module order.
+
+    ``inputs`` are an example of the input of a model of unknown library, and ``rows`` say how its attentions and MLPs
+    are laid out, where the user knows better; both are kept with the model.
 
     Raises UnsupportedModel if there is no attention, or one without a row that cannot be read by trial either.
     """
+    check_bare(model)
+    if inputs is not None:
+        give(model, inputs)
+    if rows is not None:
+        families.attach_rows(model, rows)
     sites = _known_sites(model)
     attentions = [site for site in sites if site.reading.is_attention]
     if not attentions:
         raise UnsupportedModel(
             f"{name_of(model)} has no attention layer that leanify knows: a redesign trades layers for attention "
             "heads, so it takes transformers (ViT, DeiT, XCiT, BERT, RoBERTa, GPT-2, Llama, Qwen2, …)"
+            + ("" if knows_input(model) else "; of a module of your own give an example input: inputs=batch")
         )
     mlps = _residual_mlps(sites, attentions)
     stages: dict[str, dict[str, list[Site]]] = {}
@@ -47,11 +60,9 @@ def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
 def _serves_attention(mlp: Site, attentions: dict[str, Site]) -> bool:
     """Whether an MLP inside an attention computes something other than the residual stream, as a position table."""
     around = next((attentions[p] for p in ancestors(mlp.path) if p in attentions and p != mlp.path), None)
-    ends = (part_of(mlp.module, path) for path, how in mlp.reading.columns.items() if "m" in how)
-    last = next((end for end in ends if end is not None), None)
-    if around is None or last is None:
+    if around is None or not any("m" in how for how in mlp.reading.columns.values()):
         return False
-    return features_of(last).outputs != features_of(LocatedLayer(around, None).output).outputs
+    return LocatedLayer(around, mlp).width_after != LocatedLayer(around, None).width
 
 
 def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> LocatedStage:
@@ -118,38 +129,31 @@ _HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"
 
 
 def _known_sites(model: nn.Module) -> list[Site]:
-    """Every module with a row, or read by trial now.
+    """Every module with a row, or read by trial now: all of a user's module, and what a library's has without a row.
 
     Raises UnsupportedModel for an unknown attention, which would otherwise silently keep its heads.
     """
     sites = sites_of(model)
-    learned = False
-    while (path := _unknown_attention(model, sites)) is not None:
-        if why := discovery.learn(model, path):
-            cls = type(model.get_submodule(path))
-            raise UnsupportedModel(
-                f"{name_of(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
-                f"does not know how to read{why}; known are {sum(r[0].is_attention for r in known().values())} others"
-            )
-        learned = True
-        sites = sites_of(model)
-    return _with_learned_mlps(model, sites) if learned else sites
-
-
-def _with_learned_mlps(model: nn.Module, sites: list[Site]) -> list[Site]:
-    """The sites plus MLPs read by trial, for blocks whose attention was read by trial and that have no known MLP."""
-    names = {reading.name for reading in families.learned()}
-    tried: set[type[nn.Module]] = set()
-    for attention in [site for site in sites if site.reading.name in names and site.reading.is_attention]:
-        entries = (p for p in ancestors(attention.path) if p.rpartition(".")[2].isdigit() and p != attention.path)
-        block = next(entries, None)
-        if block is None or any(site.reading.is_mlp and within(site.path, block) for site in sites):
-            continue
-        module = model.get_submodule(block)
-        width = features_of(LocatedLayer(attention, None).output).outputs
-        if type(module) not in tried and discovery.learn_mlp(model, module, width):
-            sites = sites_of(model)
-        tried.add(type(module))
+    unknown = _unknown_attention(model, sites)
+    if unknown is None and (given_to(model) is None or discovery.is_done(model)):
+        return sites
+    try:
+        missed = discovery.discover(model)
+    except UnsupportedModel as error:
+        if unknown is None:
+            raise
+        missed = {unknown: f"it could not be run: {error}"}
+    sites = sites_of(model)
+    left = _unknown_attention(model, sites)
+    if left is not None and given_to(model) is None:
+        missed.setdefault(left, "no softmax or fused kernel of products of linear maps was seen in it")
+    if missed:
+        path, why = next(iter(missed.items()))
+        cls = class_of(model.get_submodule(path))
+        raise UnsupportedModel(
+            f"{name_of(model)}: the attention at {path!r} is a {cls.__module__}.{cls.__qualname__}, which leanify "
+            f"does not know how to read: {why}"
+        )
     return sites
 
 

@@ -10,36 +10,50 @@ Laws, which the tests check for every family:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Literal
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from leanify.architecture import Architecture, Layer
 from leanify.errors import ShapeError, UnsupportedModel
+from leanify.lens.families import Rows
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, routers_of, within
-from leanify.lens.resize import features_of, part_of, repeat_rows, resize
+from leanify.lens.resize import part_of, repeat_rows, resize
 from leanify.lens.sites import locate
+from leanify.upstream.given import given_to
 from leanify.upstream.initialise import initialise_model
 from leanify.upstream.origin import origin_of, set_origin
-from leanify.upstream.settle import drop_path_rates, settle
+from leanify.upstream.settle import drop_path_rates, leave_fast_path, settle
 
 Weights = Literal["keep", "fresh"]
 Sizes = dict[str, int]
 
 
-def read(model: nn.Module) -> Architecture:
-    """Read the shape of any timm or transformers module from its tensors.
+def read(model: nn.Module, inputs: Any = None, rows: Rows = None) -> Architecture:
+    """Read the shape of a transformer from its tensors.
 
-    Raises UnsupportedModel if there is no attention, or one whose layout is unknown.
+    Of a module that is neither timm's nor transformers', ``inputs`` are an example of what its forward takes: a tensor,
+    a tuple of arguments, or a dictionary by argument. One forward pass shows its attentions and MLPs; what is found is
+    kept with the model, so that later calls need no inputs. ``rows`` say how classes are laid out that are not found:
+    rows as those of ``leanify/lens/families``, as values, as TOML or a TOML file.
+
+    Warns of what it could not read. Raises UnsupportedModel if there is no attention, or one whose layout is unknown.
     """
-    return locate(model).architecture
+    located = locate(model, inputs, rows)
+    if given_to(model) is not None:
+        for words in unread(located):
+            warnings.warn(words, stacklevel=2)
+    return located.architecture
 
 
-def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep") -> nn.Module:
-    """Return a new model with the given shape; ``model`` is not changed.
+def write(
+    model: nn.Module, architecture: Architecture, weights: Weights = "keep", inputs: Any = None, rows: Rows = None
+) -> nn.Module:
+    """Return a new model with the given shape; ``model`` is not changed. ``inputs`` and ``rows`` are those of `read`.
 
     ``weights="keep"`` keeps the first blocks, heads and hidden units. New heads and units are initialised by upstream's
     initialiser with zero output columns, so that a grown model computes the same as before. ``weights="fresh"``
@@ -47,7 +61,7 @@ def write(model: nn.Module, architecture: Architecture, weights: Weights = "keep
 
     Raises ShapeError if the architecture has other stages or widths, or heads that break key/value groups.
     """
-    return write_located(locate(model), architecture, weights).model
+    return write_located(locate(model, inputs, rows), architecture, weights).model
 
 
 @torch.no_grad()
@@ -59,8 +73,9 @@ def write_located(located: LocatedModel, architecture: Architecture, weights: We
         site = cut.by_path[path]
         resize(cut.model, path, site.module, site.reading, site.sizes, sizes[path])
     for layer, wanted in zip(cut.layers, architecture.layers(), strict=True):
-        if layer.read() != wanted and features_of(layer.output).inputs != wanted.width:
+        if layer.read() != wanted and layer.inner != wanted.width:
             free(layer.attention.module)
+            leave_fast_path(cut.model, layer.attention.path)
     new = cut.resized(sizes)
     _tie(new.model, located.model)
     settle(new.model, old, architecture, {s.name: drop_path_rates(_children(s)) for s in located.stages})
@@ -83,8 +98,16 @@ def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[Loc
     return cut, sizes | _table_sizes(cut, sizes)
 
 
-def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int | None = None) -> nn.Module:
+def grow(
+    model: nn.Module,
+    heads: int | Sequence[int] | None = None,
+    factor: int | None = None,
+    inputs: Any = None,
+    rows: Rows = None,
+) -> nn.Module:
     """Return a copy with more heads at constant head_dim and unchanged outputs (new output columns are zero).
+
+    ``inputs`` and ``rows`` are those of `read`.
 
     ``heads`` is the new number, one for all stages that a redesign changes or one per stage; ``factor`` multiplies the
     heads of every stage. Under grouped-query attention, whole key/value groups are added.
@@ -93,7 +116,7 @@ def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int
     are copies of the old ones, equally many of each; UnsupportedModel is raised if the new number is not a multiple.
     Raises ShapeError for fewer heads than before, or heads that break key/value groups.
     """
-    located = locate(model)
+    located = locate(model, inputs, rows)
     shape = located.architecture.grown(heads, factor)
     mixed = {
         layer.attention.path: _norm_over_heads(layer.attention, wanted.heads)
@@ -105,6 +128,22 @@ def grow(model: nn.Module, heads: int | Sequence[int] | None = None, factor: int
             old = located.by_path[site.path]
             repeat_rows(old.module, site.module, site.reading, old.sizes, site.sizes)
     return grown.model
+
+
+def unread(located: LocatedModel) -> Iterator[str]:
+    """What a reading leaves out: blocks without an MLP, and attentions whose depth cannot change."""
+    for stage in located.stages:
+        layers = list(stage.layers)
+        if not any(layer.mlp for layer in layers):
+            yield (
+                f"{stage.name or 'the model'}: no MLP was found in its blocks (a map to hidden units, an activation, a "
+                "map back), so their widths cannot be traded; leanify.read(…, rows=…) takes a row that says where it is"
+            )
+        if stage.container is None:
+            yield (
+                f"{stage.name or 'the model'}: this attention stands in no list of alike blocks, so its depth stays; "
+                "its heads can change"
+            )
 
 
 def _norm_over_heads(attention: Site, heads: int) -> bool:

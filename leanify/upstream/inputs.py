@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from leanify.errors import ShapeError
+from leanify.errors import ShapeError, UnsupportedModel
 from leanify.upstream import diffusion
 from leanify.upstream.caches import longest_context
 from leanify.upstream.diffusion import is_diffusers
+from leanify.upstream.given import batch_of, given_to
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side
 from leanify.upstream.origin import is_hf, is_own, origin_of
@@ -31,13 +32,36 @@ def example_inputs(
     """Return a random batch by argument name: images, sound, or token ids (by default 512, or as many as fit).
 
     transformers models get their main input, their forward's required arguments, and decoder tokens. Floating-point
-    inputs have the model's dtype.
+    inputs have the model's dtype. An example that a user gave with his module stays as it is for ``batch`` 1, whatever
+    its batch.
+
+    Raises UnsupportedModel for a module of unknown input without an example of it.
     """
+    given = given_to(model)
+    if given is not None:
+        asked = batch_of(given, batch) if batch > 1 else given
+        return {name: _on(value, device, model) for name, value in asked.items()}
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     meta = str(device) == "meta"
     with torch.device("meta") if meta else nullcontext(), NothingToDraw(device):  # 10⁹ pixels cost nothing there
         made = _examples(model, batch, tokens, device)
     return {name: value.to(kind) if value.is_floating_point() else value for name, value in made.items()}
+
+
+def knows_input(model: nn.Module) -> bool:
+    """Whether an input can be made for the model, or was given."""
+    known = is_own(model) or is_diffusers(model) or is_hf(model) or given_to(model) is not None
+    return known or bool(getattr(model, "pretrained_cfg", None))
+
+
+def _on(value: Any, device: str | torch.device, model: nn.Module) -> Any:
+    """A given input on a device, where it is floating point in the model's dtype; a container keeps its type."""
+    if isinstance(value, Tensor):
+        kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), value.dtype)
+        return value.to(device, kind) if value.is_floating_point() else value.to(device)
+    if isinstance(value, dict):
+        return {key: _on(item, device, model) for key, item in value.items()}
+    return type(value)(_on(item, device, model) for item in value) if type(value) in (tuple, list) else value
 
 
 def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | torch.device) -> dict[str, Tensor]:
@@ -75,7 +99,13 @@ def _begins_with_convolution(model: nn.Module, channels: int) -> bool:
 
 
 def _timm_input_size(model: nn.Module) -> tuple[int, ...]:
-    default: Any = model.pretrained_cfg
+    default: Any = getattr(model, "pretrained_cfg", None) or {}
+    if "input_size" not in default:
+        raise UnsupportedModel(
+            f"{type(model).__name__} comes from neither timm nor transformers, so its input is not known: give an "
+            "example input, leanify.read(model, inputs=batch) (a tensor, a tuple or a dictionary); so for write, grow, "
+            "redesign, profile and save"
+        )
     origin = origin_of(model)
     channels = getattr(model, "in_chans", None) or default["input_size"][0]
     asked = origin.options.get("img_size") if origin else None

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from leanify.architecture import Architecture, Stage
 from leanify.upstream.lean_config import carry
 from leanify.upstream.origin import is_hf
@@ -48,6 +50,21 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
     if is_hf(model) and old != new:
         _update_lists(model.config, new)
         carry(model.config, before_surgery, new)
+
+
+def leave_fast_path(model: nn.Module, attention: str) -> None:
+    """Make torch's encoder layers around this attention take their plain forward.
+
+    In eval mode without gradients they call a fused kernel instead of the attention's forward, and the kernel knows
+    one shape only: inner == width.
+    """
+    parts = attention.split(".")
+    for end in range(len(parts)):
+        module: Any = model.get_submodule(".".join(parts[:end]))
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = module.enable_nested_tensor = False
 
 
 def _update_depth(model: Any, name: str, old: int, new: int) -> None:

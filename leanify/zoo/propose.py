@@ -6,17 +6,17 @@ must.
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from leanify.errors import LeanifyError
-from leanify.lens import discovery, families, sites, surgery
-from leanify.lens.families import Reading, short
+from leanify.lens import families, sites, surgery
+from leanify.lens.families import Reading, toml
 from leanify.lens.located import Site
 from leanify.zoo import laws, tiny, tiny_timm
 from leanify.zoo.running import Call, LawBroken, randomised
@@ -43,37 +43,58 @@ def propose(library: str, name: str) -> Proposal:
         warnings.simplefilter("ignore")  # reading by trial is the purpose here, so its warning is not needed
         model, call = tiny.build(library, name)
         model = randomised(model)
-        table = families.known()
-        before = set(table)
         surgery.read(model)
-        new = [site for site in sites.sites_of(model) if site.reading.name not in before]
-        _relax(model, call, [site for site in new if site.reading.is_attention])
-        _learn_mlps(model)
-        found = [table[new][0] for new in sorted(table.keys() - before)]
-        known = {site.reading.name: site.reading for site in sites.sites_of(model) if site.reading.name in before}
-        try:
-            laws.hold_all(model, call)
-        except LawBroken as error:
-            return Proposal(found, list(known.values()), str(error))
-    return Proposal(found, list(known.values()), "")
+        rows = _relaxed(model, call)
+        known = {
+            site.reading.name: site.reading for site in sites.sites_of(model) if not families.attached(site.module)
+        }
+        with _in_the_table(rows):  # where a model that is saved and loaded finds them
+            try:
+                laws.hold_all(model, call)
+            except LawBroken as error:
+                return Proposal(rows, list(known.values()), str(error))
+    return Proposal(rows, list(known.values()), "")
 
 
-def _relax(model: nn.Module, call: Call, new: list[Site]) -> None:
-    """Learn the new rows with their scales, and drop the constant head_dim if the `split` law holds without it."""
-    rows = [replace(_canonical(s.reading), attributes={**s.reading.attributes, **_scales(s)}) for s in new]
-    for row in rows:
-        families.learn(replace(row, constant=()))
+@contextmanager
+def _in_the_table(rows: list[Reading]) -> Iterator[None]:
+    table = families.known()
+    table.update({row.name: [row] for row in rows})
+    try:
+        yield
+    finally:
+        for row in rows:
+            del table[row.name]
+
+
+def _relaxed(model: nn.Module, call: Call) -> list[Reading]:
+    """The new rows, one per class, kept with all its modules: with their scales, and without the constant head_dim if
+    the `split` law holds without it.
+    """
+    new = [site for site in sites.sites_of(model) if families.attached(site.module)]
+    by_name = {site.reading.name: _canonical(site) for site in reversed(new)}
+    free = {name: replace(row, constant=()) for name, row in sorted(by_name.items())}
+    _keep(new, free)
     try:
         if laws.split(model, surgery.read(model), call):
-            return
+            return list(free.values())
     except (LawBroken, LeanifyError):
         pass
-    for row in rows:
-        families.learn(row)
+    _keep(new, by_name)
+    return [by_name[name] for name in sorted(by_name)]
 
 
-def _canonical(row: Reading) -> Reading:
-    """Write separate key and value maps in their canonical form, ``g d``."""
+def _keep(new: list[Site], rows: dict[str, Reading]) -> None:
+    for site in new:
+        families.attach(site.module, rows[site.reading.name])
+
+
+def _canonical(site: Site) -> Reading:
+    """A new row as a table has it: with scales, and separate key and value maps as ``g d``."""
+    row = site.reading
+    if not row.is_attention:
+        return row
+    row = replace(row, attributes={**row.attributes, **_scales(site)})
     own = {path for path, how in row.rows.items() if how == "h d" and _KEY_OR_VALUE.search(path)}
     return replace(row, rows={path: "g d" if path in own else how for path, how in row.rows.items()})
 
@@ -86,34 +107,3 @@ def _scales(site: Site) -> dict[str, str]:
         for name, value in vars(part).items()
         if isinstance(value, float) and abs(value - site.sizes["d"] ** -0.5) < 1e-9
     }
-
-
-def _learn_mlps(model: nn.Module) -> None:
-    """Learn the MLPs of blocks without a known one, from one block of each class."""
-    tried: set[type[nn.Module]] = set()
-    located = sites.locate(model)
-    for block, layers in located.by_block():
-        if layers and type(block) not in tried and not any(layer.mlp for layer in layers):
-            tried.add(type(block))
-            discovery.learn_mlp(model, block, layers[-1].read().width)
-
-
-# -- as TOML ------------------------------------------------------------------------------------------------------
-
-
-def toml(row: Reading) -> str:
-    """One row as TOML, without empty fields."""
-    lines = [_line(field.name, getattr(row, field.name)) for field in fields(row) if field.name != "name"]
-    text = "".join(line for line in lines if line != 'methods = ["forward"]\n')
-    return f'[[reading]]\nclasses = ["{short(row.name)}"]\n{text}'
-
-
-def _line(name: str, value: Any) -> str:
-    if not value:
-        return ""
-    if isinstance(value, (str, tuple)):
-        return f"{name} = {json.dumps(value)}\n"
-    pairs = [
-        f"{k if re.fullmatch(r'[A-Za-z0-9_-]+', k) else json.dumps(k)} = {json.dumps(v)}" for k, v in value.items()
-    ]
-    return f"{name} = {{ {', '.join(pairs)} }}\n"

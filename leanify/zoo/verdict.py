@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -104,8 +105,10 @@ def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
 
 def _read_by_trial(model: nn.Module) -> list[str]:
     """The model's classes that were read by trial, by their names in a table."""
-    classes = {f"{type(module).__module__}.{type(module).__qualname__}" for module in model.modules()}
-    return [families.short(row.name) for row in families.learned() if row.name in classes]
+    with suppress(LeanifyError):
+        surgery.read(model)
+    rows = (families.attached(module) for module in model.modules())
+    return sorted({families.short(row.name) for row in rows if row is not None})
 
 
 def _held(model: nn.Module, call: Callable[[nn.Module], Any]) -> tuple[tuple[str, ...], str]:

@@ -10,6 +10,8 @@ does not have are skipped, so similar classes can share a row:
     columns     linear maps whose *inputs* are heads or units; the output projection first (then talking heads), fc2
     tensors     bare parameters and buffers, one layout per axis ("1" for an axis that does not change)
     attributes  numbers that a forward reads; those under ``config.`` are changed in a copy of the configuration
+    lists       lists with one module for each head: path → "h"
+    sizes       symbols that no axis and no attribute gives, with their values: a head_dim written into a forward
     clear       caches (dicts) that become stale when the number of heads changes
     edits       replacements in the source of upstream's forward, if it assumes inner == width (see below)
     methods     the methods to which ``edits`` apply; default: ``forward``
@@ -39,13 +41,15 @@ To add a family, add rows for its attention and its MLP: ``leanify zoo --propose
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -65,6 +69,8 @@ class Reading:
     columns: Strings = field(default_factory=dict)
     tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: Strings = field(default_factory=dict)
+    lists: Strings = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
     clear: tuple[str, ...] = ()
     edits: Strings = field(default_factory=dict)
     forward: str = ""
@@ -115,7 +121,7 @@ def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
 
 def _full(name: str, library: str) -> str:
     """The full dotted path of a class: ``bert.BertAttention`` → ``transformers.models.bert.modeling_bert.…``."""
-    if name.startswith(("torch.", "timm.", "transformers.", "diffusers.", "leanify.")):
+    if library == "rows" or name.startswith(("torch.", "timm.", "transformers.", "diffusers.", "leanify.")):
         return name
     if library in ("timm", "diffusers"):
         return f"{library}.{name}"
@@ -151,24 +157,90 @@ def expanded(reading: Reading, module: nn.Module) -> Reading:
     return replace(reading, rows=rows, columns=columns)
 
 
-def learn(reading: Reading) -> None:
-    """Add a row for this process only."""
-    known()[reading.name] = [reading]
-    _LEARNED.add(reading.name)
+def attach(module: nn.Module, reading: Reading) -> None:
+    """Keep a row with one module. It goes before the rows of its class, into copies, and into no other model."""
+    module.__dict__[_ROW] = reading
 
 
-def learned() -> list[Reading]:
-    """The rows added by `learn` in this process."""
-    return [row for name in sorted(_LEARNED) for row in known().get(name, ())]
+def attached(module: nn.Module) -> Reading | None:
+    """The row that is kept with a module."""
+    found: Reading | None = vars(module).get(_ROW)
+    return found
 
 
-_LEARNED: set[str] = set()
+_ROW = "_leanify_row"
+
+
+Rows = Sequence[Reading] | str | Path | None
+
+
+def rows_of(rows: Rows) -> list[Reading]:
+    """Rows as values, or from TOML: a file, or its text. Raises LeanifyError if they are no rows."""
+    if rows is None or not isinstance(rows, (str, Path)):
+        return list(rows or ())
+    text = str(rows)
+    if "[[reading]]" not in text:
+        try:
+            text = Path(rows).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise LeanifyError(f"rows={str(rows)[:120]!r} is neither a TOML file nor rows as text: {error}") from error
+    try:
+        tables = tomllib.loads(text)["reading"]
+        return [reading for row in tables for reading in _of_row(row, "rows")]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise LeanifyError(f"these rows are no TOML with [[reading]] tables that have classes: {error}") from error
+
+
+def attach_rows(model: nn.Module, rows: Rows) -> None:
+    """Keep rows with the modules of their classes. Raises LeanifyError for a class that the model does not have."""
+    for row in rows_of(rows):
+        here = [module for module in model.modules() if _is_named(class_of(module), row.name)]
+        if not here:
+            kinds = sorted({class_of(module).__qualname__ for module in model.modules()})
+            raise LeanifyError(f"a row is for {row.name}, and the model has no such module; it has {', '.join(kinds)}")
+        for module in here:
+            attach(module, row)
+
+
+def _is_named(kind: type, name: str) -> bool:
+    """Whether a class has this name: its full path, or the end of it."""
+    full = f"{kind.__module__}.{kind.__qualname__}"
+    return full == name or full.endswith(f".{name}")
+
+
+def class_of(module: object) -> type:
+    """Upstream's class of a module whose forward may have been freed."""
+    return next(c for c in type(module).__mro__ if "freed" not in vars(c))
 
 
 def reading_of(module: object) -> Reading | None:
-    """The row of a module's exact class; an upstream subclass may compute something else, but freed classes inherit."""
-    own = next(c for c in type(module).__mro__ if "freed" not in vars(c))
-    for reading in known().get(f"{own.__module__}.{own.__qualname__}", ()):
+    """The row of a module: its own, else that of its exact class; a subclass may compute something else."""
+    if _ROW in getattr(module, "__dict__", {}):
+        own: Reading = module.__dict__[_ROW]
+        return own
+    kind = class_of(module)
+    for reading in known().get(f"{kind.__module__}.{kind.__qualname__}", ()):
         if all(getattr(module, name, None) == value for name, value in reading.when.items()):
             return reading
     return None
+
+
+# -- as TOML ------------------------------------------------------------------------------------------------------
+
+
+def toml(row: Reading) -> str:
+    """One row as TOML, without empty fields."""
+    lines = [_line(field.name, getattr(row, field.name)) for field in fields(row) if field.name != "name"]
+    text = "".join(line for line in lines if line != 'methods = ["forward"]\n')
+    return f'[[reading]]\nclasses = ["{short(row.name)}"]\n{text}'
+
+
+def _line(name: str, value: Any) -> str:
+    if not value:
+        return ""
+    if isinstance(value, (str, tuple)):
+        return f"{name} = {json.dumps(value)}\n"
+    pairs = [
+        f"{k if re.fullmatch(r'[A-Za-z0-9_-]+', k) else json.dumps(k)} = {json.dumps(v)}" for k, v in value.items()
+    ]
+    return f"{name} = {{ {', '.join(pairs)} }}\n"
