@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import leanify
 from leanify.cli import recipe_list
+from leanify.design.measure import profiling
 from leanify.design.prices import cache as price_cache
-from leanify.design.prices import shipped
+from leanify.design.prices import counting
 from leanify.design.prices.cache import Asked, appraiser, key_of
 from leanify.runs import recipe
 
-SHIPPED = Path(leanify.__file__).parent / "design" / "prices" / price_cache.SHIPPED
 TEXT = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
 GPT2 = {"n_embd": 64, "n_layer": 6, "n_head": 4, "vocab_size": 100, "n_positions": 128}
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -198,56 +199,24 @@ def test_a_remembered_plan_is_built_as_a_counted_one(home: Path) -> None:
     assert all((one[name] == other[name]).all() for name in one)
 
 
-# -- what the package brings --------------------------------------------------------------------------------------
+# -- counts -------------------------------------------------------------------------------------------------------
 
 
-def table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(SHIPPED.read_text("utf-8"))
-    return found
+def test_multiply_adds_are_those_of_torch_s_counter() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = leanify.load("hf/t5", overrides={"num_layers": 2, "vocab_size": 50}, device="meta")
+    inputs = counting.unmasked_inputs(model, 16)
+    with counting.plain(model), counting.Countable(), FlopCounterMode(display=False) as counter:
+        counting.call(model, inputs)
+    found = counter.get_flop_counts()
+    names = {name.partition(".")[2] if name != "Global" else "": sum(by.values()) // 2 for name, by in found.items()}
+    assert counting.macs_by_module(model, inputs) == names
 
 
-VERSIONS = price_cache.versions()
-as_shipped = pytest.mark.skipif(
-    not price_cache.believed(table()["made_with"]),
-    reason=f"the package's prices are those of {table()['made_with']}; other versions are counted anew",
-)
-
-
-@as_shipped
-def test_every_name_of_the_package_leads_to_its_prices() -> None:
-    found = table()
-    assert {*found["names"].values()} == {*found["models"]} == {f"{library}/{full}" for library, full in shipped.EVERY}
-    assert found["names"]["vit_base"] == "timm/vit_base_patch16_224"
-
-
-EVERY = [f"{library}/{full}" for library, full in shipped.EVERY]
-SOME = ("timm/vit_tiny_patch16_224", "hf/gpt2")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.long) for name in EVERY]
-)
-def test_the_packages_prices_are_counted_ones(name: str) -> None:
-    """As JSON: what a user would be told without the table."""
-    assert json.loads(json.dumps(shipped.counted(name))) == table()["models"][name]
-
-
-@as_shipped
-def test_a_common_name_is_planned_without_its_model(home: Path, without_models: Callable[[], None]) -> None:
-    without_models()
-    plans = [leanify.redesign(name, target_params=0.5) for name in ("vit_tiny", "timm/vit_tiny_patch16_224")]
-    assert plans[0].chosen == plans[1].chosen
-    assert plans[0].name == "vit_tiny_patch16_224"
-    assert not home.exists()  # nothing was learned
-    with pytest.raises(AssertionError, match="was built"):
-        leanify.redesign("vit_tiny", target_params=0.5, overrides={"depth": 6})
-
-
-def test_prices_of_other_versions_are_not_believed(
-    home: Path, monkeypatch: pytest.MonkeyPatch, without_models: Callable[[], None]
-) -> None:
-    without_models()
-    for other in ({"timm": "0.0.0"}, {"torch": "2.6.0"}):
-        monkeypatch.setattr(price_cache, "versions", lambda other=other: {**VERSIONS, **other})
-        with pytest.raises(AssertionError, match="was built"):
-            leanify.redesign("vit_tiny", target_params=0.5)
+def test_shared_weights_stay_shared_where_a_model_is_brought_into_memory() -> None:
+    small = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8, "vocab_size": 50}
+    model = leanify.load("hf/t5", overrides=small, device="meta")
+    real = profiling.fresh(model, torch.device("cpu"))
+    assert counting.parameters(real) == counting.parameters(model)
+    assert len(list(real.named_parameters(remove_duplicate=False))) > len(list(real.parameters()))

@@ -40,7 +40,6 @@ COMMANDS = {  # with the line that `leanify --help` shows for each
     "predict": "Apply a trained model to new images or texts.",
     "zoo": "List what can be done with each model of timm and transformers.",
 }
-NEVER_COMPILE = ("redesign", "condition", "recipes", "zoo")  # profile and train may be asked to
 ALONE = ("-h", "--help", "--install-completion", "--show-completion")  # options without a command
 LISTS = (["recipes"], ["train", "--list"])  # no arguments to parse, and importing typer would take most of the time
 ABOUT = "Redesign transformers: trade layers for attention heads under a parameter budget."
@@ -181,8 +180,6 @@ def run_command() -> None:
     asked = arguments[0] if arguments else ""
     if arguments in LISTS:
         return import_module("leanify.cli.recipe_list").show()  # type: ignore[no-any-return]
-    if asked in NEVER_COMPILE:
-        import_module("leanify.upstream.lazy_dynamo").install()
     if asked in COMMANDS:
         with starting(f"leanify {asked}"):
             import typer

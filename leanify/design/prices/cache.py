@@ -2,8 +2,7 @@
 
 Answers of an appraiser (facts, costs of shapes, tokens) are kept as JSON in the user's cache, one file for a SOURCE
 with its overrides, class, tokens, context, the contents of the local files that say its shape, leanify's own code and
-the versions of the libraries. Those of common names come with the package (`shipped`). What is not among them is
-counted by the live model and kept too. A file that is damaged, half written or somebody else's is ignored; one is
+the versions of the libraries. What is not among them is counted by the live model and kept too. A file that is damaged, half written or somebody else's is ignored; one is
 written beside its place, then renamed. A model on the hub is not kept: its configuration may change there.
 
 ``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
@@ -19,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,11 +60,6 @@ class Asked:
         from leanify.sources import find
 
         return find.find(self.source, overrides=self.overrides, cls=self.cls)
-
-    @property
-    def plain(self) -> bool:
-        """Whether nothing but the source is asked for."""
-        return not self.overrides and (self.cls, self.tokens, self.context) == (None, None, None)
 
 
 @dataclass
@@ -157,7 +151,7 @@ def appraiser(asked: Asked) -> Remembered:
     if key is None:
         return Remembered(None, lambda: live(asked))
     file = place_of("prices", key)
-    return Remembered(read(file, key, Answers.from_json) or _of_the_package(asked), lambda: live(asked), (file, key))
+    return Remembered(read(file, key, Answers.from_json), lambda: live(asked), (file, key))
 
 
 def live(asked: Asked) -> tuple[Appraiser, bool]:
@@ -228,12 +222,6 @@ def versions() -> dict[str, str]:
     return {"leanify": leanify.__version__} | {name: metadata.version(name).partition("+")[0] for name in names}
 
 
-def believed(made_with: Mapping[str, Any]) -> bool:
-    """If prices of the package hold here: with the same libraries, and a torch under which they were counted alike."""
-    here = versions()
-    return {**made_with, "torch": here["torch"] in made_with["torch"]} == {**here, "torch": True}
-
-
 def code_digest() -> str:
     """A digest of the code that finds, builds, reads and prices a model, and of its tables."""
     package = Path(leanify.__file__).parent
@@ -271,18 +259,3 @@ def write(file: Path, key: str, answers: Any) -> None:
 
 def _sum(answers: Any) -> str:
     return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
-
-
-SHIPPED = "shipped_prices.json"
-
-
-def _of_the_package(asked: Asked) -> Answers | None:
-    """The answers that come with the package for a common name, where they were made with the installed versions."""
-    if not asked.plain or not isinstance(asked.source, (str, Path)) or Path(asked.source).exists():
-        return None
-    try:
-        table = json.loads(resources.files(__package__).joinpath(SHIPPED).read_text("utf-8"))
-    except OSError:
-        return None
-    answers = table["models"].get(table["names"].get(str(asked.source)))
-    return Answers.from_json(answers) if answers and believed(table["made_with"]) else None

@@ -10,17 +10,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from leanify import machine
 from leanify.design.prices.cost import Cost as Cost
-from leanify.design.prices.flops import Flops
-from leanify.design.prices.sizes import Sizes
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
@@ -51,6 +51,32 @@ def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
     if is_diffusers(model):
         return model(**diffusion.arguments(inputs))
     return model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
+
+
+class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts FLOPs by torch's own formulas in ``total``; an operator that is made of others is counted as those.
+
+    torch's `FlopCounterMode` gives a total at the end only; here it can be read between two modules.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_made_of_others(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+@cache
+def _is_made_of_others(operator: Any) -> bool:
+    return bool(operator._can_decompose())
 
 
 def macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
@@ -351,7 +377,7 @@ def _rows_of_layers(layers: Mapping[str, LocatedLayer], model: nn.Module, inputs
         hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
         hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
     try:
-        with plain(model), Countable(), Sizes():
+        with plain(model), Countable():
             call(model, inputs)
     finally:
         for hook in hooks:
