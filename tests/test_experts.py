@@ -13,11 +13,12 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture
-from leanify.design.prices import cache as price_cache
-from leanify.design.prices.appraisal import appraise
+from leanify.design.options import Options
+from leanify.design.prices.costs import costs_of
 from leanify.design.prices.counting import count, idle_parameters, macs, observed_on_cpu, observed_on_meta
-from leanify.design.prices.price_list import PriceList, StageDesign
-from leanify.design.search.grid import baseline_designs
+from leanify.design.prices.live import prices_of
+from leanify.design.prices.price_list import PriceList
+from leanify.design.prices.shapes import StageShape
 from leanify.lens.sites import locate
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
@@ -74,9 +75,9 @@ def test_a_mixture_is_priced_by_its_experts() -> None:
     origin = origin_of(tiny.build("hf", "mixtral")[0])
     assert origin is not None
     meta = build_model(origin, "meta")
-    prices = appraise(meta, 12)
+    prices = prices_of(meta, 12)
     for units in (8, 24, 120):
-        said = prices.total([StageDesign(2, 12, 8, units)])
+        said = prices.total([StageShape(2, 12, 8, units)])
         wanted = replace(
             prices.architecture, stages=tuple(stage.reshape(2, 12, 8, units) for stage in prices.architecture.stages)
         )
@@ -155,10 +156,10 @@ def test_another_number_of_experts_is_what_upstream_builds(
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_their_number_is_priced_as_it_is_counted(name: str) -> None:
-    prices = price_cache.live(price_cache.Asked(name, SOURCES[name], tokens=12))[0]
-    listed = PriceList(prices)
+    costs = costs_of(name, Options(overrides=SOURCES[name], tokens=12))
+    listed = PriceList(costs)
     (stage,) = listed.architecture.stages
-    (old,) = baseline_designs(listed)
+    (old,) = listed.baseline
     assert old is not None
     for experts, active in NUMBERS:
         for design in (
@@ -166,7 +167,7 @@ def test_their_number_is_priced_as_it_is_counted(name: str) -> None:
             old._replace(depth=3, heads=8, mlp=old.mlp // 2, experts=experts, active=active),
         ):
             said = listed.total([design])
-            model = leanify.write(prices.model, replace(listed.architecture, stages=(design.applied_to(stage),)))
+            model = leanify.write(costs.model, replace(listed.architecture, stages=(design.applied_to(stage),)))
             assert said == count(model, 12, listed.facts.context)
             every = sum(parameter.numel() for parameter in model.parameters())
             routed = sum(p.numel() for path, p in model.named_parameters() if ".experts." in path)

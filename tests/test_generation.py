@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
-from leanify.design.prices import cache as price_cache
+from leanify.design.options import Options
+from leanify.design.prices.costs import costs_of
 from leanify.design.prices.price_list import PriceList
-from leanify.design.search.grid import Candidate, baseline_designs, priced
-from leanify.design.search.serving import serving
+from leanify.design.search.design import Design, design_of
 from leanify.upstream.inputs import example_inputs
 
 CONTEXT = 20
@@ -54,30 +54,29 @@ def generated(model: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("cls", [None, "AutoModelForSeq2SeqLM"])
 def test_prompt_and_token_cost_what_upstream_takes_with_its_cache(name: str, cls: str | None) -> None:
     cls = "WhisperForConditionalGeneration" if cls and name == "whisper" else cls
-    appraiser = price_cache.live(price_cache.Asked(name, SOURCES[name], cls, context=CONTEXT))[0]
-    prices = PriceList(appraiser, (0, 1))
-    encoder, decoder = baseline_designs(prices)
+    prices = PriceList(costs_of(name, Options(overrides=SOURCES[name], cls=cls, context=CONTEXT)), (0, 1))
+    encoder, decoder = prices.baseline
     assert encoder is not None
     assert decoder is not None
     other = encoder._replace(heads=8, mlp=64), decoder._replace(depth=2, heads=6, mlp=160)
-    for design in (priced(prices, (encoder, decoder)), priced(prices, other)):
+    for design in (design_of(prices, (encoder, decoder)), design_of(prices, other)):
         model = leanify.load(name, overrides=SOURCES[name], cls=cls)
-        lean = leanify.write(model, design.applied_to(prices.architecture))
+        lean = leanify.write(model, design.architecture)
         lean.set_attn_implementation("eager")  # type: ignore[operator]
-        said = serving(prices, design)
+        said = design.serving
         assert said is not None
         assert (said.prefill_macs, said.decode_macs) == generated(lean)
         if cls is None:
             assert said.decode_macs == by_hand(prices, design)
 
 
-def by_hand(prices: PriceList, design: Candidate) -> int:
+def by_hand(prices: PriceList, design: Design) -> int:
     """A token's share of every weight but those that make keys and values of the encoder's output, and one row of the
     decoder's own maps (CONTEXT keys) and of those on the encoder (all that it gives out).
     """
-    shape = design.applied_to(prices.architecture)
+    shape = design.architecture
     (decoder,) = (stage for stage in shape.stages if "decoder" in stage.name)
-    encoded = 25 if "Whisper" in type(prices.appraiser.model).__name__ else CONTEXT
+    encoded = 25 if "Whisper" in type(prices.costs.model).__name__ else CONTEXT
     total = 0
     for own, cross in decoder.blocks:
         total += 4 * own.width * own.inner + 2 * own.inner * CONTEXT

@@ -15,35 +15,38 @@ from cases import IMAGE
 import leanify
 from leanify.design.measure import limits as measured
 from leanify.design.measure.clock import Clock, Pair, Setting
+from leanify.design.options import Options
 from leanify.design.prices import cache as price_cache
-from leanify.design.prices.appraisal import appraise
-from leanify.design.prices.price_list import PriceList, StageDesign
+from leanify.design.prices.live import prices_of
+from leanify.design.prices.price_list import PriceList
+from leanify.design.prices.shapes import Shape, StageShape
 from leanify.design.search import search
-from leanify.design.search.grid import Designs, Request, baseline_designs
-from leanify.design.search.latency import NANO, TERMS, Latency, Timed, corrected, fit, shapes_to_time, terms
+from leanify.design.search.grid import grids_of
+from leanify.design.search.latency import NANO, TERMS, Latency, Timed, fit, shapes_to_time, terms
+from leanify.design.search.request import Request
 
 # vit_small at batch 1 on one thread, by processor time, beside the baseline: depth, heads, head_dim, MLP, time.
 RECORDED = [
     (12, 6, 64, 1536, 1.0045), (5, 6, 64, 384, 0.2522), (12, 18, 64, 384, 1.3091), (12, 6, 64, 384, 0.5677),
     (5, 18, 64, 1536, 0.7413), (5, 6, 64, 1536, 0.4213), (5, 18, 64, 384, 0.5440), (11, 6, 64, 384, 0.5266),
 ]  # fmt: skip
-ANY = Request(max_ns=10**18)
+ANY = Request(limits=measured.NO_LIMIT)
 WEIGHTS = (2e-3, 1e-4, 3e-9, 1.5e-11, 2.5e-11)  # seconds: fixed, a layer, a map's entry, a MAC, a MAC of an MLP
 
 
 @pytest.fixture(scope="module")
 def vit_small() -> PriceList:
-    return appraise(leanify.load("vit_small", device="meta"))
+    return prices_of(leanify.load("vit_small", device="meta"))
 
 
-def timed(prices: PriceList, designs: Designs, weights: tuple[float, ...] = WEIGHTS, noise: float = 0.0) -> Timed:
+def timed(prices: PriceList, designs: Shape, weights: tuple[float, ...] = WEIGHTS, noise: float = 0.0) -> Timed:
     """What a machine with these weights would measure."""
     base = np.array([1, 0, 0, prices.base.macs, 0])  # MACs are counted over those of the shortest model
     return Timed(designs, float((terms(prices, designs) + base * [0, 0, 0, 1, 0]) @ weights) * (1 + noise))
 
 
 def recorded(seconds: float = 0.03) -> list[Timed]:
-    return [Timed((StageDesign(*shape),), seconds * ratio) for *shape, ratio in RECORDED]
+    return [Timed((StageShape(*shape),), seconds * ratio) for *shape, ratio in RECORDED]
 
 
 def test_a_line_through_recorded_timings(vit_small: PriceList) -> None:
@@ -51,73 +54,72 @@ def test_a_line_through_recorded_timings(vit_small: PriceList) -> None:
     assert line.error < 0.03
     assert min(line.weights) >= 0
     left_out = fit(vit_small, recorded()[:-1])
-    predicted = int(vit_small.timed(left_out).total(recorded()[-1].designs).ns) / NANO
+    predicted = int(left_out.applied_to(vit_small).total(recorded()[-1].shape).ns) / NANO
     assert predicted == pytest.approx(recorded()[-1].seconds, rel=0.03)
 
 
 def test_the_search_within_a_latency(vit_small: PriceList) -> None:
     """Half of the baseline's time: almost all of it is spent, by the same design each time."""
-    prices = vit_small.timed(fit(vit_small, recorded()))
+    prices = fit(vit_small, recorded()).applied_to(vit_small)
     limit = round(0.5 * 0.03 * NANO)
-    chosen = search.search(prices, Request(max_ns=limit)).chosen
+    chosen = search.search(prices, Request(limits={"ns": limit})).chosen
     assert 0.97 * limit <= chosen.cost.ns <= limit
-    again = vit_small.timed(fit(vit_small, recorded()))
-    assert search.search(again, Request(max_ns=limit)).chosen == chosen
+    again = fit(vit_small, recorded()).applied_to(vit_small)
+    assert search.search(again, Request(limits={"ns": limit})).chosen == chosen
 
 
 def test_known_weights_are_found_from_the_shapes_that_are_timed(vit_small: PriceList) -> None:
     """With 1 % of noise every design of the search is predicted within 4 %."""
-    request = replace(ANY, heads_mode="auto")
-    grids = search.grids_of(vit_small, request)
+    request = replace(ANY, options=Options(heads_mode="auto"))
+    grids = grids_of(vit_small, request)
     shapes = shapes_to_time(vit_small, grids)
-    assert shapes[0] == baseline_designs(vit_small)
+    assert shapes[0] == vit_small.baseline
     assert len({*shapes}) == len(shapes) >= TERMS
     random = np.random.default_rng(0)
     line = fit(vit_small, [timed(vit_small, one, noise=random.uniform(-0.01, 0.01)) for one in shapes])
-    prices = vit_small.timed(line)
+    prices = line.applied_to(vit_small)
     for i in random.integers(len(grids[0]), size=100):
-        designs = grids[0].candidate(int(i)).designs
+        designs = grids[0].shape_at(int(i))
         truth = timed(vit_small, designs).seconds
         assert int(prices.total(designs).ns) / NANO == pytest.approx(truth, rel=0.04)
 
 
 def test_narrow_heads_cost_what_they_cost(vit_small: PriceList) -> None:
     """Equal MACs, and many more entries of softmax maps."""
-    prices = vit_small.timed(fit(vit_small, [timed(vit_small, s) for s in _split_shapes(vit_small)]))
-    costs = [prices.total((StageDesign(12, heads, 384 // heads, 1536),)) for heads in (6, 24, 48)]
+    prices = fit(vit_small, [timed(vit_small, s) for s in _split_shapes(vit_small)]).applied_to(vit_small)
+    costs = [prices.total((StageShape(12, heads, 384 // heads, 1536),)) for heads in (6, 24, 48)]
     assert len({int(cost.macs) for cost in costs}) == 1
     maps = 12 * vit_small.tokens[0] ** 2 * WEIGHTS[2] * NANO
     assert np.diff([int(cost.ns) for cost in costs]) == pytest.approx([18 * maps, 24 * maps], rel=0.05)
 
 
-def _split_shapes(prices: PriceList) -> list[Designs]:
-    return shapes_to_time(prices, search.grids_of(prices, replace(ANY, heads_mode="split")))
+def _split_shapes(prices: PriceList) -> list[Shape]:
+    return shapes_to_time(prices, grids_of(prices, replace(ANY, options=Options(heads_mode="split"))))
 
 
 def test_one_design_is_priced_as_the_grid_prices_it(vit_small: PriceList) -> None:
-    prices = vit_small.timed(fit(vit_small, recorded()))
-    (grid,) = search.grids_of(prices, ANY)
+    prices = fit(vit_small, recorded()).applied_to(vit_small)
+    (grid,) = grids_of(prices, ANY)
     for i in (0, len(grid) // 2, len(grid) - 1):
-        candidate = grid.candidate(i)
-        assert candidate.cost.ns == prices.total(candidate.designs).ns > 0
-    assert vit_small.total(baseline_designs(vit_small)).ns == 0
+        assert grid.cost.ns[i] == prices.total(grid.shape_at(i)).ns > 0
+    assert vit_small.total(vit_small.baseline).ns == 0
 
 
 @pytest.mark.parametrize("source", ["swin_tiny", "hf/clip"])
 def test_stages_and_towers_are_timed_together(source: str) -> None:
-    prices = appraise(leanify.load(source, device="meta"), 16)
-    grids = search.grids_of(prices, ANY)
+    prices = prices_of(leanify.load(source, device="meta"), 16)
+    grids = grids_of(prices, ANY)
     shapes = shapes_to_time(prices, grids)
-    assert all(None not in [d for d, now in zip(s, baseline_designs(prices), strict=True) if now] for s in shapes)
+    assert all(None not in [d for d, now in zip(s, prices.baseline, strict=True) if now] for s in shapes)
     line = fit(prices, [timed(prices, designs) for designs in shapes])
     assert line.error < 1e-6
-    said = prices.timed(line)
-    base = int(said.total(baseline_designs(prices)).ns)
-    assert search.search(said, Request(max_ns=int(0.7 * base))).chosen.cost.ns <= 0.7 * base
+    said = line.applied_to(prices)
+    base = int(said.total(prices.baseline).ns)
+    assert search.search(said, Request(limits={"ns": int(0.7 * base)})).chosen.cost.ns <= 0.7 * base
 
 
 def test_a_correction_moves_all_designs() -> None:
-    assert corrected(Latency((1.0, 2.0), 0.1), 1.5) == Latency((1.5, 3.0), 0.1)
+    assert Latency((1.0, 2.0), 0.1).scaled(1.5) == Latency((1.5, 3.0), 0.1)
 
 
 # -- the whole way, on a clock that is a value --------------------------------------------------------------------
@@ -133,13 +135,13 @@ class Machine:
     def beside(self, shape: Any) -> Pair:
         self.asked += 1
         main = shape.stages[0].primary
-        designs = (StageDesign(shape.stages[0].depth, main.heads, main.head_dim, main.mlp),)
+        designs = (StageShape(shape.stages[0].depth, main.heads, main.head_dim, main.mlp),)
         bend = 1 + 0.3 * (main.heads > 6) * (main.heads < 18)
         base = self.alone().baseline
         return Pair(base, timed(self.prices, designs).seconds * bend, self.noise)
 
     def alone(self) -> Pair:
-        base = timed(self.prices, baseline_designs(self.prices)).seconds
+        base = timed(self.prices, self.prices.baseline).seconds
         return Pair(base, base, self.noise)
 
 
@@ -219,9 +221,9 @@ def test_the_clock_times_two_shapes_and_a_token() -> None:
 
 def test_kept_timings_are_believed_only_for_their_key(tmp_path: Path) -> None:
     file = tmp_path / "latency.json"
-    rows = [[[list(StageDesign(12, 6, 64, 1536)), None], 1.0, 0.01]]
+    rows = [[[list(StageShape(12, 6, 64, 1536)), None], 1.0, 0.01]]
     price_cache.write(file, "this machine", rows)
-    assert measured._kept(file, "this machine") == [Timed((StageDesign(12, 6, 64, 1536), None), 1.0, 0.01)]
+    assert measured._kept(file, "this machine") == [Timed((StageShape(12, 6, 64, 1536), None), 1.0, 0.01)]
     assert measured._kept(file, "another") is None
     file.write_text(json.dumps({**json.loads(file.read_text()), "answers": [[1]]}))
     assert measured._kept(file, "this machine") is None

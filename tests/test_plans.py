@@ -11,11 +11,12 @@ from rich.console import Console
 
 import leanify
 from leanify.cli import plans
+from leanify.design.options import Options
 from leanify.design.plan import Plan
 from leanify.design.prices.counting import count
 from leanify.design.search import alternatives
-from leanify.design.search.constraints import Constraints
 from leanify.design.search.design import Design
+from leanify.design.search.rules import Rules
 from leanify.lens import surgery
 from leanify.lens.sites import locate
 from leanify.upstream.initialise import initialise_model
@@ -82,8 +83,8 @@ def test_rules_follow_what_the_user_says() -> None:
 def test_thirty_two_heads_and_more_come_in_eights() -> None:
     shape = {**LLAMA, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8}
     stage = leanify.read(leanify.load("llama", overrides=shape, device="meta")).stages[0]
-    assert Constraints().head_counts(stage) == [40, 48, 56, 64, 72, 80, 88, 96]
-    assert Constraints(tensor_parallel=1).head_counts(stage) == list(range(36, 97, 4))
+    assert Rules().head_counts(stage) == [40, 48, 56, 64, 72, 80, 88, 96]
+    assert Rules(Options(tensor_parallel=1)).head_counts(stage) == list(range(36, 97, 4))
 
 
 def test_no_sensible_design_is_an_answer() -> None:

@@ -15,9 +15,10 @@ import torch
 import leanify
 from leanify.cli import recipe_list
 from leanify.design.measure import profiling
-from leanify.design.prices import cache as price_cache
-from leanify.design.prices import counting
-from leanify.design.prices.cache import Asked, appraiser, key_of
+from leanify.design.options import Options
+from leanify.design.prices import costs, counting
+from leanify.design.prices.cache import key_of
+from leanify.design.prices.costs import costs_of
 from leanify.runs import recipe
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
@@ -52,10 +53,10 @@ def without_models(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on no model is found or built."""
 
     def forbid() -> None:
-        def refuse(asked: Asked) -> None:
-            raise AssertionError(f"{asked.source} was built")
+        def refuse(source: str, options: Options) -> None:
+            raise AssertionError(f"{source} was built")
 
-        monkeypatch.setattr(price_cache, "live", refuse)
+        monkeypatch.setattr(costs, "live_model", refuse)
 
     return forbid
 
@@ -93,20 +94,20 @@ def test_a_file_that_is_not_ours_is_ignored(home: Path) -> None:
     counted = planned("vit")
     (file,) = home.iterdir()
     source, overrides, _ = FAMILIES["vit"]
-    asked, text = Asked(source, overrides), file.read_text()
+    options, text = Options(overrides=overrides), file.read_text()
     number, key = json.loads(text), json.loads(text)
     number["answers"]["facts"]["params"] += 1
     key["key"] += " "
     damaged = [text[: len(text) // 2], "", "\0\xff", "[1]", '{"key": 1}', json.dumps(number), json.dumps(key)]
     for words in damaged:
         file.write_text(words)
-        assert appraiser(asked).known is None, words[:40]
+        assert not costs_of(source, options).is_known, words[:40]
     assert planned("vit") == counted
     assert file.read_text() == text  # mended
-    assert appraiser(asked).known is not None
+    assert costs_of(source, options).is_known
     file.unlink()
     file.mkdir()
-    assert appraiser(asked).known is None
+    assert not costs_of(source, options).is_known
 
 
 def test_a_cache_that_cannot_be_written_is_none(home: Path) -> None:
@@ -162,23 +163,24 @@ def test_a_key_says_all_that_a_price_depends_on(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "bert", **TEXT}))
     asked = [
-        Asked("vit_tiny"),
-        Asked("vit_tiny", {"depth": 6}),
-        Asked("vit_tiny", {"depth": 7}),
-        Asked("bert"),
-        Asked("bert", cls="BertForMaskedLM"),
-        Asked("bert", tokens=64),
-        Asked("bert", context=64),
-        Asked(str(tmp_path)),
-        Asked("digits"),
+        ("vit_tiny", Options()),
+        ("vit_tiny", Options(overrides={"depth": 6})),
+        ("vit_tiny", Options(overrides={"depth": 7})),
+        ("bert", Options()),
+        ("bert", Options(cls="BertForMaskedLM")),
+        ("bert", Options(tokens=64)),
+        ("bert", Options(context=64)),
+        (recipe.load("digits"), Options()),
+        ("digits", Options()),
+        (str(tmp_path), Options()),
     ]
-    keys = [key_of(each) for each in asked]
+    keys = [key_of(source, options) for source, options in asked]
     assert None not in keys
     assert len({*keys}) == len(keys)
     config.write_text(json.dumps({"model_type": "bert", **TEXT, "hidden_size": 128}))
-    assert key_of(Asked(str(tmp_path))) != keys[asked.index(Asked(str(tmp_path)))]
+    assert key_of(str(tmp_path), Options()) != keys[-1]
     for elsewhere in ("org/model", str(tmp_path / "nothing"), "./nothing"):
-        assert key_of(Asked(elsewhere)) is None
+        assert key_of(elsewhere, Options()) is None
 
 
 def test_what_is_warned_of_is_not_remembered(home: Path, tmp_path: Path) -> None:

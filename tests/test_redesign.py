@@ -13,13 +13,14 @@ from cases import CASES, IMAGE
 
 import leanify
 from leanify.design.measure import profiling
+from leanify.design.options import Options
 from leanify.design.prices import counting
-from leanify.design.prices.appraisal import appraise
 from leanify.design.prices.counting import count
+from leanify.design.prices.live import prices_of
 from leanify.design.prices.price_list import PriceList
-from leanify.design.search import budget as budgets
-from leanify.design.search import search
-from leanify.design.search.search import Request
+from leanify.design.search import amounts, search
+from leanify.design.search.design import Design
+from leanify.design.search.request import Request
 from leanify.lens import families, surgery
 from leanify.lens.sites import locate
 
@@ -28,7 +29,7 @@ SMALL = CASES["vit"]
 
 @pytest.fixture(scope="module")
 def vit_base() -> PriceList:
-    return appraise(leanify.load("vit_base", device="meta"))
+    return prices_of(leanify.load("vit_base", device="meta"))
 
 
 @pytest.mark.parametrize(
@@ -56,32 +57,32 @@ def test_the_control_of_the_papers_lean_vit() -> None:
 
 
 def test_half_of_vit_base(vit_base: PriceList) -> None:
-    baseline = search.baseline(vit_base).cost.params
+    baseline = search.baseline_of(vit_base).params
     assert baseline == 86_567_656
-    found = search.search(vit_base, Request(max_params=baseline // 2))
+    found = search.search(vit_base, Request(limits={"params": baseline // 2}))
     assert found.searched == 7 * 25 * 37  # depths, heads, MLPs in steps of 64
     assert found.chosen.cost.params == 42_864_232
     assert found.chosen == found.front[0]
     assert all(candidate.cost.params <= baseline // 2 for candidate in found.front)
-    assert search.search(vit_base, Request(max_params=baseline // 2)) == found
+    assert search.search(vit_base, Request(limits={"params": baseline // 2})) == found
 
 
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("mode", ["grow", "split", "auto"])
 def test_never_over_budget_and_exact_as_built(vit_base: PriceList, share: float, mode: Any) -> None:
-    limit = int(share * search.baseline(vit_base).cost.params)
-    found = search.search(vit_base, Request(max_params=limit, heads_mode=mode))
+    limit = int(share * search.baseline_of(vit_base).params)
+    found = search.search(vit_base, Request(Options(heads_mode=mode), {"params": limit}))
     for candidate in (found.front[0], found.front[-1]):
-        built = count(surgery.write(vit_base.appraiser.model, candidate.applied_to(vit_base.architecture)))
+        built = count(surgery.write(vit_base.costs.model, candidate.architecture))
         assert candidate.cost == built
         assert built.params <= limit
 
 
 def test_the_front_holds_no_beaten_design(vit_base: PriceList) -> None:
-    found = search.search(vit_base, Request(max_params=60_000_000))
+    found = search.search(vit_base, Request(limits={"params": 60_000_000}))
 
-    def values(c: search.Candidate) -> np.ndarray[Any, Any]:
-        return np.array([c.cost.params, c.cost.macs, c.kappa, -c.designs[0].depth])  # type: ignore[union-attr]
+    def values(c: Design) -> np.ndarray[Any, Any]:
+        return np.array([c.cost.params, c.cost.macs, c.kappa_predicted, -c.shape[0].depth])  # type: ignore[union-attr]
 
     points = [values(candidate) for candidate in found.front]
     assert len(points) > 3
@@ -152,13 +153,13 @@ def test_more_heads_than_inner_reaches_the_tokens_are_warned_of() -> None:
     ],
 )
 def test_budgets_in_every_form(budget: Any, limit: float) -> None:
-    assert budgets.parse_budget("--x", budget, 100, budgets.COUNTS) == limit
+    assert amounts.parse_budget("--x", budget, 100, amounts.COUNTS) == limit
 
 
 @pytest.mark.parametrize("budget", [0, -1, "0", 1.5, 50, "50", "abc", "", "M", "nan", "inf", "150%", "0.5x"])
 def test_budgets_that_are_none(budget: Any) -> None:
     with pytest.raises(leanify.BudgetError, match=r"--x .*say a share of the baseline"):
-        budgets.parse_budget("--x", budget, 100, budgets.COUNTS)
+        amounts.parse_budget("--x", budget, 100, amounts.COUNTS)
 
 
 def test_a_budget_below_the_floors_names_the_smallest_design() -> None:

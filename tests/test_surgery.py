@@ -13,10 +13,9 @@ from torch import nn
 
 import leanify
 from leanify.architecture import Architecture, primary_of
-from leanify.design.prices.appraisal import appraise
 from leanify.design.prices.counting import call, count
-from leanify.design.prices.price_list import StageDesign
-from leanify.design.search.search import Candidate
+from leanify.design.prices.live import prices_of
+from leanify.design.prices.shapes import StageShape, applied
 from leanify.lens import sites, surgery
 from leanify.sources import describe
 from leanify.sources.find import find
@@ -111,11 +110,11 @@ def test_writing_its_own_shape_changes_nothing(case: Case) -> None:
 @EVERY
 def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None:
     meta = case.load("meta")
-    prices = appraise(meta)
+    prices = prices_of(meta)
     for name, shape in lean_shapes(prices.architecture).items():
         designs = tuple(
-            StageDesign(s.depth, primary_of(s).heads, primary_of(s).head_dim, primary_of(s).mlp)
-            if i in prices.turned
+            StageShape(s.depth, primary_of(s).heads, primary_of(s).head_dim, primary_of(s).mlp)
+            if i in prices.changed
             else None
             for i, s in enumerate(shape.stages)
         )
@@ -123,7 +122,7 @@ def test_parameters_are_the_same_predicted_on_meta_and_built(case: Case) -> None
         assert predicted == count(surgery.write(meta, shape), context=prices.facts.context), name
         built = surgery.write(case.load(), shape)
         assert predicted.params == sum(parameter.numel() for parameter in built.parameters()), name
-        assert Candidate(designs, predicted, 1.0).applied_to(prices.architecture) == shape
+        assert applied(designs, prices.architecture) == shape
 
 
 @EVERY

@@ -112,7 +112,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
 def _columns(plan: Plan) -> list[Column]:
     """Columns of costs, including active parameters and caches if the model has them."""
     columns: list[Column] = [("params", lambda design: millions(design.params))]
-    if plan.request.count == "body":
+    if plan.options.count == "body":
         columns.append(("body", lambda design: millions(design.params_body)))
     if plan.baseline.params_active != plan.baseline.params:
         columns.append(("active", lambda design: millions(design.params_active)))
@@ -187,7 +187,7 @@ def _notes(plan: Plan, with_kappa: bool) -> Iterator[str]:
             f"{KAPPA}: the condition number of heads of Gaussian noise (Theorem 3.2); that of trained heads, hundreds "
             "of times higher, is measured by leanify condition"
         )
-    if plan.request.limited:
+    if plan.request.is_limited:
         yield f"ranked by {plan.ranked_by}"
     if plan.timing is not None and plan.chosen.latency_s is not None:
         timing, chosen = plan.timing, plan.chosen

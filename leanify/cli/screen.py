@@ -230,7 +230,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
 def _can_be_leaner(run: RunDirectory) -> bool:
     """Whether the rules of redesign leave the run's model fewer layers, so that it can be compared without more ado."""
     from leanify.architecture import Architecture
-    from leanify.design.search.constraints import Constraints
+    from leanify.design.search.rules import Rules
 
     stages = Architecture.from_json(run.card()["architecture"]).stages
-    return any(stage.primary is not None and Constraints().depth_floor(stage) < stage.depth for stage in stages)
+    return any(stage.primary is not None and Rules().depth_floor(stage) < stage.depth for stage in stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
 from leanify.design.options import Options
-from leanify.design.prices import cache as price_cache
 from leanify.design.prices.price_list import PriceList
 from leanify.design.search.design import Design
-from leanify.design.search.grid import Candidate, Request
-from leanify.design.search.search import Ranking
-from leanify.errors import LeanifyError
+from leanify.design.search.ranking import Ranking
+from leanify.design.search.request import Request
+from leanify.errors import DirectoryError, LeanifyError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,11 +31,12 @@ Carry = Callable[["nn.Module", Architecture], "nn.Module"]
 class Plan:
     """What `redesign` found, best candidate first.
 
-    control   None where the stages have no MLP to widen, or lean has the baseline's heads
-    plain     a design without more heads that ranks above lean, None where there is none; ``plain_name`` says which
-    towers    the parts that change independently of each other, by name
-    inputs    what the MACs are of, in words
-    ranked_by the rule that ranked the designs, in words
+    given      the source as it was given; ``source`` is its name
+    control    None if the stages have no MLP to widen, or if lean has the baseline's heads
+    plain      a design without more heads that ranks above lean, None if there is none; ``plain_name`` is its name
+    towers     the parts that change independently of each other, by name
+    inputs     the input that MACs are counted on, in words
+    ranked_by  the rule that ranked the designs, in words
     """
 
     source: str
@@ -54,24 +55,20 @@ class Plan:
     towers: list[str]
     ranked_by: str
     budget: str
-    asked: price_cache.Asked = field(repr=False)
+    given: Source = field(repr=False, compare=False)
     prices: PriceList = field(repr=False, compare=False)
     request: Request = field(repr=False)
-    candidate: Candidate = field(repr=False, compare=False)
     ranking: Ranking | None = field(default=None, repr=False, compare=False)
     timing: Timing | None = None
     directory: str | None = None
     with_control: bool = False
 
-    @property
-    def given(self) -> Source:
-        """The source as it was given to `redesign`."""
-        return self.asked.source
-
     @cached_property
     def found(self) -> ModelSource:
-        """What the source leads to; torch is imported here at the latest."""
-        return self.asked.find()
+        """The resolved source; this imports torch."""
+        from leanify.sources import find
+
+        return find.find(self.given, overrides=self.options.overrides, cls=self.options.cls)
 
     @property
     def name(self) -> str:
@@ -133,7 +130,6 @@ class Plan:
         """Whether the weights lie in shards; they are then carried over tensor by tensor."""
         import torch
 
-        from leanify.design.build import room_on_disk
         from leanify.sources import find, streaming
 
         if weights is None:
@@ -165,7 +161,6 @@ class Plan:
         ``force`` what leanify wrote there before is replaced. ``model_type`` writes it as another type of
         transformers that says the same shape. Raises LeanifyError where there is no control to write.
         """
-        from leanify.design.build import room_for
         from leanify.runs.new_directory import check_new_directory, new_directory
         from leanify.sources import lean_directory
 
@@ -185,3 +180,24 @@ class Plan:
                 title = "A lean model" if name == "lean" else "The control of a lean model"
                 lean_directory.save(built, folder / name, False, model_type, title)
         return replace(self, directory=str(directory), with_control=True)
+
+
+def room_for(size: int, directory: Path) -> None:
+    """Raise unless ``size`` bytes of weights fit on the disk and into memory."""
+    from leanify import machine
+
+    room_on_disk(size, directory)
+    memory = machine.memory("MemAvailable")
+    if memory is not None and size > memory:
+        raise LeanifyError(
+            f"building this model takes {size / 1e9:.1f} GB of memory, {memory / 1e9:.1f} GB are available; "
+            "without -o the redesign is planned in no memory at all"
+        )
+
+
+def room_on_disk(size: int, directory: Path) -> None:
+    """Raise unless the disk has room."""
+    parent = next(folder for folder in directory.absolute().parents if folder.exists())
+    free = shutil.disk_usage(parent).free
+    if size > free:
+        raise DirectoryError(f"the weights take {size / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB free")

@@ -173,7 +173,7 @@ def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign
         grid, inside = tournaments.spending(designer.plan, tournaments.CHOICE * count)
         begun = sum(design.name.startswith("more-") for design in study.plan.designs)
         for place, row in enumerate(surface.most_telling(of_grid(grid)[inside], count), begun + 1):
-            yield designer.planned(f"more-{place}", designer.design(grid.candidate(int(inside[row]))))
+            yield designer.planned(f"more-{place}", designer.design(grid.shape_at(int(inside[row]))))
 
     return ranked(tuple(designer.priced(make)))
 

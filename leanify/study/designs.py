@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any
 from leanify.architecture import Architecture
 from leanify.design.plan import Plan
 from leanify.design.prices import counting
-from leanify.design.prices.price_list import StageDesign
+from leanify.design.prices.shapes import Shape, shape_of
 from leanify.design.redesign import redesign
 from leanify.design.search import alternatives
-from leanify.design.search.design import Design, designer
-from leanify.design.search.grid import Candidate, priced
+from leanify.design.search.design import Design, design_of
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.runs import writing
@@ -185,19 +184,13 @@ class Designer:
         """The ranking's score of a shape (lower is better); None if its stages differ from the recipe's model."""
         prices = self.unpressed.prices
         primaries = [stage.primary for stage in shape.stages]
-        if len(primaries) != len(prices.architecture.stages) or any(primaries[i] is None for i in prices.turned):
+        if len(primaries) != len(prices.architecture.stages) or any(primaries[i] is None for i in prices.changed):
             return None
-        designs = tuple(
-            StageDesign(stage.depth, primary.heads, primary.head_dim, primary.mlp)
-            if i in prices.turned and (primary := stage.primary) is not None
-            else None
-            for i, stage in enumerate(shape.stages)
-        )
-        return designer(prices)(priced(prices, designs)).score
+        return design_of(prices, shape_of(shape, prices.changed)).score
 
-    def design(self, candidate: Candidate) -> Design:
-        """The full design of a candidate in the plan's price list."""
-        return designer(self.plan.prices)(candidate)
+    def design(self, shape: Shape) -> Design:
+        """The design of a shape in the plan's price list."""
+        return design_of(self.plan.prices, shape)
 
     def planned(self, name: str, design: Design) -> PlannedDesign:
         own = name == BASELINE

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from leanify.design.plan import Plan
 from leanify.design.search import alternatives
-from leanify.design.search.grid import Grid
-from leanify.design.search.search import grids_of
+from leanify.design.search.grid import Grid, grids_of
 from leanify.errors import BudgetError, RecipeError, ShapeError
 from leanify.study import runner
 from leanify.study.designs import Designer
@@ -63,16 +62,16 @@ def _field(asked: Designer, count: int) -> list[PlannedDesign]:
     points = np.concatenate([of_design(design) for design in found])
     grid, inside = spending(plan, CHOICE * count)
     for place in spread(of_grid(grid)[inside], points, count - len(found)):
-        candidate = grid.candidate(int(inside[place]))
-        found.append(asked.planned(f"field-{len(found) + 1}", asked.design(candidate)))
+        shape = grid.shape_at(int(inside[place]))
+        found.append(asked.planned(f"field-{len(found) + 1}", asked.design(shape)))
     return found
 
 
 def shallow(plan: Plan) -> Plan:
     """Lower a plan's minimum depth below `redesign`'s default, which is not needed for designs that will be trained."""
     deepest = max(stage.depth for stage in plan.prices.architecture.stages)
-    rules = replace(plan.request.constraints, min_depth=math.ceil(deepest / SHALLOWEST))
-    return replace(plan, request=replace(plan.request, constraints=rules))
+    options = replace(plan.request.options, min_depth=math.ceil(deepest / SHALLOWEST))
+    return replace(plan, request=replace(plan.request, options=options))
 
 
 def _known(asked: Designer, plan: Plan) -> Iterator[PlannedDesign]:
@@ -94,10 +93,10 @@ def spending(plan: Plan, least: int) -> tuple[Grid, NDArray[np.int64]]:
     If fewer than ``least`` use it, the ``least`` largest within the budget. Raises ShapeError for several towers.
     """
     grids = grids_of(plan.prices, plan.request)
-    if len(grids) > 1 or plan.request.max_params is None:
+    most = plan.request.limits.get(plan.request.params_cost)
+    if len(grids) > 1 or most is None:
         raise ShapeError(f"{plan.source} changes in {len(grids)} towers; name the designs with --designs instead")
     [grid] = grids
-    most = plan.request.max_params
     within = np.flatnonzero(grid.params <= most)
     order = within[np.argsort(-grid.params[within], kind="stable")]
     return grid, order[: max(int((grid.params[order] >= SPENT * most).sum()), least)]

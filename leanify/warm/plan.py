@@ -66,7 +66,7 @@ class Carrying:
         Where the user has pinned a shape there is nothing to choose.
         """
         plans = {"lean": self.plan}
-        if not any(self.plan.request.pins.values()):
+        if not any(self.plan.options.pins.values()):
             plans |= dict(_others(self.plan))
         for name, plan in plans.items():
             self.named[name] = plan.chosen

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture, Layer, Stage, primary_of
 from leanify.design.prices import counting
-from leanify.design.prices.appraisal import appraise
-from leanify.design.prices.price_list import StageDesign
+from leanify.design.prices.live import prices_of
+from leanify.design.prices.shapes import StageShape, applied
 from leanify.design.search import search
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import resize, sites, surgery
@@ -234,20 +234,20 @@ def priced(model: nn.Module, tokens: int = 12) -> bool:
 
 
 def _priced(meta: nn.Module, tokens: int) -> bool:
-    prices = appraise(meta, tokens)
-    if not prices.turned:
+    prices = prices_of(meta, tokens)
+    if not prices.changed:
         return False
-    base = search.baseline(prices)
+    base = search.baseline_of(prices)
     require(
         base.cost == counting.count(meta, tokens, prices.facts.context),
         "priced",
         f"the source is priced at {base.cost}, but counting gives {counting.count(meta, tokens, prices.facts.context)}",
     )
     designs = tuple(
-        _leaner(stage) if i in prices.turned else None for i, stage in enumerate(prices.architecture.stages)
+        _leaner(stage) if i in prices.changed else None for i, stage in enumerate(prices.architecture.stages)
     )
     predicted = prices.total(designs)
-    shape = search.Candidate(designs, predicted, 1.0).applied_to(prices.architecture)
+    shape = applied(designs, prices.architecture)
     lean = surgery.write(meta, shape)
     require(
         (found := counting.count(lean, tokens, prices.facts.context)) == predicted,
@@ -263,10 +263,10 @@ def _priced(meta: nn.Module, tokens: int) -> bool:
     return True
 
 
-def _leaner(stage: Stage) -> StageDesign:
+def _leaner(stage: Stage) -> StageShape:
     primary = primary_of(stage)
     depth = stage.depth if stage.fixed else max(stage.shortest, stage.depth - 1)
-    return StageDesign(
+    return StageShape(
         depth, primary.heads + stage.group, primary.head_dim, primary.mlp and primary.mlp + 3 * stage.units
     )
 

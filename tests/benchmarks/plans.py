@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import leanify
 from leanify.design.plan import Plan
-from leanify.design.search.constraints import Constraints
 from leanify.design.search.design import Design
+from leanify.design.search.rules import Rules
 from leanify.units import kilobytes, millions
 
 NAMES: list[str] = []
@@ -130,12 +130,12 @@ def broken(plan: Plan) -> Iterator[str]:
         assert old is not None
         assert new is not None
         more |= new.heads > old.heads
-        multiple = Constraints().granule_of(plan.baseline.architecture.stages[i])
+        multiple = Rules().granule_of(plan.baseline.architecture.stages[i])
         if new.mlp < min(old.mlp, old.width) and not old.experts:
             yield f"mlp {new.mlp} below width {old.width}"
         if new.mlp != old.mlp and multiple and new.mlp % multiple:
             yield f"mlp {new.mlp} no multiple of {multiple}"
-        if new.inner != old.inner and new.inner % Constraints().granule(old.width, old.inner):
+        if new.inner != old.inner and new.inner % Rules().granule(old.width, old.inner):
             yield f"inner {new.inner} no multiple"
     if not more:
         yield "no heads added"

@@ -1,8 +1,9 @@
 """Limits that need a built or traced model: memory and latency.
 
-Memory: the search goes on until the chosen design is predicted to train within the limit. Latency: a few shapes are
-timed, a line is fitted to them (`latency`), the search is on that, and what it chose is timed beside the baseline. What
-was timed is kept in the user's cache, so that the same question has the same answer; the check at the end is made anew.
+Memory: the search is repeated until the chosen design is predicted to train within the limit. Latency: a few shapes are
+timed, a line is fitted to them (`latency`), the search uses the line, and the design that it finds is timed beside the
+baseline. Timings are kept in the user's cache, so that the same question has the same answer; the check at the end is
+always made anew.
 """
 
 from __future__ import annotations
@@ -23,86 +24,95 @@ from torch import nn
 from leanify import machine
 from leanify.design.measure import profiling
 from leanify.design.measure.clock import Clock, Pair, Setting
-from leanify.design.prices import cache as price_cache
-from leanify.design.prices.price_list import PriceList, StageDesign
+from leanify.design.options import Options
+from leanify.design.prices import cache
+from leanify.design.prices.price_list import PriceList
+from leanify.design.prices.shapes import Shape, StageShape, applied
 from leanify.design.search import search
 from leanify.design.search.amounts import BYTES, TIMES, parse_budget
-from leanify.design.search.grid import Candidate, Designs, Request
-from leanify.design.search.latency import NANO, SHAPES, Latency, Pace, Timed, corrected, fit, shapes_to_time
+from leanify.design.search.grid import grids_of
+from leanify.design.search.latency import NANO, SHAPES, Latency, Timed, fit, shapes_to_time
+from leanify.design.search.request import Request
 from leanify.errors import BudgetError, LeanifyError
 from leanify.lens import surgery
 from leanify.terminal import track
 
 Search = Callable[[PriceList, Request], search.SearchResult]
-WITHIN = (0.95, 1.02)  # of the limit: what is measured of the chosen design
-STILL_WITHIN = (0.92, 1.05)  # the same where timings were kept: the same question has the same answer
+WITHIN = (0.95, 1.02)  # share of the limit at which the chosen design may be measured
+STILL_WITHIN = (0.92, 1.05)  # the same if timings were kept: the same question has the same answer
 ATTEMPTS = 4
 NOISY = 0.05
-FAR = 10**18  # nanoseconds: no limit, but every design is wanted
+NO_LIMIT = {"ns": 10**18}  # every design is wanted
 
 
-def setting_of(pace: Pace, tokens: int | None) -> Setting:
-    """What is timed. Raises LeanifyError for a device or a type that is not here."""
-    dtype = getattr(torch, pace.dtype, None)
+def setting_of(options: Options) -> Setting:
+    """What is timed. Raises LeanifyError for a device or a type that does not exist here."""
+    dtype = getattr(torch, options.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise LeanifyError(
-            f"--dtype {pace.dtype!r} is not a floating-point type of torch; try float32, bfloat16 or float16"
+            f"--dtype {options.dtype!r} is not a floating-point type of torch; try float32, bfloat16 or float16"
         )
-    if pace.what not in ("pass", "token"):
-        raise LeanifyError(f"--latency-of {pace.what!r} is none of pass, token")
-    return Setting(machine.device_of(pace.device), dtype, pace.batch, pace.compiled, tokens, pace.what)
+    device = machine.device_of(options.device)
+    return Setting(device, dtype, options.batch_size, options.compiled, options.tokens, options.latency_of)
 
 
-@dataclass
-class Watch:
-    """Times designs of a price list beside the baseline, each once."""
+class Stopwatch:
+    """Times shapes of a price list beside the baseline, each once."""
 
-    prices: PriceList
-    clock: Clock
-    found: dict[Designs, Pair] = field(default_factory=dict)
+    def __init__(self, prices: PriceList, setting: Setting) -> None:
+        self.prices, self.clock = prices, Clock(prices.costs.model, setting)
+        self.pairs: dict[Shape, Pair] = {}
 
     @cached_property
     def baseline(self) -> float:
-        """Seconds of the baseline, the least so far."""
+        """Seconds of the baseline."""
         return self.clock.alone().baseline
 
-    def pair(self, designs: Designs) -> Pair:
-        if designs not in self.found:
-            shape = Candidate(designs, self.prices.base, 1.0).applied_to(self.prices.architecture)
-            self.found[designs] = self.clock.beside(shape)
-        return self.found[designs]
+    def pair(self, shape: Shape) -> Pair:
+        """The baseline and this shape."""
+        if shape not in self.pairs:
+            self.pairs[shape] = self.clock.beside(applied(shape, self.prices.architecture))
+        return self.pairs[shape]
 
-    def seconds(self, designs: Designs) -> float:
-        return self.baseline * self.pair(designs).ratio
+    def seconds(self, shape: Shape) -> float:
+        return self.baseline * self.pair(shape).ratio
 
-    def noise(self, designs: Designs) -> float:
-        return self.pair(designs).noise
+    def relative(self, shape: Shape) -> Timed:
+        """In multiples of the baseline's time."""
+        pair = self.pair(shape)
+        return Timed(shape, pair.ratio, pair.noise)
 
 
-def token_seconds(prices: PriceList, pace: Pace, tokens: int | None, designs: Sequence[Designs]) -> list[float | None]:
-    """What one more token takes in each design, the baseline's first; None where nothing is cached in a way we know."""
+def token_seconds(prices: PriceList, options: Options, shapes: Sequence[Shape]) -> list[float | None]:
+    """The time of one more token in each shape, the baseline's first; None if the model's cache is not understood."""
     try:
-        watch = Watch(prices, Clock(prices.appraiser.model, setting_of(replace(pace, what="token"), tokens)))
-        return [watch.seconds(one) for one in designs]
+        watch = Stopwatch(prices, setting_of(replace(options, latency_of="token")))
+        return [watch.seconds(shape) for shape in shapes]
     except LeanifyError:
-        return [None] * len(designs)
+        return [None] * len(shapes)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How latencies were found: what was timed, the limit, the shapes fitted to, and how far the line misses them."""
+    """How latencies were found.
+
+    setting    what was timed, in words
+    limit_s    the limit
+    shapes     the number of shapes that the line was fitted to
+    error      the largest relative error of the line on them
+    """
 
     setting: str
     limit_s: float
     shapes: int
     error: float
-    chosen: Designs = field(repr=False)
-    watch: Watch = field(repr=False, compare=False)
+    chosen: Shape = field(repr=False)
+    watch: Stopwatch = field(repr=False, compare=False)
 
     @property
     def noise(self) -> float:
-        """How far two halves of the chosen design's timings lie apart."""
-        return self.watch.noise(self.chosen)
+        """The relative difference between two halves of the chosen design's timings."""
+        return self.watch.pair(self.chosen).noise
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("setting", "limit_s", "shapes", "error", "noise")}
@@ -123,51 +133,48 @@ class Timing:
 
 
 def timed_search(
-    prices: PriceList, request: Request, pace: Pace, tokens: int | None, look: Search, key: str | None
+    prices: PriceList, request: Request, find: Search, key: str | None
 ) -> tuple[PriceList, search.SearchResult, Timing]:
-    """The prices with latency, what ``look`` finds with them, and how latency was found.
+    """The prices with latency, what ``find`` finds with them, and how latency was found; ``key`` is that of the prices.
 
-    Raises BudgetError where no sensible design is within the limit.
+    Raises BudgetError if no sensible design is within the limit.
     """
-    setting = setting_of(pace, tokens)
-    watch = Watch(prices, Clock(prices.appraiser.model, setting))
-    limit = parse_budget("--max-latency", pace.budget, watch.baseline, TIMES)
+    assert request.options.max_latency is not None
+    setting = setting_of(request.options)
+    watch = Stopwatch(prices, setting)
+    limit = parse_budget("--max-latency", request.options.max_latency, watch.baseline, TIMES)
     place = _place(key, setting)
     timed = _kept(*place) if place else None
     least, most = STILL_WITHIN if timed else WITHIN
     if timed is None:
-        grids = search.grids_of(prices, replace(request, max_ns=FAR))
-        shapes = shapes_to_time(prices, grids)
-        timed = [_timed(watch, designs) for designs in track(shapes, "timing shapes")]
+        grids = grids_of(prices, replace(request, limits={**request.limits, **NO_LIMIT}))
+        timed = [watch.relative(shape) for shape in track(shapes_to_time(prices, grids), "timing shapes")]
+    limited = replace(request, limits={**request.limits, "ns": round(NANO * limit)})
     for _ in range(ATTEMPTS):
         latency = _line(prices, timed, watch.baseline)
-        priced = prices.timed(latency)
-        outcome = look(priced, replace(request, max_ns=round(NANO * limit)))
-        share = watch.seconds(outcome.chosen.designs) / limit
-        if least <= share <= most or timed[-1].designs == outcome.chosen.designs:
+        priced = latency.applied_to(prices)
+        result = find(priced, limited)
+        chosen = result.chosen.shape
+        if least <= watch.seconds(chosen) / limit <= most or timed[-1].shape == chosen:
             break
-        timed.append(_timed(watch, outcome.chosen.designs))
+        timed.append(watch.relative(chosen))
     if place:
         with contextlib.suppress(OSError):
-            price_cache.write(*place, [[one.designs, one.seconds, one.noise] for one in timed])
-    return priced, outcome, Timing(setting.words, limit, len(timed), latency.error, outcome.chosen.designs, watch)
-
-
-def _timed(watch: Watch, designs: Designs) -> Timed:
-    """In multiples of the baseline's time."""
-    pair = watch.pair(designs)
-    return Timed(designs, pair.ratio, pair.noise)
+            cache.write(*place, [[one.shape, one.seconds, one.noise] for one in timed])
+    return priced, result, Timing(setting.words, limit, len(timed), latency.error, chosen, watch)
 
 
 def _line(prices: PriceList, timed: Sequence[Timed], baseline: float) -> Latency:
-    """The fitted line in seconds of today; through the last shape, if one was chosen and timed after the first ones."""
+    """The fitted line in seconds of today. If a chosen design was timed after the first shapes, the line is scaled to
+    pass through the last one.
+    """
     in_seconds = [replace(one, seconds=one.seconds * baseline) for one in timed]
     latency = fit(prices, in_seconds)
     if len(timed) <= SHAPES:
         return latency
     last = in_seconds[-1]
-    said = int(prices.timed(latency).total(last.designs).ns) / NANO
-    return corrected(latency, last.seconds / said)
+    predicted = int(latency.applied_to(prices).total(last.shape).ns) / NANO
+    return latency.scaled(last.seconds / predicted)
 
 
 def _place(key: str | None, setting: Setting) -> tuple[Path, str] | None:
@@ -175,7 +182,7 @@ def _place(key: str | None, setting: Setting) -> tuple[Path, str] | None:
     if key is None or os.environ.get("LEANIFY_PRICES") == "off":
         return None
     whole = json.dumps([key, setting.words, setting.tokens, _chip(setting.device), torch.__version__])
-    return price_cache.place_of("latency", whole), whole
+    return cache.place_of("latency", whole), whole
 
 
 def _chip(device: torch.device) -> str:
@@ -188,40 +195,40 @@ def _chip(device: torch.device) -> str:
 
 
 def _kept(file: Path, key: str) -> list[Timed] | None:
-    return price_cache.read(
-        file,
-        key,
-        lambda rows: [
-            Timed(tuple(design and StageDesign(*design) for design in designs), float(seconds), float(noise))
-            for designs, seconds, noise in rows
-        ],
-    )
+    return cache.read(file, key, _parsed)
+
+
+def _parsed(rows: Any) -> list[Timed]:
+    timed = []
+    for stages, seconds, noise in rows:
+        shape = tuple(stage and StageShape(*stage) for stage in stages)
+        timed.append(Timed(shape, float(seconds), float(noise)))
+    return timed
 
 
 # -- memory -------------------------------------------------------------------------------------------------------
 
 
-def within_memory(
-    prices: PriceList, request: Request, budget: float | int | str, tokens: int | None, look: Search
-) -> search.SearchResult:
-    """Search; while the chosen design is predicted to train above the limit, ask for one with so many MACs fewer."""
+def within_memory(prices: PriceList, request: Request, find: Search) -> search.SearchResult:
+    """Search; while the chosen design is predicted to train above the limit, ask for one with fewer MACs."""
+    options = request.options
+    assert options.max_memory is not None
 
-    def training_bytes(design: nn.Module) -> float:
-        return profiling.predicted_training_bytes(design, 1, tokens, torch.cuda.is_available())
+    def training_bytes(model: nn.Module) -> float:
+        return profiling.predicted_training_bytes(model, 1, options.tokens, torch.cuda.is_available())
 
-    limit = parse_budget("--max-memory", budget, training_bytes(prices.appraiser.model), BYTES)
-    request = replace(request, max_macs=request.max_macs or search.baseline(prices).cost.macs)
+    limit = parse_budget("--max-memory", options.max_memory, training_bytes(prices.costs.model), BYTES)
+    most = request.limits.get("macs") or int(prices.total(prices.baseline).macs)
     over = float("inf")
     for _ in range(12):
         try:
-            outcome = look(prices, request)
+            result = find(prices, replace(request, limits={**request.limits, "macs": most}))
         except BudgetError:
             break
-        model = surgery.write(prices.appraiser.model, outcome.chosen.applied_to(prices.architecture))
-        over = training_bytes(model) / limit
+        over = training_bytes(surgery.write(prices.costs.model, result.chosen.architecture)) / limit
         if over <= 1:
-            return outcome
-        request = replace(request, max_macs=int(outcome.chosen.cost.macs * min(0.98, 0.5 + 0.5 / over)))
+            return result
+        most = int(result.chosen.macs * min(0.98, 0.5 + 0.5 / over))
     raise BudgetError(
         f"no design was found within --max-memory {limit:.4g} bytes; the last one tried was {over:.2f} times over; "
         "loosen it"

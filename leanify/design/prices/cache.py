@@ -1,213 +1,71 @@
-"""What a model costs, remembered: a redesign whose prices are known imports no torch.
+"""The user's cache of prices: one JSON file for each key, and the key of a SOURCE. Imports no torch.
 
-Answers of an appraiser (facts, costs of shapes, tokens) are kept as JSON in the user's cache, one file for a SOURCE
-with its overrides, class, tokens, context, the contents of the local files that say its shape, leanify's own code and
-the versions of the libraries. What is not among them is counted by the live model and kept too. A file that is damaged, half written or somebody else's is ignored; one is
-written beside its place, then renamed. A model on the hub is not kept: its configuration may change there.
-
-``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
+A key holds all that a price depends on: the source, the contents of the local files that say its shape, the options
+that change the model, leanify's own code and the versions of the libraries. Damaged or foreign files are ignored;
+writes are atomic.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import leanify
-from leanify.architecture import Architecture
 from leanify.data.cache import home
-from leanify.design.prices.cost import Cost
-from leanify.design.prices.facts import Appraiser, Facts
-from leanify.errors import LeanifyError, RecipeError, ShapeError
+from leanify.design.options import Options
+from leanify.errors import LeanifyError, RecipeError
 from leanify.runs import recipe, writing
 from leanify.runs.files import read_json
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from leanify.sources.source import ModelSource
 
     Source = str | Path | recipe.Recipe | ModelSource  # what `sources.find.find` takes
 
 Value = TypeVar("Value")
-FORMAT = 1
-SAY_THE_SHAPE = ("config.json", "leanify.json", "recipe.toml", "modules.json")  # files of a model's directory
+FORMAT = 2
+SHAPE_FILES = ("config.json", "leanify.json", "recipe.toml", "modules.json")  # of a model's directory
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-# whose code says prices
-ROOMS = ("architecture.py", "design", "lens", "paper", "runs", "sources", "spectra", "upstream")
+ROOMS = ("architecture.py", "design", "lens", "paper", "runs", "sources", "spectra", "upstream")  # code behind prices
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A model as a user asks for it; ``tokens`` and ``context`` are those of `redesign`."""
-
-    source: Source
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    cls: str | None = None
-    tokens: int | None = None
-    context: int | None = None
-
-    def find(self) -> ModelSource:
-        from leanify.sources import find
-
-        return find.find(self.source, overrides=self.overrides, cls=self.cls)
-
-
-@dataclass
-class Answers:
-    """What an appraiser said: facts, and costs, tokens and parameters held by what they were asked of, in words."""
-
-    facts: Facts
-    costs: dict[str, Cost] = field(default_factory=dict)
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        costs = {shape: list(cost.numbers) for shape, cost in self.costs.items()}
-        return {"facts": self.facts.to_json(), "costs": costs, "tokens": self.tokens, "held": self.held}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Answers:
-        costs = {shape: Cost(*numbers) for shape, numbers in data["costs"].items()}
-        return cls(Facts.from_json(data["facts"]), costs, dict(data["tokens"]), dict(data["held"]))
-
-
-class Remembered:
-    """An appraiser that asks the live model only for what it does not know.
-
-    ``make`` gives the live model, and whether it will be the same next time; ``place`` is the file where answers are
-    kept, and its key.
-    """
-
-    def __init__(
-        self, known: Answers | None, make: Callable[[], tuple[Appraiser, bool]], place: tuple[Path, str] | None = None
-    ) -> None:
-        self.known, self._make, self._place = known, make, place
-        self.learned = False
-
-    @cached_property
-    def live(self) -> Appraiser:
-        """The live model. What is warned of on the way would be lost the next time, so then nothing is kept."""
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            made, lasting = self._make()
-        if said or not lasting:
-            self._place = None
-        for words in said:
-            warnings.warn_explicit(words.message, words.category, words.filename, words.lineno)
-        return made
-
-    @property
-    def model(self) -> nn.Module:
-        return self.live.model
-
-    @property
-    def facts(self) -> Facts:
-        return self.answers.facts
-
-    @cached_property
-    def answers(self) -> Answers:
-        self.learned = self.known is None
-        return self.known or Answers(self.live.facts)
-
-    def count(self, shape: Architecture) -> Cost:
-        found: Cost = self._answer(self.answers.costs, str(shape), lambda: self.live.count(shape))
-        return found
-
-    def tokens(self, shape: Architecture) -> list[int]:
-        found: list[int] = self._answer(self.answers.tokens, str(shape), lambda: self.live.tokens(shape))
-        return found
-
-    def held(self, stages: Sequence[int]) -> int:
-        found: int = self._answer(self.answers.held, " ".join(map(str, stages)), lambda: self.live.held(stages))
-        return found
-
-    def _answer(self, known: dict[str, Any], asked: str, ask: Callable[[], Any]) -> Any:
-        if asked not in known:
-            known[asked] = ask()
-            self.learned = True
-        return known[asked]
-
-    def keep(self) -> None:
-        """Write what was learned; a cache that cannot be written is none."""
-        if self.learned and self._place is not None:
-            with contextlib.suppress(OSError):
-                write(*self._place, self.answers.to_json())
-        self.learned = False
-
-
-def appraiser(asked: Asked) -> Remembered:
-    """Who says what the asked model costs. Its answers raise what finding and building the model raises."""
-    key = None if os.environ.get("LEANIFY_PRICES") == "off" else key_of(asked)
-    if key is None:
-        return Remembered(None, lambda: live(asked))
-    file = place_of("prices", key)
-    return Remembered(read(file, key, Answers.from_json), lambda: live(asked), (file, key))
-
-
-def live(asked: Asked) -> tuple[Appraiser, bool]:
-    """The model itself on meta, and whether it lies here. Raises ShapeError for one that cannot run."""
-    from leanify.design.prices.appraisal import Live
-    from leanify.sources.source import build_on_meta
-    from leanify.upstream.inputs import check_tokens
-
-    found = asked.find()
-    model = build_on_meta(found)
-    check_tokens(model, asked.tokens)
-    made = Live(model, asked.tokens, asked.context)
-    odd = next((layer for layer in made.located.architecture.layers() if layer.kv_heads > layer.heads), None)
-    if odd is not None:
-        raise ShapeError(
-            f"{made.located.architecture.source} has {odd.heads} heads on {odd.kv_heads} key/value heads, which "
-            "no attention can compute: --override the one with the other (num_attention_heads, num_key_value_heads)"
-        )
-    return made, not isinstance(found.weights, str)
-
-
-# -- what a price depends on --------------------------------------------------------------------------------------
-
-
-def key_of(asked: Asked) -> str | None:
-    """All that the prices depend on, as text; None where it cannot be said without asking somebody else."""
-    lies = _contents(asked.source)
-    if lies is None:
+def key_of(source: Source, options: Options) -> str | None:
+    """All that the prices depend on, as text; None if somebody else would have to be asked (a model on the hub)."""
+    files = _contents(source)
+    if files is None:
         return None
-    own = {name: value for name, value in vars(asked).items() if name != "source"}
+    name = str(source) if isinstance(source, (str, Path)) else ""
+    changes = [dict(options.overrides), options.cls, options.tokens, options.context]
     try:
-        name = str(asked.source) if isinstance(asked.source, (str, Path)) else ""
-        return json.dumps([FORMAT, name, lies, own, versions(), code_digest()], sort_keys=True)
-    except TypeError:  # an override that is no JSON
+        return json.dumps([FORMAT, name, files, changes, versions(), code_digest()], sort_keys=True)
+    except TypeError:  # an override that is not JSON
         return None
 
 
 def _contents(source: Source) -> list[Any] | None:
-    """The files that say the shape of a source, with their contents: none for a name, None for a model on the hub."""
+    """The files that say the shape of a source, with their contents: [] for a name, None for a model on the hub."""
     if isinstance(source, recipe.Recipe):
         inner = _contents(source.model.source)
         return None if inner is None else [source.to_toml(), *inner]
     if not isinstance(source, (str, Path)):
         shape = source.architecture and source.architecture.to_json()
         return None if isinstance(source.weights, str) else [asdict(source.origin), shape]
-    path, source = Path(source).expanduser(), str(source)
+    name, path = str(source), Path(source).expanduser()
     try:
         if path.suffix == ".toml" or not path.exists():
-            file = path if path.exists() else recipe.find(source)
-            if file is None:
-                far = "/" in source and source.split("/")[0] not in ("timm", "hf", "diffusers", "leanify")
-                return None if far or source.startswith((".", "/", "~")) else []
-            inner = _contents(recipe.load(file).model.source)
-            return None if inner is None else [str(file), file.read_text("utf-8"), *inner]
+            file = path if path.exists() else recipe.find(name)
+            if file is not None:
+                inner = _contents(recipe.load(file).model.source)
+                return None if inner is None else [str(file), file.read_text("utf-8"), *inner]
+            on_hub = "/" in name and name.split("/")[0] not in ("timm", "hf", "diffusers", "leanify")
+            return None if on_hub or name.startswith((".", "/", "~")) else []
         folder = path if path.is_dir() else path.parent
-        files = [path] if path.suffix == ".json" else [folder / name for name in SAY_THE_SHAPE]
+        files = [path] if path.suffix == ".json" else [folder / shape_file for shape_file in SHAPE_FILES]
         found = [[str(file.absolute()), file.read_text("utf-8")] for file in files if file.is_file()]
         stored = [folder / name for name in WEIGHTS]
         times = [[file.name, file.stat().st_mtime_ns] for file in stored if file.is_file()]  # they decide on the head
@@ -217,7 +75,7 @@ def _contents(source: Source) -> list[Any] | None:
 
 
 def versions() -> dict[str, str]:
-    """Of leanify and of the libraries whose code is counted; the builds of one version of torch count alike."""
+    """The versions of leanify and of the libraries whose code is counted; builds of one torch version count alike."""
     names = ("timm", "transformers", "torch")
     return {"leanify": leanify.__version__} | {name: metadata.version(name).partition("+")[0] for name in names}
 
@@ -237,25 +95,25 @@ def code_digest() -> str:
 
 
 def place_of(kind: str, key: str) -> Path:
-    """The file that is kept for a key."""
+    """The file for a key."""
     return home() / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def read(file: Path, key: str, parse: Callable[[Any], Value]) -> Value | None:
-    """What a file of the cache holds, parsed; None where that is anything but what was written for this key."""
+    """The parsed answers in a file of the cache; None unless it holds what `write` wrote for this key."""
     try:
         kept = read_json(file)
-        ours = kept["key"] == key and kept["sum"] == _sum(kept["answers"])
-        return parse(kept["answers"]) if ours else None
+        is_ours = kept["key"] == key and kept["sum"] == _checksum(kept["answers"])
+        return parse(kept["answers"]) if is_ours else None
     except (LeanifyError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def write(file: Path, key: str, answers: Any) -> None:
-    """Keep a JSON value. Raises OSError."""
+    """Write a JSON value for a key. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    writing.write(file, json.dumps({"key": key, "sum": _sum(answers), "answers": answers}), sync=False)
+    writing.write(file, json.dumps({"key": key, "sum": _checksum(answers), "answers": answers}), sync=False)
 
 
-def _sum(answers: Any) -> str:
+def _checksum(answers: Any) -> str:
     return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()

@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs; every number may be an array, one entry a design.
+    """What a model costs. Every number may be an array with one entry for each design.
 
     params       all parameters
-    params_body  those of the blocks alone
-    macs         multiply-adds of one forward pass of one sample
-    active       parameters used per token: of the experts only those that it is routed to
-    kv           bytes of the key/value cache at the context that was asked for, at two bytes a number
-    ns           nanoseconds by a fitted line (`latency`); 0 where nothing was timed
+    params_body  parameters of the blocks
+    macs         multiply-adds of a forward pass of one sample
+    active       parameters that one token uses; of a mixture, only the experts that it is sent to
+    kv           bytes of the key/value cache at the given context, two bytes a number
+    ns           nanoseconds by a fitted line (`latency`); 0 if nothing was timed
     prefill      multiply-adds of an encoder-decoder's prompt at that context (`counting.generation`), else 0
-    decode       those of one more of its tokens
+    decode       MACs of one decoded token behind it
     """
 
     params: Any
@@ -45,5 +45,5 @@ class Cost:
     def __mul__(self, times: int) -> Cost:
         return Cost(*(number * times for number in self.numbers))
 
-    def _with(self, other: Cost, join: Callable[[Any, Any], Any]) -> Cost:
-        return Cost(*map(join, self.numbers, other.numbers))
+    def _with(self, other: Cost, combine: Callable[[Any, Any], Any]) -> Cost:
+        return Cost(*map(combine, self.numbers, other.numbers))

@@ -1,17 +1,13 @@
-"""The facts of a model that a search needs, as values that can be saved and read without torch."""
+"""The facts of a model that a search needs, as a value that can be saved and read without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from leanify.architecture import Architecture
-from leanify.design.prices.cost import Cost
 from leanify.upstream.caches import Kept
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -20,13 +16,13 @@ class Facts:
 
     library, name  timm or transformers, and upstream's name of the model
     architecture   its shape
-    context        tokens in the cache at which caches are compared
+    context        number of cached tokens at which key/value caches are compared
     inputs         what one sample is, in words
-    params         its parameters
-    macs           multiply-adds of one sample; None where only a large model in memory would tell
-    kinds          for each block of each stage the index of the first one that looks like it
-    causal         for each stage whether its tokens see those before them alone
-    kept           for each layer of each block of each stage what its attention keeps; None where it keeps nothing
+    params         number of parameters
+    macs           multiply-adds of one sample; None if only a large model in memory could tell
+    kinds          for each block of each stage the index of the first block that looks like it
+    causal         for each stage whether a token sees earlier tokens only
+    kept           for each layer of each block of each stage what its attention caches; None if it caches nothing
     """
 
     library: str
@@ -59,23 +55,3 @@ class Facts:
             causal=tuple(data["causal"]),
             kept=tuple(tuple(map(tuple, stage)) for stage in kept),
         )
-
-
-class Appraiser(Protocol):
-    """Something that gives a model's cost in another shape: the live model, or its cached prices."""
-
-    @property
-    def facts(self) -> Facts: ...
-
-    @property
-    def model(self) -> nn.Module:
-        """The model itself, on meta."""
-
-    def count(self, shape: Architecture) -> Cost:
-        """The cost of the model in this shape."""
-
-    def tokens(self, shape: Architecture) -> list[int]:
-        """The number of tokens N of A in each stage, in this shape."""
-
-    def held(self, stages: Sequence[int]) -> int:
-        """The parameters in the blocks of these stages, shared ones once."""

@@ -1,52 +1,33 @@
-"""What a design costs, by arithmetic: a price list of every block of a model, from a handful of counts.
+"""The price of any shape of a model, by arithmetic on a handful of counts. Imports no torch.
 
 A block's parameters and MACs are affine in its heads at a fixed head_dim and affine in its MLP's hidden units, whatever
-the family, because projections, attention maps and per-head parameters all are; so three counts of a shortened model
-price every head count and every MLP of a block, and the search is integer arithmetic. Knows no torch: counts come from
-an appraiser, which is the live model (`appraisal`) or what was remembered of it (`price_cache`).
+the family, because projections, attention maps and per-head parameters all are. So three counts of a shortened model
+price every head count and every MLP of a block, and the search is integer arithmetic.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from leanify.architecture import Architecture, Layer, Stage, primary_of
+from leanify.architecture import Architecture, primary_of
 from leanify.design.prices.cost import Cost
-from leanify.design.prices.facts import Appraiser
+from leanify.design.prices.costs import ModelCosts
+from leanify.design.prices.shapes import Shape, StageShape, shape_of
 from leanify.spectra.theory import gaussian_kappa
 
-if TYPE_CHECKING:
-    from leanify.design.search.latency import Latency
-
-
-class StageDesign(NamedTuple):
-    """What a search changes in one stage. ``mlp`` may be an array: a design for each of its entries.
-
-    ``experts`` and ``active`` are those of its mixtures, 0 where they stay.
-    """
-
-    depth: int
-    heads: int
-    head_dim: int
-    mlp: Any
-    experts: int = 0
-    active: int = 0
-
-    def applied_to(self, stage: Stage) -> Stage:
-        """The stage in this shape."""
-        return stage.reshape(self.depth, self.heads, self.head_dim, self.mlp, self.experts or None, self.active or None)
+StageNs = Callable[["PriceList", int, StageShape], Any]
 
 
 @dataclass(frozen=True)
 class Line:
-    """How a price changes with heads and MLP, at one head_dim; affine in both.
+    """How a price changes with heads and MLP at one head_dim; it is affine in both.
 
-    ``group`` is how many heads come at a time, ``units`` how many hidden units.
+    ``group`` is how many heads are added at a time, ``units`` how many hidden units.
     """
 
     heads: int
@@ -73,114 +54,113 @@ class Line:
 
 
 class PriceList:
-    """Prices of every block of a model, counted when they are first asked for.
+    """The prices of every block of a model, counted when they are first needed.
 
-    facts   the model as it stands
-    turned  the stages whose designs vary, by index
-    base    the cost of the model with the shortest that each of them can be
-    tokens  N of A in each stage
-    latency how long designs take, where that was fitted
+    facts    the model as it stands
+    changed  the stages whose shape may change, by index
+    base     the cost of the model with every changed stage at its minimum depth
+    tokens   N of A in each stage
 
-    A block's price is that of a model that ends with it, less that of a model that ends before it, all blocks of the
-    stage in the same shape: some share tables of positions. Blocks that look alike (same layers, same modules, same
-    parameters, same switches) and take as many MACs where they stand share a price.
+    A block's price is the cost of a model that ends with it, less the cost of one that ends before it, with all blocks
+    of the stage in the same shape: some share tables of positions. Blocks that look alike (same layers, modules,
+    parameters and switches) and have the same MACs share a price.
     """
 
-    def __init__(self, appraiser: Appraiser, turned: Sequence[int] | None = None) -> None:
-        self.appraiser = appraiser
-        self.latency: Latency | None = None
-        self.facts = appraiser.facts
+    def __init__(self, costs: ModelCosts, changed: Sequence[int] | None = None) -> None:
+        self.costs = costs
+        self.facts = costs.facts
         self.architecture = self.facts.architecture
-        self.turned = tuple(self.architecture.varied if turned is None else turned)
-        self.count = cache(appraiser.count)
-        self.base = self.count(self._shortened())
-        self.tokens = appraiser.tokens(self._shortened())
+        self.changed = tuple(self.architecture.varied if changed is None else changed)
+        self.base = costs.cost(self._shortened())
+        self.tokens = costs.tokens(self._shortened())
         self._line = cache(self._count_line)
         self._blocks = cache(self._count_blocks)
+        self._base_ns, self._stage_ns = 0, None  # type: int, StageNs | None
 
-    def total(self, designs: Sequence[StageDesign | None]) -> Cost:
-        """The cost of a design in each stage; None leaves a stage as it is. Arrays of mlp give arrays of costs."""
-        cost = self.base if self.latency is None else replace(self.base, ns=self.latency.base_ns)
-        for index, design in enumerate(designs):
-            if design is not None:
-                cost = cost + self.more(index, design)
-        return cost
+    @property
+    def baseline(self) -> Shape:
+        """The changed stages as they are in the source."""
+        return shape_of(self.architecture, self.changed)
 
-    def timed(self, latency: Latency) -> PriceList:
-        """The same prices, and nanoseconds by a fitted line."""
+    def timed(self, base_ns: int, stage_ns: StageNs) -> PriceList:
+        """The same prices with nanoseconds: ``base_ns`` and, for each stage, ``stage_ns(prices, index, shape)``."""
         made = copy(self)
-        made.latency = latency
+        made._base_ns, made._stage_ns = base_ns, stage_ns
         return made
 
-    def more(self, index: int, design: StageDesign) -> Cost:
-        """What one stage's design adds to the shortest model."""
-        cost = self.counted(index, design)
-        return cost if self.latency is None else replace(cost, ns=self.latency.stage_ns(self, index, design))
+    def total(self, shape: Shape) -> Cost:
+        """The cost of the model in this shape. Arrays of ``mlp`` give arrays of costs."""
+        cost = replace(self.base, ns=self._base_ns)
+        for index, stage in enumerate(shape):
+            if stage is not None:
+                cost = cost + self.stage(index, stage)
+        return cost
 
-    def counted(self, index: int, design: StageDesign) -> Cost:
-        """`more` without what is timed."""
-        anchor = self._anchor(index, design)
+    def stage(self, index: int, shape: StageShape) -> Cost:
+        """What a stage in this shape adds to `base`."""
+        cost = self.counted(index, shape)
+        return cost if self._stage_ns is None else replace(cost, ns=self._stage_ns(self, index, shape))
+
+    def counted(self, index: int, shape: StageShape) -> Cost:
+        """`stage` without time."""
+        anchor = self._anchor(index, shape)
         shortest = self.architecture.stages[index].shortest
-        cost: Cost = self._line(index, shortest, anchor)(design.heads, design.mlp) - self.base
-        for block, times in self._blocks(index, design.depth).items():
+        cost: Cost = self._line(index, shortest, anchor)(shape.heads, shape.mlp) - self.base
+        for block, times in self._blocks(index, shape.depth).items():
             with_it = self._line(index, block + 1, anchor)
             without = self._line(index, block, anchor)
-            cost = cost + (with_it - without)(design.heads, design.mlp) * times
+            cost = cost + (with_it - without)(shape.heads, shape.mlp) * times
         return cost
 
     def held(self, stages: Sequence[int], cost: str) -> int:
-        """How much of a cost the blocks of these stages hold in the source."""
+        """How much of a cost the blocks of these stages have in the source."""
         if cost in ("macs", "kv", "ns"):
-            primaries = {i: primary for i in stages if (primary := self.architecture.stages[i].primary)}
-            designs = {
-                i: StageDesign(self.architecture.stages[i].depth, *_shape(primary)) for i, primary in primaries.items()
-            }
-            return sum(int(getattr(self.more(i, design), cost)) for i, design in designs.items())
-        return self.appraiser.held(stages)
+            shapes = [(index, shape) for index, shape in enumerate(shape_of(self.architecture, stages)) if shape]
+            return sum(int(getattr(self.stage(index, shape), cost)) for index, shape in shapes)
+        return self.costs.params_of(stages)
 
-    def kappa(self, designs: Sequence[StageDesign | None]) -> float:
-        """The predicted κ of the worst stage that a design turns (Theorem 3.2); the others are the same in all."""
-        return max(
-            gaussian_kappa(design.heads * design.head_dim, tokens)
-            for design, tokens in zip(designs, self.tokens, strict=True)
-            if design is not None
-        )
+    def kappa(self, shape: Shape) -> float:
+        """The largest predicted κ of the changed stages (Theorem 3.2); the other stages are the same in all designs."""
+        stages = zip(shape, self.tokens, strict=True)
+        return max(gaussian_kappa(stage.inner, tokens) for stage, tokens in stages if stage is not None)
 
-    def attention_share(self, index: int, design: StageDesign) -> Any:
-        """The share of a block's parameters that grow with heads among those that grow with heads or hidden units; of
-        experts those that a token meets. For each MLP of the design where that is an array.
+    def attention_share(self, index: int, shape: StageShape) -> Any:
+        """The share of attention in a block's parameters: of those that grow with heads or with hidden units, and in a
+        mixture of those that one token uses. An array if ``mlp`` is one.
         """
-        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, design))
-        attention = line.per_group.active / line.group * design.heads
-        return attention / (attention + line.per_units.active / line.units * design.mlp)
-
-    def _alike(self, index: int, block: int) -> int:
-        """The first block behind the shortest stage that looks like this one; blocks beyond the last repeat it."""
-        kinds = self.facts.kinds[index]
-        shortest = self.architecture.stages[index].shortest
-        kind = kinds[min(block, len(kinds) - 1)]
-        return next(i for i in range(shortest, block + 1) if kinds[min(i, len(kinds) - 1)] == kind)
+        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
+        attention = line.per_group.active / line.group * shape.heads
+        return attention / (attention + line.per_units.active / line.units * shape.mlp)
 
     def _count_blocks(self, index: int, depth: int) -> Counter[int]:
-        """How often each block behind the shortest stage stands in one of this depth, like ones as the first."""
-        return Counter(self._alike(index, i) for i in range(self.architecture.stages[index].shortest, depth))
+        """The blocks behind the minimum depth in a stage of this depth: the first of each kind → their number.
 
-    def _anchor(self, index: int, design: StageDesign) -> StageDesign:
-        """Where a line is counted: at the stage's own heads, or at each split's, its own MLP and the asked experts."""
+        Blocks beyond the source's last one repeat it.
+        """
+        kinds = self.facts.kinds[index]
+        shortest = self.architecture.stages[index].shortest
+        first: dict[int, int] = {}
+        counts: Counter[int] = Counter()
+        for block in range(shortest, depth):
+            kind = kinds[min(block, len(kinds) - 1)]
+            counts[first.setdefault(kind, block)] += 1
+        return counts
+
+    def _anchor(self, index: int, shape: StageShape) -> StageShape:
+        """Where a line is counted: at the source's heads (at the shape's own if head_dim differs) and its MLP."""
         primary = primary_of(self.architecture.stages[index])
-        heads = primary.heads if design.head_dim == primary.head_dim else design.heads
-        return design._replace(depth=0, heads=heads, mlp=primary.mlp)
+        heads = primary.heads if shape.head_dim == primary.head_dim else shape.heads
+        return shape._replace(depth=0, heads=heads, mlp=primary.mlp)
 
     def _shortened(self) -> Architecture:
-        """Every turned stage as short as it can be."""
-        stages = enumerate(self.architecture.stages)
-        return replace(
-            self.architecture,
-            stages=tuple(stage.reshape(depth=stage.shortest) if i in self.turned else stage for i, stage in stages),
-        )
+        """Every changed stage at its minimum depth."""
+        stages = list(self.architecture.stages)
+        for index in self.changed:
+            stages[index] = stages[index].reshape(depth=stages[index].shortest)
+        return replace(self.architecture, stages=tuple(stages))
 
-    def _count_line(self, index: int, depth: int, anchor: StageDesign) -> Line:
-        """The price of the model with so many blocks in one stage, by their heads and MLP."""
+    def _count_line(self, index: int, depth: int, anchor: StageShape) -> Line:
+        """The price of the model with this depth in one stage, by that stage's heads and MLP."""
         stage = self.architecture.stages[index]
         heads, mlp = anchor.heads, anchor.mlp
 
@@ -188,13 +168,9 @@ class PriceList:
             short = self._shortened()
             stages = list(short.stages)
             stages[index] = anchor._replace(depth=depth, heads=heads, mlp=mlp).applied_to(stage)
-            return self.count(replace(short, stages=tuple(stages)))
+            return self.costs.cost(replace(short, stages=tuple(stages)))
 
         here = at(heads, mlp)
         per_group = at(heads + stage.group, mlp) - here
         per_units = at(heads, mlp + stage.units) - here if mlp else Cost(0, 0, 0)
         return Line(heads, stage.group, mlp, stage.units, here, per_group, per_units)
-
-
-def _shape(layer: Layer) -> tuple[int, int, int]:
-    return layer.heads, layer.head_dim, layer.mlp

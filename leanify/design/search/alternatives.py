@@ -1,4 +1,4 @@
-"""Named designs to train side by side. What a design keeps equal to lean decides what their comparison shows.
+"""Named designs to train side by side. What a design has in common with lean decides what comparing them shows.
 
 baseline     the source as it stands
 lean         fewer layers, more heads
@@ -7,103 +7,105 @@ depth-only   the budget met by fewer layers alone
 mlp-only     the budget met by narrower MLPs alone
 wide-heads   lean's depth, inner and MLP with the old number of heads, each of them wider
 split        the control with twice as many heads of half the size: more heads without more parameters
-front        designs that none beats in parameters, MACs, κ and depth at once
+front        designs that none beats in all of parameters, MACs, κ and depth
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from leanify.architecture import primary_of
 from leanify.design.plan import Plan
-from leanify.design.prices.price_list import PriceList
+from leanify.design.prices.shapes import Shape
 from leanify.design.search.control import control
-from leanify.design.search.design import Design, designer
-from leanify.design.search.grid import Candidate, Request, baseline_designs, priced
+from leanify.design.search.design import Design, design_of
+from leanify.design.search.grid import grids_of
 from leanify.design.search.limits import share_out, within
-from leanify.design.search.search import grids_of, search
+from leanify.design.search.search import search
 from leanify.errors import BudgetError, ShapeError
+
+NO_CONTROL = "there is no control: lean has the baseline's heads, or its stages have no MLP to widen"
 
 
 def named(plan: Plan, name: str) -> Design:
-    """The design of this name within the plan's limits, exactly priced.
+    """The design of this name within the plan's limits.
 
-    Raises ShapeError for a name that is none, and where the shape has no such design; BudgetError where none is within
-    the limits.
+    Raises ShapeError for an unknown name and if the model has no such design; BudgetError if none is within the limits.
     """
-    known: dict[str, Design | None] = {"baseline": plan.baseline, "lean": plan.chosen, "control": plan.control}
-    if name not in NAMES:
-        raise ShapeError(f"{name!r} names no design; there are {', '.join(NAMES)} and front:N")
-    if (design := known.get(name)) is not None:
-        return design
+    if name == "baseline":
+        return plan.baseline
+    if name == "lean":
+        return plan.chosen
     if name == "control":
-        raise ShapeError("there is no control: lean has the baseline's heads, or its stages have no MLP to widen")
-    return designer(plan.prices)(_NAMED[name](plan.prices, plan.request, plan.candidate))
+        if plan.control is None:
+            raise ShapeError(NO_CONTROL)
+        return plan.control
+    if name not in _NAMED:
+        raise ShapeError(f"{name!r} names no design; there are {', '.join(NAMES)} and front:N")
+    return design_of(plan.prices, _NAMED[name](plan))
 
 
 def front(plan: Plan, count: int) -> list[Design]:
     """The best ``count`` of the plan's alternatives, lean first: none is beaten in parameters, MACs, κ and depth."""
-    found = search(plan.prices, plan.request, count, plan.ranking).front
-    return [designer(plan.prices)(candidate) for candidate in found]
+    return search(plan.prices, plan.request, count, plan.ranking).front
 
 
-def _control(prices: PriceList, request: Request, lean: Candidate) -> Candidate:
-    found = control(prices, lean, request.constraints)
-    if found is None:
-        raise ShapeError("there is no control: lean has the baseline's heads, or its stages have no MLP to widen")
-    return found
+def _depth_only(plan: Plan) -> Shape:
+    return _cut(plan, "depth-only", heads=_baseline_of(plan, "heads"), mlp=_baseline_of(plan, "mlp"))
 
 
-def _depth_only(prices: PriceList, request: Request, lean: Candidate) -> Candidate:
-    return _cut(prices, replace(request, heads=_values(prices, "heads"), mlp=_values(prices, "mlp")), "depth-only")
+def _mlp_only(plan: Plan) -> Shape:
+    depths = [stage.depth for stage in plan.prices.architecture.stages]
+    return _cut(plan, "mlp-only", heads=_baseline_of(plan, "heads"), depth=depths)
 
 
-def _mlp_only(prices: PriceList, request: Request, lean: Candidate) -> Candidate:
-    return _cut(prices, replace(request, heads=_values(prices, "heads"), depth=_values(prices, "depth")), "mlp-only")
+def _baseline_of(plan: Plan, what: str) -> list[int]:
+    """A size of the baseline's primary layers, for each stage."""
+    return [getattr(primary_of(stage), what) for stage in plan.prices.architecture.stages]
 
 
-def _values(prices: PriceList, what: str) -> list[int]:
-    """What the baseline has, stage by stage, as pins."""
-    stages = prices.architecture.stages
-    return [stage.depth if what == "depth" else getattr(primary_of(stage), what) for stage in stages]
-
-
-def _cut(prices: PriceList, request: Request, name: str) -> Candidate:
-    """The largest design within the limits, in every tower, of what the pins leave open."""
+def _cut(plan: Plan, name: str, **pins: Any) -> Shape:
+    """The largest design within the limits, in every tower, of what the pins leave free."""
+    prices = plan.prices
+    request = replace(plan.request, options=replace(plan.request.options, **pins))
     grids = grids_of(prices, request)
-    designs = list(baseline_designs(prices))
+    shape = list(prices.baseline)
     for grid, limits in zip(grids, share_out(prices, request, grids), strict=True):
-        fits = [i for i, inside in enumerate(within(grid, limits)) if inside]
+        fits = [i for i, is_inside in enumerate(within(grid, limits)) if is_inside]
         if not fits:
             raise BudgetError(f"no {name} design is within the budget: {grid.tower.name} cannot become so small")
-        best = grid.candidate(max(fits, key=lambda i: (grid.params[i], grid.macs[i])))
+        best = grid.shape_at(max(fits, key=lambda i: (grid.params[i], grid.macs[i])))
         for i in grid.tower.stages:
-            designs[i] = best.designs[i]
-    return priced(prices, tuple(designs))
+            shape[i] = best[i]
+    return tuple(shape)
 
 
-def _wide_heads(prices: PriceList, request: Request, lean: Candidate) -> Candidate:
-    """Heads as wide as needed for lean's inner, to the nearest even number of channels (rotary positions pair them)."""
-    designs = list(lean.designs)
-    for i, (stage, design) in enumerate(zip(prices.architecture.stages, designs, strict=True)):
-        if design is not None:
+def _wide_heads(plan: Plan) -> Shape:
+    """Heads as wide as lean's inner needs, to the nearest even number of channels (rotary positions pair them)."""
+    shape = list(plan.chosen.shape)
+    for i, (stage, lean) in enumerate(zip(plan.prices.architecture.stages, shape, strict=True)):
+        if lean is not None:
             heads = primary_of(stage).heads
-            designs[i] = design._replace(heads=heads, head_dim=2 * round(design.heads * design.head_dim / heads / 2))
-    return priced(prices, tuple(designs))
+            shape[i] = lean._replace(heads=heads, head_dim=2 * round(lean.inner / heads / 2))
+    return tuple(shape)
 
 
-def _split(prices: PriceList, request: Request, lean: Candidate) -> Candidate:
-    designs = list(_control(prices, request, lean).designs)
-    for i, design in enumerate(designs):
-        if design is not None:
-            if design.head_dim % 2:
-                raise ShapeError(f"heads of {design.head_dim} channels cannot be split in two")
-            designs[i] = design._replace(heads=2 * design.heads, head_dim=design.head_dim // 2)
-    return priced(prices, tuple(designs))
+def _split(plan: Plan) -> Shape:
+    wide = control(plan.prices, plan.chosen.shape, plan.request.rules)
+    if wide is None:
+        raise ShapeError(NO_CONTROL)
+    shape = list(wide)
+    for i, stage in enumerate(shape):
+        if stage is not None:
+            if stage.head_dim % 2:
+                raise ShapeError(f"heads of {stage.head_dim} channels cannot be split in two")
+            shape[i] = stage._replace(heads=2 * stage.heads, head_dim=stage.head_dim // 2)
+    return tuple(shape)
 
 
-_NAMED: dict[str, Callable[[PriceList, Request, Candidate], Candidate]] = {
+_NAMED: dict[str, Callable[[Plan], Shape]] = {
     "depth-only": _depth_only,
     "mlp-only": _mlp_only,
     "wide-heads": _wide_heads,

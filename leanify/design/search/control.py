@@ -3,100 +3,97 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from leanify.architecture import Stage, primary_of
+from leanify.architecture import primary_of
 from leanify.design.prices.price_list import PriceList
-from leanify.design.search.constraints import SMALL_MULTIPLE, Constraints
-from leanify.design.search.grid import Candidate, Designs, priced
+from leanify.design.prices.shapes import Shape
+from leanify.design.search.rules import SMALL_MULTIPLE, Rules
 from leanify.design.search.towers import Tower, towers
 
 CLOSE = 0.001  # of lean's parameters
 
 
-def control(prices: PriceList, chosen: Candidate, constraints: Constraints | None = None) -> Candidate | None:
-    """Same depth and parameters as ``chosen``, the baseline's heads, wider MLPs in each tower.
+def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
+    """The shape with lean's depth and parameters, the baseline's heads, and wider MLPs in each tower.
 
-    The MLPs keep to the largest multiple that comes within 0.1 % of lean's parameters: 64, 32, 16, else 8 and as near
-    as that comes. None where the stages have no MLP to widen, and where lean has the baseline's heads itself: the
-    control is always another design than lean.
+    Hidden units are multiples of 64, 32, 16 or 8: the largest that comes within 0.1 % of lean's parameters, else the
+    nearest with 8. None if the stages have no MLP to widen or if lean has the baseline's heads: the control is always
+    another design than lean.
     """
-    rules = constraints or Constraints()
-    stages = prices.architecture.stages
-    designs = old_heads(stages, chosen.designs)
-    if designs == chosen.designs or not any(d and d.mlp for d in designs):
+    shape = _with_old_heads(prices, lean)
+    if shape == lean or not any(stage and stage.mlp for stage in shape):
         return None
-    for tower in towers(prices.architecture, prices.turned):
-        if any(designs[i] != chosen.designs[i] for i in tower.stages):
-            designs = _widened(prices, tower, designs, chosen, rules)
-    return priced(prices, designs)
+    params = int(prices.total(lean).params)
+    for tower in towers(prices.architecture, prices.changed):
+        if any(shape[i] != lean[i] for i in tower.stages):
+            shape = _widened(prices, tower, shape, lean, params, rules)
+    return shape
 
 
-def has_close_control(prices: PriceList, tower: Tower, lean: Candidate, constraints: Constraints) -> bool:
-    """Whether one tower's lean design has a control within 0.1 % of its parameters, or none at all."""
-    old = old_heads(prices.architecture.stages, lean.designs)
-    if not any(design and design.mlp for design in old):
+def has_close_control(prices: PriceList, tower: Tower, lean: Shape, params: int, rules: Rules) -> bool:
+    """Whether one tower's lean shape has a control within 0.1 % of ``params``, the whole model's; True if no MLP is
+    known that it could widen.
+    """
+    old = _with_old_heads(prices, lean)
+    if not any(stage and stage.mlp for stage in old):
         return True
-    found = _widened(prices, tower, old, lean, constraints)
-    off = _params(prices, tower, found) - _params(prices, tower, lean.designs)
-    return bool(abs(off) <= CLOSE * lean.cost.params)
+    found = _widened(prices, tower, old, lean, params, rules)
+    off = _params(prices, tower, found) - _params(prices, tower, lean)
+    return abs(off) <= CLOSE * params
 
 
-def old_heads(stages: Sequence[Stage], designs: Designs) -> Designs:
-    """The designs with the baseline's heads."""
-    return tuple(
-        d and d._replace(heads=primary_of(s).heads, head_dim=primary_of(s).head_dim)
-        for s, d in zip(stages, designs, strict=True)
-    )
+def _with_old_heads(prices: PriceList, shape: Shape) -> Shape:
+    """The shape with the baseline's heads."""
+    found = []
+    for stage, wanted in zip(prices.architecture.stages, shape, strict=True):
+        if wanted is not None:
+            primary = primary_of(stage)
+            wanted = wanted._replace(heads=primary.heads, head_dim=primary.head_dim)
+        found.append(wanted)
+    return tuple(found)
 
 
-def _widened(prices: PriceList, tower: Tower, designs: Designs, lean: Candidate, rules: Constraints) -> Designs:
-    """One tower's MLPs widened until it has lean's parameters."""
-    wanted = _params(prices, tower, lean.designs)
-    exact = _factor(prices, tower, designs, wanted)
-    nearest: Designs = designs
-    off = math.inf
-    for multiple in _multiples(prices.architecture.stages, tower, rules):
-        for found in _around(prices, tower, designs, exact, multiple):
-            miss = abs(_params(prices, tower, found) - wanted)
-            if miss < off:
-                nearest, off = found, miss
-        if off <= CLOSE * lean.cost.params / 2:
+def _widened(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, params: int, rules: Rules) -> Shape:
+    """The shape with the tower's MLPs widened until it has lean's parameters; ``params`` is the size of lean."""
+    wanted = _params(prices, tower, lean)
+    factor = _factor(prices, tower, shape, wanted)
+    nearest, nearest_off = shape, math.inf
+    first = rules.mlp_multiple(prices.architecture.stages[tower.lead])
+    for multiple in (first, *(m for m in (32, 16, SMALL_MULTIPLE) if m < first)):
+        for found in _rounded(prices, tower, shape, factor, multiple):
+            off = abs(_params(prices, tower, found) - wanted)
+            if off < nearest_off:
+                nearest, nearest_off = found, off
+        if nearest_off <= CLOSE * params / 2:
             break
     return nearest
 
 
-def _multiples(stages: Sequence[Stage], tower: Tower, rules: Constraints) -> list[int]:
-    """The multiples to try, largest first, down to what hardware likes as far as the baseline's MLP has it."""
-    first = rules.granule_of(stages[tower.lead])
-    return [first, *(m for m in (32, 16, SMALL_MULTIPLE) if m < first)]
+def _params(prices: PriceList, tower: Tower, shape: Shape) -> int:
+    """The tower's parameters above the shortest model's."""
+    return sum(int(prices.stage(i, stage).params) for i in tower.stages if (stage := shape[i]) is not None)
 
 
-def _params(prices: PriceList, tower: Tower, designs: Designs) -> int:
-    return sum(int(prices.more(i, design).params) for i in tower.stages if (design := designs[i]) is not None)
-
-
-def _factor(prices: PriceList, tower: Tower, designs: Designs, wanted: int) -> float:
-    """By how much every MLP of the tower would be multiplied, if units were divisible: parameters are affine in it."""
-    now = _params(prices, tower, designs)
-    double = list(designs)
+def _factor(prices: PriceList, tower: Tower, shape: Shape, wanted: int) -> float:
+    """The factor for all MLPs of the tower that would give ``wanted`` parameters, which are affine in it."""
+    double = list(shape)
     for i in tower.stages:
-        design = double[i]
-        double[i] = design and design._replace(mlp=2 * design.mlp)
+        stage = shape[i]
+        double[i] = stage and stage._replace(mlp=2 * stage.mlp)
+    now = _params(prices, tower, shape)
     per_doubling = _params(prices, tower, tuple(double)) - now
     return 1 + (wanted - now) / per_doubling if per_doubling else 1.0
 
 
-def _around(prices: PriceList, tower: Tower, designs: Designs, factor: float, multiple: int) -> Iterator[Designs]:
-    """The designs nearest to a factor: every MLP rounded, the leading one also a step more or less."""
-    stages = prices.architecture.stages
-    steps = {i: math.lcm(stages[i].units, multiple) for i in tower.stages}
+def _rounded(prices: PriceList, tower: Tower, shape: Shape, factor: float, multiple: int) -> Iterator[Shape]:
+    """The shapes nearest to a factor: every MLP rounded, the leading one also a step more or less."""
     for more in (-1, 0, 1):
-        found = list(designs)
+        found = list(shape)
         for i in tower.stages:
-            design = designs[i]
-            if design is None or not design.mlp:
-                continue
-            units = max(1, round(design.mlp * factor / steps[i]) + (more if i == tower.lead else 0))
-            found[i] = design._replace(mlp=units * steps[i])
+            stage = shape[i]
+            if stage is not None and stage.mlp:
+                step = math.lcm(prices.architecture.stages[i].units, multiple)
+                units = max(1, round(stage.mlp * factor / step) + (more if i == tower.lead else 0))
+                found[i] = stage._replace(mlp=units * step)
         yield tuple(found)

@@ -8,44 +8,44 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leanify.design.prices.cost import Cost
 from leanify.design.prices.price_list import PriceList
-from leanify.design.search.grid import Grid, Request, baseline_designs
-from leanify.design.search.towers import Tower
+from leanify.design.search.grid import Grid
+from leanify.design.search.request import Request
 
-UNSPENT = 0.03  # of a budget; a design that leaves more of it is no alternative
+UNSPENT = 0.03  # share of a budget; a design that leaves more of it unspent is no alternative
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a tower may cost, the others as in the baseline; ``slack`` is how much of it may be left unspent."""
+    """The largest cost of the model with one tower changed, and the ``slack``: how much of it may stay unspent."""
 
     most: float
     slack: float
 
 
-Limits = Mapping[str, Limit]  # by the cost that it is on
+Limits = Mapping[str, Limit]  # by the cost that they limit
 
 
 def share_out(prices: PriceList, request: Request, grids: Sequence[Grid]) -> list[Limits]:
-    """Every tower's limits: each saves in proportion to its blocks, no more than it can."""
-    whole = prices.total(baseline_designs(prices))
+    """The limits of every tower. Towers save in proportion to their blocks, but none more than it can."""
+    whole = prices.total(prices.baseline)
     if request.tower_params:
-        return [_own_limits(request, designs.tower, whole, prices) for designs in grids]
+        return [_own_limits(request, grid, int(whole.params), prices) for grid in grids]
     shares: list[dict[str, Limit]] = [{} for _ in grids]
     for cost, limit in request.limits.items():
         total = getattr(whole, cost)
-        least = [total - int(getattr(designs.cost, cost).min()) for designs in grids]
-        weights = [prices.held(designs.tower.stages, cost) for designs in grids]
-        savings = _in_proportion(total - limit, weights, least)
+        most = [total - int(getattr(grid.cost, cost).min()) for grid in grids]
+        weights = [prices.held(grid.tower.stages, cost) for grid in grids]
+        savings = _in_proportion(total - limit, weights, most)
         every = sum(weights) or 1
         for share, saving, weight in zip(shares, savings, weights, strict=True):
-            share[cost] = Limit(total - saving, UNSPENT * limit * (weight / every if len(grids) > 1 else 1))
+            part = weight / every if len(grids) > 1 else 1
+            share[cost] = Limit(total - saving, UNSPENT * limit * part)
     return list(shares)
 
 
 def _in_proportion(saving: float, weights: Sequence[float], most: Sequence[float]) -> list[float]:
-    """``saving`` shared out by weight, none above its most; all of it where even that does not do."""
+    """``saving`` divided in proportion to weights, each part capped; more than the caps if those are not enough."""
     shares = [0.0] * len(weights)
     free = [i for i, weight in enumerate(weights) if weight > 0] or list(range(len(weights)))
     while free:
@@ -62,51 +62,51 @@ def _in_proportion(saving: float, weights: Sequence[float], most: Sequence[float
     return shares
 
 
-def _own_limits(request: Request, tower: Tower, whole: Cost, prices: PriceList) -> Limits:
-    """A tower's limit on its own blocks; one without a limit stays as it is."""
-    held = prices.held(tower.stages, "params")
-    most = request.tower_params.get(tower.name, held)
-    return {"params": Limit(whole.params - held + most, UNSPENT * most)}
+def _own_limits(request: Request, grid: Grid, whole: int, prices: PriceList) -> Limits:
+    """A tower's own limit on the parameters in its blocks; a tower without one stays as it is."""
+    held = prices.held(grid.tower.stages, "params")
+    most = request.tower_params.get(grid.tower.name, held)
+    return {"params": Limit(whole - held + most, UNSPENT * most)}
 
 
-def within(designs: Grid, limits: Limits) -> NDArray[np.bool_]:
-    """Which designs keep to all limits."""
-    fits = np.ones(len(designs), bool)
+def within(grid: Grid, limits: Limits) -> NDArray[np.bool_]:
+    """Mask: within every limit."""
+    fits = np.ones(len(grid), bool)
     for cost, limit in limits.items():
-        fits &= getattr(designs.cost, cost) <= limit.most
+        fits &= getattr(grid.cost, cost) <= limit.most
     return fits
 
 
-def unspent(designs: Grid, limits: Limits) -> NDArray[np.bool_]:
-    """Which designs leave more of every limit than they may: no alternatives to one that spends it."""
+def unspent(grid: Grid, limits: Limits) -> NDArray[np.bool_]:
+    """Mask: unused budget exceeds the slack under every limit."""
     if not limits:
-        return np.zeros(len(designs), bool)
-    left = [getattr(designs.cost, cost) < limit.most - limit.slack for cost, limit in limits.items()]
+        return np.zeros(len(grid), bool)
+    left = [getattr(grid.cost, cost) < limit.most - limit.slack for cost, limit in limits.items()]
     return np.asarray(np.logical_and.reduce(left))
 
 
-def nearest(designs: Grid, limits: Limits, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of some designs within the limits, those that leave no more unspent than the nearest one, or hardly more."""
+def nearest(grid: Grid, limits: Limits, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Mask: of ``among``, the designs whose unused budget is within one slack of the least unused one."""
     if not limits or not among.any():
         return among
-    costs = [(getattr(designs.cost, cost), limit) for cost, limit in limits.items()]
-    left = np.min([(limit.most - cost) / max(limit.slack, 1.0) for cost, limit in costs], axis=0)
-    return np.asarray(among & (left <= left[among].min() + 1))
+    left = [(limit.most - getattr(grid.cost, cost)) / max(limit.slack, 1.0) for cost, limit in limits.items()]
+    least = np.min(left, axis=0)
+    return np.asarray(among & (least <= least[among].min() + 1))
 
 
-def adds_heads(designs: Grid) -> NDArray[np.bool_]:
-    """Which designs have more heads than the baseline where the tower leads."""
-    return np.asarray(designs.heads > designs.old.heads)
+def adds_heads(grid: Grid) -> NDArray[np.bool_]:
+    """Mask: more heads than the baseline in the leading stage."""
+    return np.asarray(grid.heads > grid.old.heads)
 
 
-def trades_layers(designs: Grid, request: Request) -> NDArray[np.bool_]:
-    """Which designs have more heads and fewer layers, as far as neither is pinned.
+def trades_layers(grid: Grid, request: Request) -> NDArray[np.bool_]:
+    """Mask: more heads and fewer layers, as far as neither is pinned.
 
-    Where no block can be left out (EdgeNeXt, ALBERT), narrower MLPs pay for the heads.
+    If no block can be left out (EdgeNeXt, ALBERT), narrower MLPs pay for the heads.
     """
     if not request.wants_heads:
-        return np.ones(len(designs), bool)
-    if designs.shortest == designs.old_depth:
-        return np.asarray(adds_heads(designs) & (designs.mlp < designs.old.mlp))
-    fewer = designs.depth < designs.old_depth if request.depth is None else True
-    return np.asarray(adds_heads(designs) & fewer)
+        return np.ones(len(grid), bool)
+    if grid.shortest == grid.old_depth:
+        return np.asarray(adds_heads(grid) & (grid.mlp < grid.old.mlp))
+    fewer = grid.depth < grid.old_depth if request.options.depth is None else True
+    return np.asarray(adds_heads(grid) & fewer)

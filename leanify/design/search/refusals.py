@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from leanify.design.prices.price_list import PriceList
-from leanify.design.search.constraints import Constraints
-from leanify.design.search.grid import Grid, Request, baseline_designs, grid, turned_stages
+from leanify.design.search.grid import Grid, grids_of
 from leanify.design.search.limits import Limits, trades_layers, within
-from leanify.design.search.towers import Pin, Tower, towers
+from leanify.design.search.request import Request
+from leanify.design.search.towers import Pin, changed_stages, towers
 from leanify.errors import BudgetError, ShapeError
 from leanify.units import millions
 
@@ -27,12 +28,12 @@ FLAGS = {
 
 
 def refusal(prices: PriceList, request: Request, grids: Sequence[Grid], shares: Sequence[Limits]) -> BudgetError:
-    """The error that says why, which budget would do, and which rule stands in the way."""
+    """The error that says why, which budget would do, and what loosening each rule would gain."""
     if request.tower_params:
         return BudgetError(_tower_words(request, grids, shares))
-    whole = prices.total(baseline_designs(prices))
+    whole = prices.total(prices.baseline)
     for cost, limit in request.limits.items():
-        total = getattr(whole, cost)
+        total = int(getattr(whole, cost))
         least = smallest(grids, request, cost, total)
         if least is None:
             why = f"no sensible design has fewer layers and more heads: {_floors(grids, request)}."
@@ -44,75 +45,79 @@ def refusal(prices: PriceList, request: Request, grids: Sequence[Grid], shares: 
 
 
 def _below(prices: PriceList, request: Request, grids: Sequence[Grid], cost: str, total: int, least: int) -> str:
-    """A budget that nothing meets: the smallest design there is, and the budget that it needs."""
+    """For a budget that nothing meets: the smallest design there is, and the budget that it needs."""
     flag, unit = FLAGS[cost]
-    per = {"kv": prices.facts.context, "ns": 1000}.get(cost, 1)  # --max-kv is of a token
-    fixed = [f"--{what.replace('_', '-')} {_pin_words(pin)}" for what, pin in request.pins.items() if pin]
+    per = {"kv": prices.facts.context, "ns": 1000}.get(cost, 1)  # --max-kv is for one token
+    pins = request.options.pins
+    fixed = [f"--{what.replace('_', '-')} {_pin_words(pin)}" for what, pin in pins.items() if pin]
     where = f" with {' and '.join(fixed)}: the smallest" if fixed else ": the smallest that trades layers for heads"
+    single = ""
+    if all(grid.old_depth == 1 for grid in grids):
+        single = (
+            " It has one block, which all its layers share if there are several, so only the MLP can pay for heads."
+        )
+    free = ""
+    if fixed:
+        unpinned = replace(request, options=replace(request.options, depth=None, heads=None, head_dim=None, mlp=None))
+        found = smallest(grids_of(prices, unpinned), unpinned, cost, total)
+        if found and found < least:
+            free = f" Left free, they reach {_share(found, total)} of the baseline."
     return (
         f"the budget of {request.limits[cost] // per:,} {unit} is below every sensible design{where} has "
-        f"{math.ceil(least / per):,} ({flag} {_enough(least / per, total / per, cost)}).{_single_block(grids)}"
-        f"{_unpinned(prices, request, cost, total, least)}"
+        f"{math.ceil(least / per):,} ({flag} {_enough(least / per, total / per, cost)}).{single}{free}"
     )
 
 
-def _single_block(grids: Sequence[Grid]) -> str:
-    """Why no layer can be left out where the model has the weights of one block only."""
-    if any(designs.old_depth > 1 for designs in grids):
-        return ""
-    return " It has one block, which all its layers share if there are several, so only the MLP can pay for heads."
-
-
 def smallest(grids: Sequence[Grid], request: Request, cost: str, total: int) -> int | None:
-    """The least that a sensible design costs; None where in no tower layers can be traded for heads."""
-    least, any_lean = total, not request.wants_heads
-    for designs in grids:
-        column = np.asarray(getattr(designs.cost, cost))
-        lean = trades_layers(designs, request)
-        any_lean |= bool(lean.any())
+    """The least that a sensible design costs; None if no tower can trade layers for heads."""
+    least, has_lean = total, not request.wants_heads
+    for grid in grids:
+        column = np.asarray(getattr(grid.cost, cost))
+        lean = trades_layers(grid, request)
+        has_lean |= bool(lean.any())
         least += int((column[lean] if lean.any() else column).min()) - total
-    return least if any_lean else None
+    return least if has_lean else None
 
 
 def _floors(grids: Sequence[Grid], request: Request) -> str:
-    """What keeps the layers, or the heads, where they are."""
+    """The rules that keep the layers, or the heads, as they are."""
     words = []
-    for designs in grids:
-        name = f"{designs.tower.name}: " if len(grids) > 1 else ""
-        if designs.depth.min() == designs.old_depth and request.depth is None:
-            blocks = f"its {designs.old_depth} blocks are" if designs.old_depth > 1 else "its single block is"
-            words.append(f"{name}{blocks} the fewest for a width of {designs.old.width}")
-        elif designs.heads.max() == designs.old.heads:
-            words.append(f"{name}no number of heads above {designs.old.heads} keeps to the rules")
+    for grid in grids:
+        name = f"{grid.tower.name}: " if len(grids) > 1 else ""
+        if grid.depth.min() == grid.old_depth and request.options.depth is None:
+            blocks = f"its {grid.old_depth} blocks are" if grid.old_depth > 1 else "its single block is"
+            words.append(f"{name}{blocks} the fewest for a width of {grid.old.width}")
+        elif grid.heads.max() == grid.old.heads:
+            words.append(f"{name}no number of heads above {grid.old.heads} keeps to the rules")
     return "; ".join(words) or "the rules leave none"
 
 
 def _looser(prices: PriceList, request: Request, cost: str, total: int, least: int | None) -> str:
-    """What each rule, loosened alone, would buy."""
+    """What loosening each rule alone would gain."""
     gains = []
-    for flag, constraints in _loosened(prices, request):
-        looser = replace(request, constraints=constraints)
+    for flag, change in _loosened(prices, request):
+        looser = replace(request, options=replace(request.options, **change))
         try:
-            grids = [grid(prices, looser, tower) for tower in _towers_of(prices, looser)]
+            found = smallest(grids_of(prices, looser), looser, cost, total)
         except ShapeError:
             continue
-        found = smallest(grids, looser, cost, total)
         if found is not None and (least is None or found < 0.995 * least):
             gains.append(f"{flag} {millions(found)} ({_share(found, total)})")
-    return (
-        f" Loosening a rule reaches: {', '.join(gains)}. Pinned values (--depth, --mlp) keep to no rule."
-        if gains
-        else ""
-    )
-
-
-def _unpinned(prices: PriceList, request: Request, cost: str, total: int, least: int) -> str:
-    """What leaving the pinned values free would buy."""
-    if not any(request.pins.values()):
+    if not gains:
         return ""
-    free = replace(request, depth=None, heads=None, head_dim=None, mlp=None)
-    found = smallest([grid(prices, free, tower) for tower in _towers_of(prices, free)], free, cost, total)
-    return f" Left free, they reach {_share(found, total)} of the baseline." if found and found < least else ""
+    return f" Loosening a rule reaches: {', '.join(gains)}. Pinned values (--depth, --mlp) keep to no rule."
+
+
+def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+    rules = request.rules
+    depths = []
+    for tower in towers(prices.architecture, changed_stages(prices.architecture, request.options.pins)):
+        depths.append(rules.depth_floor(prices.architecture.stages[tower.lead], tower.share, tower.is_cross))
+    fewest = max(1, round(min(depths) * 2 / 3))
+    yield f"--min-depth {fewest}", {"min_depth": fewest}
+    yield f"--min-mlp {rules.least_mlp / 2:g}", {"min_mlp": rules.least_mlp / 2}
+    yield f"--max-heads {2 * request.options.max_heads:g}", {"max_heads": 2 * request.options.max_heads}
+    yield "--multiple 8", {"multiple": 8}
 
 
 def _pin_words(pin: Pin) -> str:
@@ -122,45 +127,28 @@ def _pin_words(pin: Pin) -> str:
     return ",".join(map(str, pin)) if isinstance(pin, Sequence) else str(pin)
 
 
-def _towers_of(prices: PriceList, request: Request) -> list[Tower]:
-    return towers(prices.architecture, turned_stages(prices.architecture, request))
-
-
-def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, Constraints]]:
-    rules = request.constraints
-    depths = [
-        rules.depth_floor(prices.architecture.stages[t.lead], t.share, t.cross) for t in _towers_of(prices, request)
-    ]
-    fewest = max(1, round(min(depths) * 2 / 3))
-    yield f"--min-depth {fewest}", replace(rules, min_depth=fewest)
-    yield f"--min-mlp {rules.least_mlp / 2:g}", replace(rules, min_mlp=rules.least_mlp / 2)
-    yield f"--max-heads {2 * rules.max_heads:g}", replace(rules, max_heads=2 * rules.max_heads)
-    yield "--multiple 8", replace(rules, multiple=8)
-
-
 def _share(part: float, total: float) -> str:
     """A share that is enough, rounded up."""
     return f"{math.ceil(part / total * 1000) / 1000:g}"
 
 
 def _enough(part: float, total: float, cost: str) -> str:
-    """A budget that is enough, in a form that the flag takes: a share of the baseline, or an amount above it."""
+    """A budget that is enough, in a form that the option takes: a share of the baseline, or an amount above it."""
     if part <= total:
         return _share(part, total)
     return f"{math.ceil(part / 1000):,}KB".replace(",", "") if cost == "kv" else str(math.ceil(part))
 
 
 def _tower_words(request: Request, grids: Sequence[Grid], shares: Sequence[Limits]) -> str:
-    for designs, limits in zip(grids, shares, strict=True):
-        lean = trades_layers(designs, request)
-        fits = within(designs, limits)
-        if not fits.any() or (designs.tower.name in request.tower_params and not (fits & lean).any()):
-            over = int(
-                np.asarray(designs.cost.params)[lean if lean.any() else fits | True].min() - limits["params"].most
-            )
-            asked = request.tower_params.get(designs.tower.name, 0)
+    for grid, limits in zip(grids, shares, strict=True):
+        name = grid.tower.name
+        lean, fits = trades_layers(grid, request), within(grid, limits)
+        if not fits.any() or (name in request.tower_params and not (fits & lean).any()):
+            smallest_params = int((grid.params[lean] if lean.any() else grid.params).min())
+            budget = request.tower_params.get(name, 0)
+            least = budget + int(smallest_params - limits["params"].most)
             return (
-                f"{designs.tower.name} cannot be built from {asked:,} parameters: its smallest sensible design has "
-                f"{asked + over:,} in its blocks"
+                f"{name} cannot be built from {budget:,} parameters: its smallest sensible design has {least:,} in its "
+                "blocks"
             )
     return "no tower has a sensible design within its budget"

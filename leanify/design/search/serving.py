@@ -1,26 +1,28 @@
-"""Serving costs of a decoder: cache bytes per token, MACs of prefill and of decoding one token.
+"""What a decoder costs in service: cache bytes per token, MACs of the prompt and of decoding one token.
 
-Of an encoder with its decoder the prompt is what the encoder reads, and the decoder's first token: see
+For an encoder with its decoder, the encoder reads the prompt and the decoder its first token: see
 `counting.generation`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from leanify.architecture import Architecture
+from leanify.design.prices.cost import Cost
 from leanify.design.prices.price_list import PriceList
-from leanify.design.search.grid import Candidate
 from leanify.upstream.caches import Kept
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Of one sequence at a context of N tokens.
+    """For one sequence at a context of N tokens.
 
     kv_bytes_per_token  bytes of cache divided by N, at two bytes a number
-    prefill_macs        multiply-adds of a forward pass over N tokens; masked pairs count, as torch's counter has it. Of
+    prefill_macs        multiply-adds of a forward pass over N tokens, masked pairs included, as torch counts them. For
                         an encoder-decoder: the encoder reads N tokens, or its sound or image, the decoder its first one
-    decode_macs         multiply-adds of one token behind N cached ones; a window's layers see no more than the window
+    decode_macs         multiply-adds of one token behind N cached ones; layers with a window see at most the window
     """
 
     context: int
@@ -29,31 +31,29 @@ class Serving:
     decode_macs: int | None
 
 
-def serving(prices: PriceList, design: Candidate) -> Serving | None:
-    """What a design costs in service; None where no layer keeps a cache.
+def serving(prices: PriceList, architecture: Architecture, cost: Cost) -> Serving | None:
+    """What the model costs in service in this shape; None if no layer keeps a cache.
 
-    With T tokens a decoder takes F(T) = aT + bT² MACs, b of them in its attention maps, so F at one length gives all.
+    A decoder takes F(T) = aT + bT² MACs for T tokens, b in its attention maps; so F at one length gives all lengths.
     """
-    if not design.cost.kv:
+    if not cost.kv:
         return None
     n = prices.facts.context
-    per_token = design.cost.kv / n
+    per_token = cost.kv / n
     if any(len(block) > 1 for stage in prices.architecture.stages for block in stage.blocks):
-        return Serving(n, per_token, design.cost.prefill or None, design.cost.decode or None)
-    pairs = _pairs(prices, design)
-    tokens = prices.tokens[prices.turned[0]]
-    linear = design.cost.macs - tokens**2 * sum(macs for macs, _ in pairs)
-    prefill = n * linear // tokens + n**2 * sum(macs for macs, _ in pairs)
-    decode = linear // tokens + sum(macs * (kept.seen(n) if kept else n) for macs, kept in pairs)
-    return Serving(n, per_token, prefill, decode)
+        return Serving(n, per_token, cost.prefill or None, cost.decode or None)
+    pairs = list(_pairs(prices, architecture))
+    quadratic = sum(macs for macs, _ in pairs)
+    tokens = prices.tokens[prices.changed[0]]
+    linear = cost.macs - tokens**2 * quadratic
+    row = sum(macs * (kept.seen(n) if kept else n) for macs, kept in pairs)
+    return Serving(n, per_token, n * linear // tokens + n**2 * quadratic, linear // tokens + row)
 
 
-def _pairs(prices: PriceList, design: Candidate) -> list[tuple[int, Kept | None]]:
-    """For every layer the MACs of one query with one key and value, and what the layer keeps."""
-    found = []
-    stages = design.applied_to(prices.architecture).stages
-    for stage, standing in zip(stages, prices.facts.kept, strict=True):
+def _pairs(prices: PriceList, architecture: Architecture) -> Iterator[tuple[int, Kept | None]]:
+    """For every layer the MACs of one query with one key and value, and what the layer caches."""
+    for stage, known in zip(architecture.stages, prices.facts.kept, strict=True):
         for i, block in enumerate(stage.blocks):
-            for shape, kept in zip(block, standing[min(i, len(standing) - 1)], strict=True):
-                found.append((shape.heads * ((kept and kept.pair) or 2 * shape.head_dim), kept))
-    return found
+            for layer, kept in zip(block, known[min(i, len(known) - 1)], strict=True):
+                pair = (kept and kept.pair) or 2 * layer.head_dim
+                yield layer.heads * pair, kept

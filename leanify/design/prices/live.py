@@ -1,4 +1,4 @@
-"""The live model as an appraiser: it is written in another shape on ``meta`` and counted there."""
+"""A live model on ``meta``: it is written in another shape and counted there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from leanify.architecture import Architecture
 from leanify.design.prices.cost import Cost
+from leanify.design.prices.costs import ModelCosts
 from leanify.design.prices.counting import (
     count_located,
     macs_by_module,
@@ -33,12 +34,12 @@ CONTEXT = 4096
 COUNTED_IN_MEMORY = 500_000_000  # parameters; a larger model that does not run on meta is not counted whole
 
 
-class Live:
-    """Counts what it is asked for. ``tokens`` is the length of a text input, ``context`` that of the caches."""
+class LiveModel:
+    """A model on ``meta``. ``tokens`` is the length of a text input, ``context`` the number of cached tokens."""
 
     def __init__(self, model: nn.Module, tokens: int | None = None, context: int | None = None) -> None:
-        self.model, self._asked, self._context = model, tokens, context
-        self._written: dict[str, LocatedModel] = {}  # the last shape: its tokens are asked for after its cost
+        self.model, self._length, self._context = model, tokens, context
+        self._written: tuple[Architecture, LocatedModel] | None = None  # a shape's tokens are asked for after its cost
 
     @cached_property
     def located(self) -> LocatedModel:
@@ -47,7 +48,7 @@ class Live:
     @cached_property
     def facts(self) -> Facts:
         """Raises UnsupportedModel, as `locate` does."""
-        inputs = words_of(unmasked_inputs(self.model, self._asked))
+        inputs = words_of(unmasked_inputs(self.model, self._length))
         stages = self.located.stages
         macs = self._macs()
         origin = origin_of(self.model)
@@ -67,57 +68,65 @@ class Live:
             ),
         )
 
-    def count(self, shape: Architecture) -> Cost:
-        """Raises UnsupportedModel, which names the rows of `families` where the model runs in its own shape alone."""
+    def cost(self, shape: Architecture) -> Cost:
+        """The cost in this shape. Raises UnsupportedModel, which names the suspect rows of `families` if the model
+        runs in its own shape only.
+        """
         try:
-            return count_located(self._shaped(shape), self._asked, self.facts.context)
+            return count_located(self._shaped(shape), self._length, self.facts.context)
         except UnsupportedModel as error:
             if self.facts.macs is None or shape == self.located.architecture:
                 raise
-            raise UnsupportedModel(_blame(self.located, shape, error.__cause__ or error)) from error
+            raise UnsupportedModel(_suspects(self.located, shape, error.__cause__ or error)) from error
 
     def tokens(self, shape: Architecture) -> list[int]:
-        return token_counts(self._shaped(shape), self._asked)
+        """The number of tokens N of A in each stage."""
+        return token_counts(self._shaped(shape), self._length)
 
-    def held(self, stages: Sequence[int]) -> int:
-        modules = (module for i in stages for module in _modules_of(self.located.stages[i]))
-        return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
+    def params_of(self, stages: Sequence[int]) -> int:
+        """The parameters in the blocks of these stages, shared ones counted once."""
+        sizes = {}
+        for index in stages:
+            for module in _modules_of(self.located.stages[index]):
+                sizes.update({id(p): p.numel() for p in module.parameters()})
+        return sum(sizes.values())
 
     def _shaped(self, shape: Architecture) -> LocatedModel:
-        if str(shape) not in self._written:
-            self._written = {str(shape): write_located(self.located, shape)}
-        return self._written[str(shape)]
+        if self._written is None or self._written[0] != shape:
+            self._written = shape, write_located(self.located, shape)
+        return self._written[1]
 
     def _macs(self) -> dict[str, int] | None:
-        """The MACs of every module of the model as it stands; None where only a large one in memory would tell."""
-        on_meta = observed_on_meta(self.model, self._asked, macs_by_module)
+        """The MACs of every module of the model as it stands; None if only a large model in memory could tell."""
+        on_meta = observed_on_meta(self.model, self._length, macs_by_module)
         if on_meta is None and parameters(self.model) < COUNTED_IN_MEMORY:
-            return observed_on_cpu(self.model, self._asked, macs_by_module)
+            return observed_on_cpu(self.model, self._length, macs_by_module)
         return on_meta
 
 
-def appraise(
+def prices_of(
     model: nn.Module,
     tokens: int | None = None,
-    turned: Sequence[int] | None = None,
+    changed: Sequence[int] | None = None,
     context: int | None = None,
 ) -> PriceList:
-    """The price list of a live model; ``turned`` are the stages whose designs vary."""
-    return PriceList(Live(model, tokens, context), turned)
+    """The price list of a model on meta; ``changed`` are the stages whose shape may change."""
+    return PriceList(ModelCosts(lambda: (LiveModel(model, tokens, context), False)), changed)
 
 
-def _blame(located: LocatedModel, shape: Architecture, error: BaseException) -> str:
-    """Which rows are suspect where a model runs as it stands and not in another shape."""
-    blocks = (
-        pair
-        for found, stage in zip(located.stages, shape.stages, strict=True)
-        for pair in zip(found.blocks, stage.blocks, strict=False)  # depths may differ
-    )
-    pairs = [pair for places, block in blocks for pair in zip(places, block, strict=True)]
-    sized = [at for at, new in pairs if at.read().head_dim != new.head_dim]
-    grown = [at for at, new in pairs if at.read().heads != new.heads]
-    sites = [at.attention for at in sized or grown] or [at.mlp or at.attention for at, _ in pairs]
-    names = ", ".join(dict.fromkeys(short(site.reading.name) for site in sites))
+def _suspects(located: LocatedModel, shape: Architecture, error: BaseException) -> str:
+    """An error message: the rows that may be wrong if a model runs as it stands and not in another shape."""
+    sized, grown, every = [], [], []
+    for found, stage in zip(located.stages, shape.stages, strict=True):
+        for places, block in zip(found.blocks, stage.blocks, strict=False):  # depths may differ
+            for place, new in zip(places, block, strict=True):
+                old = place.read()
+                every.append(place.mlp or place.attention)
+                if old.head_dim != new.head_dim:
+                    sized.append(place.attention)
+                if old.heads != new.heads:
+                    grown.append(place.attention)
+    names = ", ".join(dict.fromkeys(short(site.reading.name) for site in sized or grown or every))
     hint = '; where upstream makes something for one head_dim, constant = ["d"] belongs there' if sized else ""
     return (
         f"{located.architecture.source} runs as it stands, but not in another shape ({type(error).__name__}: "
@@ -126,19 +135,19 @@ def _blame(located: LocatedModel, shape: Architecture, error: BaseException) -> 
 
 
 def context_of(model: nn.Module) -> int:
-    """The context at which caches are compared: as long as the model takes, at most 4,096 tokens."""
+    """The number of cached tokens at which caches are compared: the most that the model takes, up to 4,096."""
     return min(longest_context(model) or CONTEXT, CONTEXT)
 
 
 def _modules_of(stage: LocatedStage) -> list[nn.Module]:
-    """What holds a stage's parameters: its list, or without one its attentions and MLPs."""
+    """The modules that hold a stage's parameters: its list of blocks, or its attentions and MLPs if it has none."""
     if stage.container is not None:
         return [stage.container]
     return [site.module for layer in stage.layers for site in (layer.attention, layer.mlp) if site is not None]
 
 
 def _kinds(model: nn.Module, stage: LocatedStage, macs: Mapping[str, int]) -> list[int]:
-    """For each block the index of the first one that looks like it and takes as many of the ``macs``, by path."""
+    """For each block the index of the first one that looks like it and has the same MACs (``macs``, by path)."""
     if stage.container is None:
         return [0]
     looks = [

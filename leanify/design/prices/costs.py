@@ -1,0 +1,141 @@
+"""The costs of a model in any shape: what is known from the user's cache, and what the live model is asked for.
+
+Answers (facts, costs of shapes, tokens, parameters of stages) are kept as JSON in the user's cache, one file for a
+SOURCE with its overrides, class, tokens and context (`cache`). A redesign whose answers are all known imports no torch.
+What is missing is counted by the live model and kept too. A model on the hub is not kept, because its configuration may
+change there. ``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanify.architecture import Architecture
+from leanify.design.options import Options
+from leanify.design.prices import cache
+from leanify.design.prices.cost import Cost
+from leanify.design.prices.facts import Facts
+from leanify.errors import ShapeError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leanify.design.prices.cache import Source
+    from leanify.design.prices.live import LiveModel
+
+Make = Callable[[], "tuple[LiveModel, bool]"]  # the live model, and whether it will be the same next time
+
+
+class ModelCosts:
+    """What a model costs in each shape, counted once.
+
+    make   builds the live model; called when something must be counted
+    file   where answers are kept, with the key that they are kept under; None keeps nothing
+    """
+
+    def __init__(self, make: Make, file: tuple[Path, str] | None = None) -> None:
+        self._make, self._file = make, file
+        known = None if file is None else cache.read(*file, _parsed)
+        self.is_known = known is not None
+        self._facts: Facts | None = None
+        self._costs: dict[str, Cost] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._held: dict[str, int] = {}
+        if known is not None:
+            self._facts, self._costs, self._tokens, self._held = known
+        self._is_new = False
+
+    @cached_property
+    def live(self) -> LiveModel:
+        """The live model on meta. If building it warns, nothing is kept: the next plan must warn again."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            live, is_lasting = self._make()
+        if caught or not is_lasting:
+            self._file = None
+        for warning in caught:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return live
+
+    @property
+    def key(self) -> str | None:
+        """The key of the cache; None if nothing is kept."""
+        return None if self._file is None else self._file[1]
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, on meta."""
+        return self.live.model
+
+    @property
+    def facts(self) -> Facts:
+        if self._facts is None:
+            self._facts, self._is_new = self.live.facts, True
+        return self._facts
+
+    def cost(self, shape: Architecture) -> Cost:
+        """The cost of the model in this shape. Raises UnsupportedModel if it does not run so."""
+        key = str(shape)
+        if key not in self._costs:
+            self._costs[key], self._is_new = self.live.cost(shape), True
+        return self._costs[key]
+
+    def tokens(self, shape: Architecture) -> list[int]:
+        """The number of tokens N of A in each stage, in this shape."""
+        key = str(shape)
+        if key not in self._tokens:
+            self._tokens[key], self._is_new = self.live.tokens(shape), True
+        return self._tokens[key]
+
+    def params_of(self, stages: Sequence[int]) -> int:
+        """The parameters in the blocks of these stages, shared ones counted once."""
+        key = " ".join(map(str, stages))
+        if key not in self._held:
+            self._held[key], self._is_new = self.live.params_of(stages), True
+        return self._held[key]
+
+    def keep(self) -> None:
+        """Write new answers to the user's cache, if it can be written."""
+        if self._is_new and self._file is not None:
+            costs = {shape: list(cost.numbers) for shape, cost in self._costs.items()}
+            answers = {"facts": self.facts.to_json(), "costs": costs, "tokens": self._tokens, "held": self._held}
+            with contextlib.suppress(OSError):
+                cache.write(*self._file, answers)
+        self._is_new = False
+
+
+def _parsed(answers: Mapping[str, Any]) -> tuple[Facts, dict[str, Cost], dict[str, list[int]], dict[str, int]]:
+    costs = {shape: Cost(*numbers) for shape, numbers in answers["costs"].items()}
+    return Facts.from_json(answers["facts"]), costs, dict(answers["tokens"]), dict(answers["held"])
+
+
+def costs_of(source: Source, options: Options) -> ModelCosts:
+    """The costs of a source under the options that change its model. Asking raises what finding and building raise."""
+    key = None if os.environ.get("LEANIFY_PRICES") == "off" else cache.key_of(source, options)
+    file = None if key is None else (cache.place_of("prices", key), key)
+    return ModelCosts(lambda: live_model(source, options), file)
+
+
+def live_model(source: Source, options: Options) -> tuple[LiveModel, bool]:
+    """The model itself on meta, and whether it is on this machine. Raises ShapeError for one that cannot run."""
+    from leanify.design.prices.live import LiveModel
+    from leanify.sources import find
+    from leanify.upstream.inputs import check_tokens
+
+    found = find.find(source, overrides=options.overrides, cls=options.cls)
+    model = find.build_on_meta(found)
+    check_tokens(model, options.tokens)
+    live = LiveModel(model, options.tokens, options.context)
+    for layer in live.located.architecture.layers():
+        if layer.kv_heads > layer.heads:
+            raise ShapeError(
+                f"{found.origin.name} has {layer.heads} heads on {layer.kv_heads} key/value heads, which no attention "
+                "can compute: --override one of them (num_attention_heads, num_key_value_heads)"
+            )
+    return live, not isinstance(found.weights, str)
