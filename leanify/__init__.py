@@ -29,6 +29,7 @@ from leanify.errors import (
     SourceError,
     TrainingError,
     UnsupportedModel,
+    spoken,
 )
 from leanify.upstream import hooks
 
@@ -94,6 +95,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'leanify' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"leanify.{_HOMES[name]}"), name)
+    value = value if isinstance(value, type) else spoken(value)
     globals()[name] = value
     return value
 

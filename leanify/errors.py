@@ -10,8 +10,22 @@
      ├─ TrainingError       training that cannot continue: the loss is not finite, the disk is full
      └─ DirectoryError      an output directory that cannot be written, or an input directory without a model
 
-Every message says what was asked, what was found and what would work. The command line prints it and exits 2.
+Every message says what was asked, what was found and what would work. The command line prints it and exits 2. Messages
+name options as the command line spells them; what ``import leanify`` offers spells them as Python does.
 """
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+NAMES = {"class": "cls", "compile": "compiled", "override": "overrides", "no-measure": "measure=False"}
+COMMAND = re.compile(r"(leanify [a-z]+ [^;,)]*)")  # to be typed into a shell: left as it is
+OPTION = re.compile(r"--([a-z][a-z-]*[a-z])(?: ('[^']*'|nan|inf|-?\d[\w.%]*(?<!\.)|[\w.]+=[\w.%,=]*\w|[A-Z]\w+))?")
+SETTING = re.compile(r"--set ('[^']+'|[\w.]+=(?:\[[^\]]*\]|[\w./-]*\w))")
 
 
 class LeanifyError(Exception):
@@ -60,3 +74,39 @@ class DirectoryError(LeanifyError):
 
 class TrainingError(LeanifyError):
     """Training cannot continue; the message says how to resume it."""
+
+
+def in_python(message: str) -> str:
+    """A message with options as keyword arguments: ``--target-params 'lots'`` → ``target_params='lots'``."""
+    parts = COMMAND.split(message)
+    parts[::2] = [OPTION.sub(_argument, SETTING.sub(_setting, part)) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _setting(match: re.Match[str]) -> str:
+    return f"settings=[{match[1].strip(chr(39))!r}]"
+
+
+def _argument(match: re.Match[str]) -> str:
+    name, value = NAMES.get(match[1], match[1].replace("-", "_")), match[2]
+    if value is None or "=" in name:
+        return name
+    if name == "overrides":
+        key, _, word = value.partition("=")
+        return f"overrides={{{key!r}: {word!r}}}"
+    plain = re.fullmatch(r"'.*'|nan|inf|-?\d+(\.\d+)?", value) is not None
+    return f"{name}={value if plain else repr(value)}"
+
+
+def spoken(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, with the messages of its errors in Python's words."""
+
+    @wraps(function)
+    def called(*arguments: P.args, **words: P.kwargs) -> T:
+        try:
+            return function(*arguments, **words)
+        except LeanifyError as error:
+            error.args = (in_python(str(error)),)
+            raise
+
+    return called

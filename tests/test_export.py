@@ -81,7 +81,7 @@ def test_a_shape_that_transformers_cannot_express_loads_with_its_code(name: str,
         model = leanify.write(model, unequal(leanify.read(model)))
         leanify.save(model, tmp_path / "unequal")
         lean = tmp_path / "unequal"
-    with pytest.raises(UnsupportedModel, match="--with-code"):
+    with pytest.raises(UnsupportedModel, match="with_code"):
         leanify.export(lean, format="hf", output=tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
     out = leanify.export(lean, format="hf", output=tmp_path / "hf", with_code=True)

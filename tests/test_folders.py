@@ -147,7 +147,7 @@ def test_an_old_configuration_without_a_model_type(bert: Path) -> None:
     (bert / "config.json").write_text(json.dumps(words))
     flows.same(wanted, leanify.load(bert, cls="BertForSequenceClassification"))
     assert type(leanify.load(bert, overrides={"model_type": "bert"})).__name__ == "BertModel"
-    with pytest.raises(leanify.SourceError, match=r"--class BertForMaskedLM or --override model_type=bert"):
+    with pytest.raises(leanify.SourceError, match=r"cls='BertForMaskedLM' or overrides={'model_type': 'bert'}"):
         leanify.load(bert)
 
 

@@ -76,7 +76,7 @@ def test_rules_follow_what_the_user_says() -> None:
     assert plan.chosen.heads % 4 == plan.chosen.mlp % 128 == plan.chosen.inner % 128 == 0
     assert plan.chosen.architecture.stages[0].primary.kv_heads % 4 == 0  # type: ignore[union-attr]
     assert plan.chosen.depth >= 10
-    with pytest.raises(leanify.ShapeError, match="--min-mlp -1"):
+    with pytest.raises(leanify.ShapeError, match="min_mlp=-1"):
         leanify.redesign("vit_base", target_params=0.5, min_mlp=-1)
 
 
@@ -89,17 +89,17 @@ def test_thirty_two_heads_and_more_come_in_eights() -> None:
 
 def test_no_sensible_design_is_an_answer() -> None:
     """DistilBERT has six layers, the floor at its width; nothing is left to trade for heads."""
-    with pytest.raises(leanify.BudgetError, match=r"fewer layers and more heads: its 6 blocks .*--min-depth 4 38.81 M"):
+    with pytest.raises(leanify.BudgetError, match=r"fewer layers and more heads: its 6 blocks .*min_depth=4 38.81 M"):
         leanify.redesign("distilbert", target_params=0.75)
     assert leanify.redesign("distilbert", target_params=0.75, min_depth=4).chosen.depth < 6
-    with pytest.raises(leanify.BudgetError, match=r"--target-params 0\.\d+\)\. Loosening .*--min-mlp 0.5 "):
+    with pytest.raises(leanify.BudgetError, match=r"target_params=0\.\d+\)\. Loosening .*min_mlp=0.5 "):
         leanify.redesign("vit_base", target_params=0.25)
 
 
 def test_the_smallest_budget_that_is_named_is_enough() -> None:
     with pytest.raises(leanify.BudgetError) as refused:
         leanify.redesign("vit_base", target_params=0.1)
-    share = str(refused.value).split("--target-params ")[1].split(")")[0]
+    share = str(refused.value).split("target_params=")[1].split(")")[0]
     assert leanify.redesign("vit_base", target_params=share).chosen.heads > 12
 
 

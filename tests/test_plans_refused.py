@@ -81,11 +81,11 @@ def test_a_budget_that_a_message_names_is_taken_back() -> None:
     pins: dict[str, Any] = {"depth": 12, "mlp": 3072, "heads": 14}
     with pytest.raises(leanify.BudgetError) as refused:
         leanify.redesign("vit_base", target_params=0.5, **pins)
-    amount = str(refused.value).split("--target-params ")[1].split(")")[0]
+    amount = str(refused.value).split("target_params=")[1].split(")")[0]
     assert leanify.redesign("vit_base", target_params=amount, **pins).chosen.params == int(amount)
     with pytest.raises(leanify.BudgetError) as refused:
         leanify.redesign("llama", max_kv=0.05, overrides=SMALL_LLAMA)
-    share = str(refused.value).split("--max-kv ")[1].split(")")[0]
+    share = str(refused.value).split("max_kv=")[1].split(")")[0]
     assert leanify.redesign("llama", max_kv=share, overrides=SMALL_LLAMA).chosen.heads > 8
 
 
