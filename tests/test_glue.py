@@ -21,15 +21,16 @@ import leanify
 from leanify import training
 from leanify.cli import app
 from leanify.data.sampling import Order
-from leanify.data.texts import glue, vocabulary
+from leanify.data.texts import vocabulary
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
+from leanify.paper import glue
+from leanify.paper import glue_table as table
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection, ModelSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import text_classifier
 from leanify.tasks import merged
 from leanify.tasks.glue import METRICS, Glue
-from leanify.training import glue_table as table
 from leanify.training import loop
 
 NICE, BAD = ["good", "lovely", "great", "warm"], ["bad", "awful", "cold", "dull"]

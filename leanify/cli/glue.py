@@ -41,7 +41,7 @@ def glue(
 
     named = [name.strip() for name in tasks.split(",") if name.strip()] if tasks is not None else None
     with Screen() as screen:
-        from leanify.training import glue_table as table
+        from leanify.paper import glue_table as table
 
         def watch(name: str) -> Screen:
             screen.prepares(name)

@@ -18,7 +18,7 @@ from leanify.units import binary, millions, operations, seconds
 
 if TYPE_CHECKING:
     from leanify.design.measure.profiling import Profile
-    from leanify.training.glue_table import Report, Score
+    from leanify.paper.glue_table import Report, Score
 
 
 WIDE = 100  # columns that a table with sentences needs

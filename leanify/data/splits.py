@@ -29,7 +29,7 @@ OF_TASK = {
     "token-classification": "data.texts.own_texts",
     "causal-lm": "data.texts.corpus",
     "masked-lm": "data.texts.masked",
-    "glue": "data.texts.glue",
+    "glue": "paper.glue",
     "sentence-embedding": "data.texts.sentences",
 }
 DRAWN = ("lra-listops", "lra-pathfinder")  # generated data sets, which have [data.options]

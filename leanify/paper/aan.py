@@ -12,8 +12,8 @@ from torch import nn
 
 from leanify.data.common import folder_of, length_of
 from leanify.data.samples import Splits
-from leanify.data.tables.delimited import label_of, split_file
 from leanify.errors import DataError
+from leanify.paper.files import label_of, split_file
 from leanify.paper.imdb import VOCABULARY, byte_ids
 from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
 from leanify.runs.recipe import DataSection

@@ -13,9 +13,11 @@ import numpy as np
 from torch import nn
 
 from leanify.data.common import folder_of, length_of
+from leanify.data.faults import Faults
 from leanify.data.samples import Splits
-from leanify.data.tables.delimited import label_of, rows, split_file
+from leanify.data.tables.rows import rows_of_table
 from leanify.errors import DataError
+from leanify.paper.files import label_of, split_file
 from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
 from leanify.runs.recipe import DataSection
 
@@ -31,11 +33,13 @@ def byte_ids(text: str, length: int | None) -> np.ndarray:
 def reviews(path: Path, length: int | None) -> Sequences:
     """Read a file: every row's bytes and class. Raises DataError that names a malformed line."""
     parts, labels = [], []
-    for line, (text, label) in rows(path, ("text", "label")):
-        if not text:
-            raise DataError(f"{path}, line {line}: the text is empty")
-        parts.append(byte_ids(text, length))
-        labels.append(label_of(label, CLASSES, f"{path}, line {line}"))
+    for place, row in rows_of_table(path, Faults()):
+        if "text" not in row or "label" not in row:
+            raise DataError(f"{path} needs the columns text and label; found {', '.join(row)}")
+        if not row["text"]:
+            raise DataError(f"{path}, {place}: the text is empty")
+        parts.append(byte_ids(row["text"], length))
+        labels.append(label_of(str(row["label"]), CLASSES, f"{path}, {place}"))
     return Sequences.of(parts, labels, str(path))
 
 

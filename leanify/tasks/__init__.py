@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data.samples import Inputs, Splits
-from leanify.data.texts.glue import name_of
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks.causal_lm import CausalLm
 from leanify.tasks.classification import Classification
-from leanify.tasks.glue import Glue
+from leanify.tasks.glue import Glue, name_of
 from leanify.tasks.masked_lm import MaskedLm
 from leanify.tasks.multi_label import MultiLabel
 from leanify.tasks.regression import Regression

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,8 +12,53 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
-from leanify.data.texts.glue import TASKS
+from leanify.errors import RecipeError
+from leanify.runs.recipe import DataSection
 from leanify.tasks.outputs import answer, mean
+
+PAIR = ("sentence1", "sentence2")
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """``columns`` are alternative names of the text columns; ``labels`` the class names, () for a score of 0 … 5."""
+
+    title: str
+    labels: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...] = (PAIR,)
+
+    @property
+    def outputs(self) -> int:
+        """The number of the model's outputs per sample."""
+        return len(self.labels) or 1
+
+
+TASKS = {
+    "cola": GlueTask("CoLA", ("unacceptable", "acceptable"), (("sentence",),)),
+    "sst2": GlueTask("SST-2", ("negative", "positive"), (("sentence",),)),
+    "mrpc": GlueTask("MRPC", ("not_equivalent", "equivalent")),
+    "stsb": GlueTask("STS-B", ()),
+    "qqp": GlueTask("QQP", ("not_duplicate", "duplicate"), (PAIR, ("question1", "question2"))),
+    "mnli": GlueTask("MNLI", ("entailment", "neutral", "contradiction"), (PAIR, ("premise", "hypothesis"))),
+    "qnli": GlueTask("QNLI", ENTAILMENT, (PAIR, ("question", "sentence"))),
+    "rte": GlueTask("RTE", ENTAILMENT),
+}
+
+
+def name_of(data: DataSection) -> str:
+    """The GLUE task that a recipe names, as a key of TASKS. Raises RecipeError."""
+    name = plain_name(data.name)
+    if name not in TASKS:
+        raise RecipeError(f"data.name is {data.name!r}; GLUE's tasks are {', '.join(TASKS)}: --set data.name=sst2")
+    return name
+
+
+def plain_name(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, predictions → −1 … 1
 

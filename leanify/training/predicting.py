@@ -20,7 +20,7 @@ from leanify.data.tables import columns
 from leanify.data.tables.columns import parts_of
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import labelled_text, own_texts, tagged_text, vocabulary
-from leanify.data.texts.glue import Sentences, takes_types
+from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from leanify.data.texts import glue, own_texts, vocabulary
+from leanify.data.texts import own_texts, vocabulary
 from leanify.errors import RecipeError
 from leanify.lens import surgery
 from leanify.runs.recipe import DataSection, Recipe, TrainingRecipe
 from leanify.sources import find, text_classifier, weights
 from leanify.sources.source import ModelSource
+from leanify.tasks import glue
 from leanify.upstream.origin import is_hf, origin_of, set_origin
 
 

@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 import leanify
 from leanify import training
+from leanify.data.faults import Faults
 from leanify.data.probe_inputs import feed
-from leanify.data.tables import delimited
+from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import vocabulary
-from leanify.data.texts.glue import TASKS, rows_of
 from leanify.design.prices.counting import body
 from leanify.lens.sites import locate
+from leanify.paper.glue import TASKS, rows_of
 from leanify.tasks.glue import spearman
 from leanify.tasks.sentence_embedding import embed
 from leanify.warm.carry import carry
@@ -72,8 +73,8 @@ def sentences(imdb: Path, out: Path) -> None:
     for split, name, most in (("train", "train.csv", 200_000), ("test", "validation.csv", 2_000)):
         if (out / name).is_file():
             continue
-        found = dict.fromkeys(sentence for _, [text] in delimited.rows(imdb / f"{split}.csv", ("text",))
-                              for sentence in _cut(text))  # fmt: skip
+        found = dict.fromkeys(sentence for _, row in rows_of_table(imdb / f"{split}.csv", Faults())
+                              for sentence in _cut(row["text"]))  # fmt: skip
         rows = list(found)
         random.Random(0).shuffle(rows)
         with (out / name).open("w", newline="", encoding="utf-8") as file:
@@ -110,7 +111,7 @@ class Scales:
 
     def __init__(self, minilm: Path, held_out: Path, stsb: Path) -> None:
         self.tokenizer = vocabulary.load(str(minilm))
-        self.texts = [text for _, [text] in delimited.rows(held_out, ("text",))][:500]
+        self.texts = [row["text"] for _, row in rows_of_table(held_out, Faults())][:500]
         rows = list(rows_of(stsb / "test.tsv", TASKS["stsb"]))
         self.pairs, self.wanted = [pair for pair, _ in rows], np.array([label for _, label in rows])
         self.teacher = vectors(leanify.load(minilm), self.texts, self.tokenizer)

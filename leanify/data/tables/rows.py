@@ -12,11 +12,12 @@ from typing import Any
 
 from leanify.data import hub
 from leanify.data.faults import Faults
-from leanify.data.tables import conll, delimited, guessing
+from leanify.data.tables import conll, guessing
 from leanify.data.tables.columns import CONLL, shards_of
 from leanify.errors import DataError
 
 Row = dict[str, Any]
+LONGEST = 2**31 - 1  # characters per cell; the csv module's default (131,072) is too small for long documents
 AHEAD = 200  # rows that show whether the first line is a header
 WIDE = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16 and, the first, UTF-32
 
@@ -33,7 +34,7 @@ def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = No
     if path.suffix in CONLL:
         yield from conll.rows(path, faults)
         return
-    limit = csv.field_size_limit(delimited.LONGEST)
+    limit = csv.field_size_limit(LONGEST)
     try:
         if _start(path).startswith(WIDE):
             raise DataError(f"{path} is UTF-16 or UTF-32 text; save it as UTF-8")

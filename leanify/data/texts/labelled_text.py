@@ -23,7 +23,7 @@ from leanify.data.tables.columns import (
 )
 from leanify.data.tables.guessing import flags_of, flags_set
 from leanify.data.tables.rows import rows_of_table
-from leanify.data.texts.glue import Sentences
+from leanify.data.texts.encoded import Sentences
 from leanify.errors import DataError
 from leanify.runs.recipe import DataSection
 

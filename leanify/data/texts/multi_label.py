@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.data.faults import Faults
 from leanify.data.tables.columns import SEPARATORS, by_class_name, class_names, in_order, labels_of, separator_of
-from leanify.data.texts.glue import Sentences
+from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.labelled_text import Texts, cells_of, place_of
 from leanify.errors import DataError
 from leanify.runs.recipe import DataSection

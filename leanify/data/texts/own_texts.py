@@ -24,7 +24,7 @@ from leanify.data.faults import Faults
 from leanify.data.samples import Part, Splits
 from leanify.data.tables.columns import CONLL, TABLES, described, file_of, only_file, stem_of
 from leanify.data.texts import vocabulary
-from leanify.data.texts.glue import Sentences, takes_types
+from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.labelled_text import Labelled
 from leanify.data.texts.multi_label import MultiLabelled
 from leanify.data.texts.tagged_text import Tagged

@@ -19,7 +19,7 @@ from leanify.data.samples import Part, Splits
 from leanify.data.tables.columns import TABLES, TEXTS, missing_columns
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import vocabulary
-from leanify.data.texts.glue import Sentences, takes_types
+from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.own_texts import find_table
 from leanify.errors import DataError
 from leanify.runs.recipe import DataSection

@@ -30,7 +30,7 @@ from leanify.data.tables.columns import (
     parts_of,
 )
 from leanify.data.tables.rows import rows_of_table
-from leanify.data.texts.glue import Sentences
+from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.labelled_text import place_of
 from leanify.errors import DataError
 from leanify.runs.recipe import DataSection

@@ -8,119 +8,23 @@ often distributed with only train and test; MNLI has two, ``_matched`` and ``_mi
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from leanify.data import hub
 from leanify.data.common import folder_of, held_out, refuse, subset, vocabulary_of
 from leanify.data.samples import Part, Splits
 from leanify.data.texts import vocabulary
+from leanify.data.texts.encoded import Row, Sentences, takes_types
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import DataSection
+from leanify.tasks.glue import TASKS, GlueTask, name_of, plain_name
 from leanify.upstream.libraries import first_line
-from leanify.upstream.origin import is_hf
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-PAIR = ("sentence1", "sentence2")
-ENTAILMENT = ("entailment", "not_entailment")
-
-
-@dataclass(frozen=True)
-class GlueTask:
-    """``columns`` are alternative names of the text columns; ``labels`` the class names, () for a score of 0 … 5."""
-
-    title: str
-    labels: tuple[str, ...]
-    columns: tuple[tuple[str, ...], ...] = (PAIR,)
-
-    @property
-    def outputs(self) -> int:
-        """The number of the model's outputs per sample."""
-        return len(self.labels) or 1
-
-
-TASKS = {
-    "cola": GlueTask("CoLA", ("unacceptable", "acceptable"), (("sentence",),)),
-    "sst2": GlueTask("SST-2", ("negative", "positive"), (("sentence",),)),
-    "mrpc": GlueTask("MRPC", ("not_equivalent", "equivalent")),
-    "stsb": GlueTask("STS-B", ()),
-    "qqp": GlueTask("QQP", ("not_duplicate", "duplicate"), (PAIR, ("question1", "question2"))),
-    "mnli": GlueTask("MNLI", ("entailment", "neutral", "contradiction"), (PAIR, ("premise", "hypothesis"))),
-    "qnli": GlueTask("QNLI", ENTAILMENT, (PAIR, ("question", "sentence"))),
-    "rte": GlueTask("RTE", ENTAILMENT),
-}
 HIGHEST = 5.0  # the highest score in STS-B
-
-
-def name_of(data: DataSection) -> str:
-    """The GLUE task that a recipe names, as a key of TASKS. Raises RecipeError."""
-    name = _plain(data.name)
-    if name not in TASKS:
-        raise RecipeError(f"data.name is {data.name!r}; GLUE's tasks are {', '.join(TASKS)}: --set data.name=sst2")
-    return name
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
-
-
-class Sentences:
-    """Tokenised samples in memory; a batch is padded to its longest sample."""
-
-    workers = 0
-    targets: np.ndarray | None = None
-
-    def __init__(
-        self,
-        rows: Sequence[tuple[tuple[str, ...], Target]],
-        tokenizer: PreTrainedTokenizerBase,
-        length: int,
-        types: bool,
-        offsets: bool = False,
-    ) -> None:
-        texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
-        asked = {"return_token_type_ids": types, "return_offsets_mapping": offsets, "verbose": False}
-        found = tokenizer(*texts, truncation=True, max_length=length, **asked)
-        self.offsets: Sequence[Sequence[tuple[int, int]]] = found["offset_mapping"] if offsets else []
-        self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
-        self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
-        self.flat = {
-            name: (np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad)
-            for name, pad in (
-                ("input_ids", tokenizer.pad_token_id or 0),
-                ("token_type_ids", tokenizer.pad_token_type_id),
-            )
-            if name in found
-        }
-        self.labels = np.array([label for _, label in rows])
-        if self.labels.dtype == np.float64:
-            self.labels = self.labels.astype(np.float32)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids (and token_type_ids) (B, N), attention_mask if there is padding; labels (B,) or (B, labels)"""
-        lengths = self.lengths[indices, None]
-        places = np.arange(lengths.max())
-        there = places < lengths
-        spots = np.where(there, self.starts[indices, None] + places, 0)
-        inputs = {
-            name: torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))
-            for name, (flat, pad) in self.flat.items()
-        }
-        if not there.all():
-            inputs["attention_mask"] = torch.from_numpy(there.astype(np.int64))
-        return inputs, torch.from_numpy(self.labels[indices])
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
@@ -160,17 +64,9 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     return Splits(train, validation, summary, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
 
 
-def takes_types(model: Any) -> bool:
-    """Whether a model distinguishes sentence pairs by token types: BERT does, RoBERTa has only one type."""
-    takes = "token_type_ids" in inspect.signature(model.forward).parameters
-    return takes and is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
-
-
 # -- files --------------------------------------------------------------------------------------------------------
 
 HUB = "nyu-mll/glue"  # used if the recipe has no data.path
-Row = tuple[tuple[str, ...], float | int]  # texts and label
-Target = float | int | list[float]  # a score, a class, or a 1 or 0 for each label
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # file names of a split, in order of preference
 
 
@@ -205,7 +101,7 @@ def folder_of_task(root: Path, name: str) -> Path:
     """The task's folder: a subfolder with its name, else ``root`` itself. Raises DataError for a file."""
     if not root.is_dir():
         raise DataError(f"data.path {root} is a file; name the folder that has a subfolder for each GLUE task")
-    here = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and _plain(entry.name) == name]
+    here = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and plain_name(entry.name) == name]
     return here[0] if here else root
 
 

@@ -18,14 +18,14 @@ from statistics import median
 from typing import Any
 
 from leanify import training
-from leanify.data.texts import glue as data
 from leanify.errors import DataError, DirectoryError, RecipeError
+from leanify.paper import glue as data
 from leanify.runs import recipe as recipes
 from leanify.runs import writing
 from leanify.runs.recipe import Recipe
 from leanify.runs.removing import remove
 from leanify.runs.run_directory import RunDirectory
-from leanify.tasks.glue import METRICS
+from leanify.tasks.glue import METRICS, TASKS, name_of
 from leanify.training.loop import Watcher
 
 RESULTS = "results.json"
@@ -42,7 +42,7 @@ class Score:
 
     @property
     def title(self) -> str:
-        return data.TASKS[self.task].title
+        return TASKS[self.task].title
 
     @property
     def metric(self) -> str:
@@ -121,13 +121,13 @@ def glue(
         results[name] = _measured(folder / name, value, watch(name))
         writing.write(folder / RESULTS, json.dumps(results, indent=2) + "\n")
     scores = [_score(task, [f"{task}-{seed}" for seed in range(seeds)], folder, results) for task in named]
-    return Report(str(source), str(folder), scores, [name for name in data.TASKS if name not in named])
+    return Report(str(source), str(folder), scores, [name for name in TASKS if name not in named])
 
 
 def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
     """The tasks to train. Reads their files once, so that a bad line is found before hours of training are lost."""
     section = base.to_train().data
-    asked = [data.name_of(replace(section, name=name)) for name in tasks or data.TASKS]
+    asked = [name_of(replace(section, name=name)) for name in tasks or TASKS]
     found = 0
     for task in dict.fromkeys(asked):
         value = replace(section, name=task)
@@ -137,7 +137,7 @@ def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
         found += 1
         yield task
     if not found:
-        raise DataError(f"{section.path} has none of the folders {', '.join(data.TASKS)}, each with a train.tsv")
+        raise DataError(f"{section.path} has none of the folders {', '.join(TASKS)}, each with a train.tsv")
 
 
 def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:

@@ -1,0 +1,75 @@
+"""Tokenised texts in memory, with a target each: what every task on labelled texts learns from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leanify.upstream.origin import is_hf
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Target = float | int | list[float]  # a score, a class, or a 1 or 0 for each label
+Row = tuple[tuple[str, ...], float | int]  # texts and label
+
+
+class Sentences:
+    """Tokenised samples in memory; a batch is padded to its longest sample."""
+
+    workers = 0
+    targets: np.ndarray | None = None
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[tuple[str, ...], Target]],
+        tokenizer: PreTrainedTokenizerBase,
+        length: int,
+        types: bool,
+        offsets: bool = False,
+    ) -> None:
+        texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
+        asked = {"return_token_type_ids": types, "return_offsets_mapping": offsets, "verbose": False}
+        found = tokenizer(*texts, truncation=True, max_length=length, **asked)
+        self.offsets: Sequence[Sequence[tuple[int, int]]] = found["offset_mapping"] if offsets else []
+        self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
+        self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
+        self.flat = {
+            name: (np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad)
+            for name, pad in (
+                ("input_ids", tokenizer.pad_token_id or 0),
+                ("token_type_ids", tokenizer.pad_token_type_id),
+            )
+            if name in found
+        }
+        self.labels = np.array([label for _, label in rows])
+        if self.labels.dtype == np.float64:
+            self.labels = self.labels.astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids (and token_type_ids) (B, N), attention_mask if there is padding; labels (B,) or (B, labels)"""
+        lengths = self.lengths[indices, None]
+        places = np.arange(lengths.max())
+        there = places < lengths
+        spots = np.where(there, self.starts[indices, None] + places, 0)
+        inputs = {
+            name: torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))
+            for name, (flat, pad) in self.flat.items()
+        }
+        if not there.all():
+            inputs["attention_mask"] = torch.from_numpy(there.astype(np.int64))
+        return inputs, torch.from_numpy(self.labels[indices])
+
+
+def takes_types(model: Any) -> bool:
+    """Whether a model distinguishes sentence pairs by token types: BERT does, RoBERTa has only one type."""
+    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+    return takes and is_hf(model) and (getattr(model.config, "type_vocab_size", None) or 1) > 1
