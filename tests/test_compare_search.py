@@ -94,10 +94,9 @@ def test_the_field_spends_the_budget_and_is_spread_out() -> None:
     field = tournament.field_of(designer, 8)
     names = [design.name for design in field]
     assert names[:3] == ["lean", "control", "depth-only"]
-    assert tournament.shallow(designer.plan).request.constraints.min_depth == 2  # of eight
+    assert tournament.shallow(designer.plan).request.options.min_depth == 2  # of eight
     assert len(set(names)) == 8
-    budget = designer.plan.request.max_params
-    assert budget is not None
+    budget = designer.plan.request.limits["params"]
     assert all(0.85 * budget <= design.params <= budget for design in field[3:])
     grid, inside = tournament.spending(tournament.shallow(designer.plan), 16)
     assert grid.params[inside].min() == np.sort(grid.params[grid.params <= budget])[-len(inside)]

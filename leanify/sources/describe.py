@@ -6,7 +6,7 @@ A module may have changed since it was built (`reset_classifier`, `resize_token_
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,8 @@ from leanify.upstream.build import build_model
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.origin import Origin, is_hf, live_options, origin_of, plain_words
 from leanify.upstream.spelling import respell
+
+REMEMBERED = 4
 
 
 def describe(model: nn.Module) -> ModelSource:
@@ -54,8 +56,33 @@ def _origin(model: Any) -> Origin:
         return Origin("hf", model.config.model_type, plain_words(model.config), type(model).__name__)
     if origin.library != "timm":
         return origin
-    was, now = live_options(build_model(origin, "meta")), live_options(model)
+    was, now = as_built(origin).options, live_options(model)
     return replace(origin, options={**origin.options, **{k: v for k, v in now.items() if was.get(k) != v}})
+
+
+@dataclass(frozen=True)
+class AsBuilt:
+    """What upstream builds on meta: its shape, the sizes of its tensors, and timm's options that show in the module."""
+
+    architecture: Architecture
+    shapes: dict[str, tuple[int, ...]]
+    options: dict[str, Any]
+
+
+_last: dict[str, AsBuilt] = {}  # saving a model asks for the same two or three builds several times
+
+
+def as_built(origin: Origin) -> AsBuilt:
+    """Build an origin's model on meta and look at it; the last few are remembered. Raises what building raises."""
+    key = repr(origin)
+    if key not in _last:
+        model = build_model(origin, "meta")
+        options = live_options(model) if origin.library == "timm" else {}
+        found = AsBuilt(surgery.read(model), shapes_of(model.state_dict()), options)
+        while len(_last) >= REMEMBERED:
+            _last.pop(next(iter(_last)))
+        _last[key] = found
+    return _last[key]
 
 
 def expressed(model: Any, origin: Origin, architecture: Architecture) -> Origin | None:
@@ -68,13 +95,13 @@ def expressed(model: Any, origin: Origin, architecture: Architecture) -> Origin 
         config.pop(KEY, None)
         candidates = [Origin("hf", origin.name, config, origin.cls or type(model).__name__)]
     else:
-        baseline = surgery.read(build_model(origin, "meta"))
+        baseline = as_built(origin).architecture
         candidates = [origin] if baseline == architecture else respell(origin, baseline, architecture)
     wanted = shapes_of(model.state_dict())
     for candidate in candidates:
         try:
-            built = build_model(candidate, "meta")
-            if surgery.read(built) == architecture and shapes_of(built.state_dict()) == wanted:
+            built = as_built(candidate)
+            if built.architecture == architecture and built.shapes == wanted:
                 return candidate
         except LeanifyError:
             continue
