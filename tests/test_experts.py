@@ -14,9 +14,9 @@ from torch import nn
 import leanify
 from leanify.architecture import Architecture
 from leanify.design.options import Options
-from leanify.design.prices.costs import costs_of
 from leanify.design.prices.counting import count, idle_parameters, macs, observed_on_cpu, observed_on_meta
 from leanify.design.prices.live import prices_of
+from leanify.design.prices.of_source import costs_of
 from leanify.design.prices.price_list import PriceList
 from leanify.design.prices.shapes import StageShape
 from leanify.lens.sites import locate

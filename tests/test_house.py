@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,32 +38,53 @@ def room_of(parts: tuple[str, ...]) -> str:
     return parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> Iterator[str]:
-    """The rooms that a module imports from, lazily or at its top, those for the type checker alone left out."""
+def imports(path: Path, typing: bool) -> set[str]:
+    """The modules of leanify that a module imports, lazily or at its top, by path; ``typing``: also for types alone."""
     tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
-    typing_only = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
+    left_out: set[int] = set()
+    for block in ast.walk(tree):
+        if not typing and isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            left_out |= {id(node) for node in ast.walk(block)}
+    found = set()
     for node in ast.walk(tree):
-        if id(node) in typing_only:
+        if id(node) in left_out:
             continue
         if isinstance(node, ast.Import):
-            yield from (name.name.split(".")[1] for name in node.names if name.name.startswith("leanify."))
-        if isinstance(node, ast.ImportFrom) and node.module == "leanify":
-            yield from (name.name for name in node.names)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("leanify."):
-            yield str(node.module).split(".")[1]
+            found |= {name.name for name in node.names}
+        if isinstance(node, ast.ImportFrom):
+            for name in node.names:
+                inner = f"{node.module}.{name.name}"
+                found.add(inner if file_of(inner) in MODULES else str(node.module))
+    return {name for name in found if name.split(".")[0] == "leanify"}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p != Path("__init__.py")], ids=str)
+def file_of(module: str) -> Path | None:
+    """The file of a module, relative to the package."""
+    place = Path(*module.split(".")[1:])
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path in MODULES), None)
+
+
+BELOW = [path for path in MODULES if path != Path("__init__.py")]
+
+
+@pytest.mark.parametrize("path", BELOW, ids=str)
 def test_imports_go_down_only(path: Path) -> None:
+    """Those for the type checker too. Nothing in a room imports the package itself, which imports them all."""
     room = room_of(path.parts)
     assert room in FLOOR, f"{room} stands on no floor: add it to FLOORS"
-    wrong = sorted({other for other in imported(path) if other != room and FLOOR[other] >= FLOOR[room]})
+    wanted = imports(path, typing=True)
+    assert "leanify" not in wanted, f"{path} imports the whole package"
+    rooms = {module.split(".")[1] for module in wanted} - {room}
+    wrong = sorted(other for other in rooms if FLOOR[other] >= FLOOR[room])
     assert not wrong, f"{path} imports up, or sideways, from {', '.join(wrong)}"
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Neither inside a room, nor by imports inside functions: taken away from the bottom, no module is left."""
+    left = {path: {file_of(module) for module in imports(path, typing=False)} - {path} for path in BELOW}
+    while free := {path for path, wanted in left.items() if not wanted & left.keys()}:
+        left = {path: wanted for path, wanted in left.items() if path not in free}
+    assert not left, f"a circle among {', '.join(map(str, left))}"
 
 
 def test_the_top_of_the_package_stays_small() -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.design.options import Options, parameters
 from leanify.design.plan import Plan
-from leanify.design.prices.costs import ModelCosts, costs_of
+from leanify.design.prices.costs import ModelCosts
+from leanify.design.prices.of_source import costs_of
 from leanify.design.prices.price_list import PriceList
 from leanify.design.search import request as requests
 from leanify.design.search import search

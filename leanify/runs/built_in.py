@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import leanify
 from leanify.errors import RecipeError
 
 
 def home() -> Path:
     """The folder of built-in recipes: inside the installed package, or beside it in a checkout."""
-    package = Path(leanify.__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "_recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 

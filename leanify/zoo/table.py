@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import leanify
 from leanify.errors import DirectoryError, SourceError
 from leanify.runs import writing
 from leanify.zoo import tiny
@@ -19,7 +18,7 @@ from leanify.zoo.shipped import shipped as shipped
 from leanify.zoo.shipped import supported as supported
 from leanify.zoo.verdict import Verdict, verdicts, without_attention
 
-PACKAGE = Path(leanify.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 def named(patterns: Sequence[str]) -> list[tuple[str, str]]:
@@ -102,4 +101,4 @@ def made_with() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    return {"leanify": leanify.__version__} | {n: metadata.version(n) for n in ("timm", "transformers", "torch")}
+    return {name: metadata.version(name) for name in ("leanify", "timm", "transformers", "torch")}

@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import leanify
 from leanify.data.cache import home
 from leanify.design.options import Options
 from leanify.errors import LeanifyError, RecipeError
@@ -76,13 +75,13 @@ def _contents(source: Source) -> list[Any] | None:
 
 def versions() -> dict[str, str]:
     """The versions of leanify and of the libraries whose code is counted; builds of one torch version count alike."""
-    names = ("timm", "transformers", "torch")
-    return {"leanify": leanify.__version__} | {name: metadata.version(name).partition("+")[0] for name in names}
+    names = ("leanify", "timm", "transformers", "torch")
+    return {name: metadata.version(name).partition("+")[0] for name in names}
 
 
 def code_digest() -> str:
     """A digest of the code that finds, builds, reads and prices a model, and of its tables."""
-    package = Path(leanify.__file__).parent
+    package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for room in ROOMS:
         for path in sorted([package / room] if room.endswith(".py") else (package / room).rglob("*.[pt][yo]*")):

@@ -9,7 +9,6 @@ change there. ``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -17,16 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
-from leanify.design.options import Options
 from leanify.design.prices import cache
 from leanify.design.prices.cost import Cost
 from leanify.design.prices.facts import Facts
-from leanify.errors import ShapeError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanify.design.prices.cache import Source
     from leanify.design.prices.live import LiveModel
 
 Make = Callable[[], "tuple[LiveModel, bool]"]  # the live model, and whether it will be the same next time
@@ -113,29 +109,3 @@ class ModelCosts:
 def _parsed(answers: Mapping[str, Any]) -> tuple[Facts, dict[str, Cost], dict[str, list[int]], dict[str, int]]:
     costs = {shape: Cost(*numbers) for shape, numbers in answers["costs"].items()}
     return Facts.from_json(answers["facts"]), costs, dict(answers["tokens"]), dict(answers["held"])
-
-
-def costs_of(source: Source, options: Options) -> ModelCosts:
-    """The costs of a source under the options that change its model. Asking raises what finding and building raise."""
-    key = None if os.environ.get("LEANIFY_PRICES") == "off" else cache.key_of(source, options)
-    file = None if key is None else (cache.place_of("prices", key), key)
-    return ModelCosts(lambda: live_model(source, options), file)
-
-
-def live_model(source: Source, options: Options) -> tuple[LiveModel, bool]:
-    """The model itself on meta, and whether it is on this machine. Raises ShapeError for one that cannot run."""
-    from leanify.design.prices.live import LiveModel
-    from leanify.sources import find
-    from leanify.upstream.inputs import check_tokens
-
-    found = find.find(source, overrides=options.overrides, cls=options.cls)
-    model = find.build_on_meta(found)
-    check_tokens(model, options.tokens)
-    live = LiveModel(model, options.tokens, options.context)
-    for layer in live.located.architecture.layers():
-        if layer.kv_heads > layer.heads:
-            raise ShapeError(
-                f"{found.origin.name} has {layer.heads} heads on {layer.kv_heads} key/value heads, which no attention "
-                "can compute: --override one of them (num_attention_heads, num_key_value_heads)"
-            )
-    return live, not isinstance(found.weights, str)
