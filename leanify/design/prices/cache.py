@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from leanify.data.cache import home
 from leanify.design.options import Options
@@ -24,7 +24,7 @@ from leanify.runs.files import read_json
 if TYPE_CHECKING:
     from leanify.sources.source import ModelSource
 
-    Source = str | Path | recipe.Recipe | ModelSource  # what `sources.find.find` takes
+    Source: TypeAlias = str | Path | recipe.Recipe | ModelSource  # what `sources.find.find` takes
 
 Value = TypeVar("Value")
 FORMAT = 2
