@@ -80,6 +80,11 @@ def visible(text: str) -> str:
     return text if text.isprintable() else text.translate(CONTROLS)
 
 
+def note(message: str) -> None:
+    """Print a line about a step that is done on standard error, beside a bar that is shown; nothing with --quiet."""
+    console(stderr=True).print(visible(message), style="dim", soft_wrap=True)
+
+
 COMMAND = re.compile(r"(?:leanify|pip install|--set) [^,;)\n]*")
 
 

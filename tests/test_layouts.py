@@ -73,14 +73,14 @@ def trainer(folder: Path) -> None:
 
 def hub(folder: Path) -> None:
     """A snapshot in the hub's cache: links to blobs."""
-    blobs = folder.parent / "blobs"
-    sentence_transformers(blobs)
-    folder.mkdir()
-    for file in blobs.rglob("*"):
-        if file.is_file():
-            link = folder / file.relative_to(blobs)
-            link.parent.mkdir(exist_ok=True)
-            link.symlink_to(file)
+    sentence_transformers(folder)
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "0123"
+    for number, file in enumerate([file for file in folder.rglob("*") if file.is_file()]):
+        blob, link = blobs / f"{number:040x}", snapshot / file.relative_to(folder)
+        for place in (blob, link):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(blob)
+        link.symlink_to(blob)
 
 
 def peft(folder: Path) -> None:
@@ -103,7 +103,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "sentence-transformers": (sentence_transformers, "BertModel", "reviews"),
     "headless": (headless, "BertModel", "reviews"),
     "trainer": (trainer, "BertForSequenceClassification", "reviews"),
-    "hub": (hub, "BertModel", "reviews"),
+    "hub/snapshots/0123": (hub, "BertModel", "reviews"),
     "peft": (peft, "BertForMaskedLM", "reviews"),
     "timm": (timm, "VisionTransformer", "pets"),
 }
@@ -127,17 +127,18 @@ def test_a_folder_is_one_model_and_every_line_that_is_proposed_works(
     monkeypatch.chdir(here)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make(here / name)
+        make(here / name.partition("/")[0])
         assert type(leanify.load(name)).__name__ == cls
     data = f"{data}/train.csv" if data == "reviews" else data
+    lean = f"{name.partition('/')[0]}-lean"
     pinned = f"redesign {name} --depth 2 --heads 3 --weights {name} --data {data} --samples 8"
-    assert typed(f"{pinned} -o {name}-lean") == 0
+    assert typed(f"{pinned} -o {lean}") == 0
     _, _, after = capsys.readouterr().out.partition("\nnext  leanify ")
     lines = [line.strip().removeprefix("leanify ") for line in after.splitlines()]
     assert [line.split()[0] for line in lines] == ["train", "compare"]
     for line in lines:
         assert typed(f"{line} --dry-run") == 0, (line, capsys.readouterr().err)
-    assert type(leanify.load(f"{name}-lean")).__name__ == cls
+    assert type(leanify.load(lean)).__name__ == cls
     said = capsys.readouterr()
     assert "unexpected" not in said.out + said.err
 

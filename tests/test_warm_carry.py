@@ -23,6 +23,7 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
 from leanify.warm.calibration import answers, damage
 from leanify.warm.carry import carry
+from leanify.warm.donor import Donor
 from leanify.zoo import tiny
 
 NAMES = ["timm/vit_base_patch16_224", "hf/gpt2", "hf/llama", "hf/bert", "timm/swin_tiny_patch4_window7_224"]
@@ -50,7 +51,7 @@ def shorter(model: nn.Module) -> Any:
 def test_weights_are_carried_to_another_shape(name: str) -> None:
     model, data = built(name)
     shape = shorter(model)
-    found = carry(model, shape, data[:2], data[2:])
+    found = carry(Donor(model, data[:2], data[2:]), shape)
     assert leanify.read(found.model) == shape
     assert found.steps[0].move == "narrow"
     assert len(found.steps) == 2
@@ -60,7 +61,7 @@ def test_weights_are_carried_to_another_shape(name: str) -> None:
 
 def test_a_models_own_shape_costs_nothing() -> None:
     model, data = built("hf/llama")
-    found = carry(model, leanify.read(model), data[:2], data[2:])
+    found = carry(Donor(model, data[:2], data[2:]), leanify.read(model))
     assert [(step.move, step.damage) for step in found.steps] == [("narrow", 0.0)]
 
 
@@ -75,15 +76,18 @@ def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not
         nn.init.zeros_(parameter.weight)
         nn.init.zeros_(parameter.bias)
     wanted = replace(shape, stages=(shape.stages[0].reshape(depth=2), *shape.stages[1:]))
-    found = carry(model, wanted, data[:2], data[2:])
+    found = carry(Donor(model, data[:2], data[2:]), wanted)
     assert (found.steps[-1].move, found.steps[-1].blocks) in {("drop", (1,)), ("pair", (0, 1)), ("pair", (1, 2))}
     assert found.steps[-1].damage < 1e-5
 
-    nn.init.normal_(blocks[1].mlp.fc2.weight, std=0.3)
+    torch.manual_seed(2)
+    for block in blocks:  # small steps: side by side they miss the second order, a drop misses the first
+        nn.init.normal_(block.mlp.fc2.weight, std=0.03)
+        nn.init.normal_(block.attn.proj.weight, std=0.03)
     wide = replace(
         shape, stages=(shape.stages[0].reshape(2, 2 * doubled.heads, mlp=2 * doubled.mlp), *shape.stages[1:])
     )
-    assert carry(model, wide, data[:2], data[2:]).steps[-1].move == "pair"
+    assert carry(Donor(model, data[:2], data[2:]), wide).steps[-1].move == "pair"
 
 
 def test_pairing_down_to_half_the_depth_never_leaves_a_block_alone() -> None:
@@ -100,11 +104,11 @@ def test_pairing_down_to_half_the_depth_never_leaves_a_block_alone() -> None:
     data = [example_inputs(model, 2, 12) for _ in range(4)]
     shape = leanify.read(model)
     wanted = replace(shape, stages=(shape.stages[0].reshape(3, 4, mlp=32),))
-    found = carry(model, wanted, data[:2], data[2:], moves=("pair",))
+    found = carry(Donor(model, data[:2], data[2:]), wanted, moves=("pair",))
     assert sorted(step.blocks for step in found.steps[1:]) == [(0, 1), (2, 3), (4, 5)]
     fewer = replace(shape, stages=(shape.stages[0].reshape(2, 4, mlp=32),))
     with pytest.raises(ShapeError, match="no further pair"):
-        carry(model, fewer, data[:2], data[2:], moves=("pair",))
+        carry(Donor(model, data[:2], data[2:]), fewer, moves=("pair",))
 
 
 def test_the_last_pair_is_no_move_of_its_own() -> None:
@@ -118,9 +122,8 @@ def test_the_last_pair_is_no_move_of_its_own() -> None:
         nn.init.zeros_(block.mlp.down_proj.weight)
     data = [example_inputs(model, 2, 12) for _ in range(4)]
     old = leanify.read(model)
-    found = carry(
-        model, replace(old, stages=(old.stages[0].reshape(2, 4, mlp=32),)), data[:2], data[2:], moves=("pair",)
-    )
+    shape = replace(old, stages=(old.stages[0].reshape(2, 4, mlp=32),))
+    found = carry(Donor(model, data[:2], data[2:]), shape, moves=("pair",))
     assert [step.blocks for step in found.steps[1:]] == [(2, 3), (0, 1)]
 
 
@@ -128,7 +131,7 @@ def test_deeper_stages_repeat_their_last_block() -> None:
     model, data = built("hf/llama")
     shape = leanify.read(model)
     wanted = replace(shape, stages=(shape.stages[0].reshape(depth=shape.depth + 1),))
-    found = carry(model, wanted, data[:2], data[2:])
+    found = carry(Donor(model, data[:2], data[2:]), wanted)
     assert [step.move for step in found.steps] == ["narrow", "deepen"]
     assert leanify.read(found.model) == wanted
 
@@ -136,28 +139,11 @@ def test_deeper_stages_repeat_their_last_block() -> None:
 def test_what_cannot_be_carried_is_refused() -> None:
     model, data = built("hf/llama")
     with pytest.raises(DataError, match="two batches"):
-        carry(model, leanify.read(model), data, [])
+        Donor(model, data, [])
     stage = leanify.read(model).stages[0]
     uneven = replace(stage, blocks=(stage.blocks[0], stage.reshape(mlp=8).blocks[0]))
     with pytest.raises(ShapeError, match="several shapes"):
-        carry(model, replace(leanify.read(model), stages=(uneven,)), data[:2], data[2:])
-
-
-@pytest.mark.parametrize("name", ["hf/llama", "hf/bert"])
-def test_pairs_that_another_shape_has_joined_are_as_good(name: str) -> None:
-    model, data = built(name)
-    shape = leanify.read(model)
-    first, second = (
-        replace(shape, stages=(shape.stages[0].reshape(depth=shape.depth - 1, mlp=mlp),)) for mlp in (16, 24)
-    )
-    kept: dict[Any, Any] = {}
-    carry(model, first, data[:2], data[2:], moves=("pair",), joined=kept)
-    assert len(kept) == shape.depth - 1
-    again = carry(model, second, data[:2], data[2:], moves=("pair",), joined=kept)
-    alone = carry(model, second, data[:2], data[2:], moves=("pair",))
-    assert again.steps == alone.steps
-    weights = alone.model.state_dict()
-    assert all(torch.equal(tensor, weights[key]) for key, tensor in again.model.state_dict().items())
+        carry(Donor(model, data[:2], data[2:]), replace(leanify.read(model), stages=(uneven,)))
 
 
 # -- the command --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_warm_shrink import TOLERANCE, data, halved
+from test_warm_shrink import TOLERANCE, data, drop, halved
 from torch import nn
 
 import leanify
@@ -20,9 +20,8 @@ from leanify.lens.located import LocatedModel
 from leanify.lens.resize import features_of
 from leanify.lens.sites import locate
 from leanify.warm.calibration import run
-from leanify.warm.clone import merge_copies, split_into_copies
-from leanify.warm.drop import drop
-from leanify.warm.narrow import narrow, output_of, projections
+from leanify.warm.choose import output_of
+from leanify.warm.narrow import narrow, projections
 from leanify.warm.residual import Residual, residuals
 from leanify.zoo import tiny
 from leanify.zoo.running import difference, outputs, randomised
@@ -43,7 +42,7 @@ def dead_block(model: nn.Module, call: Call, located: LocatedModel) -> bool | No
         for module in projections(alone).values():
             for parameter in module.parameters():
                 parameter.data.zero_()
-        return difference(outputs(drop(model, stage.name, [1]), call), outputs(model, call)) < TOLERANCE
+        return difference(outputs(drop(model, stage.name, 1), call), outputs(model, call)) < TOLERANCE
     return None
 
 
@@ -61,15 +60,7 @@ def dead_units(model: nn.Module, call: Call, located: LocatedModel) -> bool | No
     return leanify.read(new) == shape and difference(outputs(new, call), outputs(model, call)) < 1e-8
 
 
-def copies(model: nn.Module, call: Call, located: LocatedModel) -> bool | None:
-    """Splitting heads into copies changes nothing, and merging them gives the same bits back."""
-    twice = split_into_copies(model, 2)
-    once = merge_copies(twice, 2).state_dict()
-    same = difference(outputs(twice, call), outputs(model, call)) < TOLERANCE
-    return same and all(torch.equal(x, once[name]) for name, x in model.state_dict().items())
-
-
-LAWS = {"dead block": dead_block, "dead units": dead_units, "copies": copies}
+LAWS = {"dead block": dead_block, "dead units": dead_units}
 
 
 def held(name: str) -> Iterator[tuple[str, bool | None]]:

@@ -14,6 +14,7 @@ import leanify
 from leanify.errors import UnsupportedModel
 from leanify.lens.sites import locate
 from leanify.warm.blocks import with_blocks
+from leanify.warm.donor import Donor
 from leanify.warm.fit import fitted_pair, regression
 from leanify.warm.pair import pair
 from leanify.warm.residual import Residual, residuals
@@ -202,7 +203,7 @@ def test_a_post_norm_layer_that_does_nothing_is_paired_for_nothing() -> None:
     first, second = found[1:3]
     assert isinstance(first, Residual)
     assert isinstance(second, Residual)
-    block = fitted_pair(located, first, second, batches)
+    block = fitted_pair(Donor(model, batches, batches), "encoder.layer", 1, located, first, second)
     blocks[1] = block
     expected = outputs(model, call)  # the second layer is behind its pair still
     blocks[1] = first.block

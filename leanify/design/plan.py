@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leanify.design.prices.cache import Source
     from leanify.sources.source import ModelSource
 
-Carry = Callable[["nn.Module", Architecture], "nn.Module"]
+Carry = Callable[[Callable[[], "nn.Module"], Architecture], "nn.Module"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Plan:
         carry: Carry | None = None,
     ) -> nn.Module:
         """The chosen model, or another design of the plan: initialised by upstream, or with the weights of a SOURCE
-        carried over by ``carry``, which makes a model of another shape from one with weights.
+        carried over by ``carry``, which makes a model of another shape from one with weights, loaded when it asks.
         """
         import torch
 
@@ -120,10 +120,12 @@ class Plan:
         if weights is not None or pretrained:
             if carry is None:
                 return surgery.write(find.with_weights(self.found, weights, pretrained), shape)
-            whole = weights_of.with_all_layers(
-                lambda: find.with_weights(self.found, weights, pretrained), weights or self.source
+            return carry(
+                lambda: weights_of.with_all_layers(
+                    lambda: find.with_weights(self.found, weights, pretrained), weights or self.source
+                ),
+                shape,
             )
-            return carry(whole, shape)
         return weights_of.fresh(replace(self.found, architecture=shape))
 
     def _streamed(self, weights: str | Path | None, seed: int, directory: str | Path, force: bool) -> bool:

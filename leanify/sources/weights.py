@@ -46,6 +46,17 @@ class NewTensors(UserWarning):
         self.names = names
 
 
+def is_headless(model: nn.Module) -> bool:
+    """Whether a part of the model that makes its outputs was initialised when it was loaded, so that they say nothing.
+
+    What lies below the head, such as a pooler, changes no hidden state.
+    """
+    base: Any = getattr(model, "base_model", model)
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    new = vars(model).get("_leanify_new", [])
+    return base is not model and any(not name.startswith(prefix) for name in new)
+
+
 def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Module:
     """Return ``load()``, but raise SourceError if tensors of its layers were missing and therefore initialised.
 
@@ -267,6 +278,7 @@ def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
             f"({few(new)}){rest}"
         )
         warnings.warn(NewTensors(message, new), stacklevel=4)
+    model.__dict__["_leanify_new"] = new
 
 
 def _is_adapter(weights: Path | str) -> bool:

@@ -7,6 +7,7 @@ differ in the order of samples and in augmentation.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from leanify.data.samples import Reader
 from leanify.data.splits import splits_of
 from leanify.lens import surgery
 from leanify.sources import find, lean_directory
+from leanify.sources.weights import is_headless
 from leanify.study.folder import StudyFolder
 from leanify.study.plan import StudyPlan
-from leanify.terminal import progress
+from leanify.terminal import note, progress
 from leanify.training.preparation import data_of, trainable
 from leanify.upstream.inputs import example_inputs
-from leanify.warm.carry import carry
+from leanify.warm.carry import Step, carry
+from leanify.warm.donor import Donor
 
 BATCHES, SIZE = 8, 8  # 64 samples: even batches choose what to keep, odd batches measure the damage
 
@@ -34,17 +37,22 @@ def prepare(folder: StudyFolder) -> None:
     if not todo:
         return
     model = plan.recipe.model
-    donor = find.with_weights(find.find(model.source, overrides=model.override, cls=model.cls), plan.weights)
-    batches = batches_for(plan, donor)
-    shape = surgery.read(donor)
+    whole = find.with_weights(find.find(model.source, overrides=model.override, cls=model.cls), plan.weights)
+    batches = batches_for(plan, whole)
+    shape = surgery.read(whole)
+    donor = Donor(whole, batches[::2], batches[1::2], is_headless(whole))
     for design in todo:
         wanted = design.model.shape(shape)
-        made = donor
+        made = whole
         if wanted != shape:
             torch.manual_seed(plan.seeds[0])
-            with progress(f"carrying weights over to {design.name}", None) as advance:
-                made = carry(donor, wanted, batches[::2], batches[1::2], advance).model
+            with progress(f"carrying weights over to {design.name}", None):
+                made = carry(donor, wanted, partial(_heard, design.name)).model
         lean_directory.save(made, folder.start(design.name), title=f"The design {design.name} of a study")
+
+
+def _heard(name: str, step: Step) -> None:
+    note(f"{name}: {step.words}, damage {step.damage:.3g}")
 
 
 def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:

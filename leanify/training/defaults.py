@@ -62,6 +62,13 @@ def recipe_of(
     return with_teacher(usual(text, path, teacher is not None, named), teacher)
 
 
+def is_usual(recipe: str | Path | Recipe) -> bool:
+    """Whether `recipe_of` makes the recipe of this, instead of reading one."""
+    if isinstance(recipe, Recipe):
+        return False
+    return not places.is_run(str(recipe)) and recipes.find(str(recipe)) is None and Path(recipe).suffix != ".toml"
+
+
 def of_data(found: data_found.Found, path: str) -> Recipe:
     """The built-in recipe for own data, set to its number of classes and to about the same duration for any size."""
     settings = [f"data.path={json.dumps(path)}"]

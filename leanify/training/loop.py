@@ -38,7 +38,7 @@ from leanify.training import distillation, engine, guards, heap, memory, shardin
 from leanify.training.engine import accelerator_of, memory_of, tracked
 from leanify.training.evaluation import Evaluator, first_sample
 from leanify.training.interrupts import Interrupted, Interrupts
-from leanify.training.preparation import build, data_of, trainable
+from leanify.training.preparation import build, data_of, has_weights, trainable
 from leanify.training.run_card import card_of
 from leanify.training.saver import Saver
 from leanify.training.schedule import ramp_of, rate_of, steps_of
@@ -158,6 +158,7 @@ class Trainer:
             self.accelerator.wait_for_everyone()
             self.test(run)
             if self.main:
+                self.told(run)
                 guards.note_skipped(run, self.skipped, self.watcher.warned)
         self.accelerator.wait_for_everyone()
         return run
@@ -212,8 +213,27 @@ class Trainer:
         self.watcher.began(self.words(), start, self.steps)
         self.window.began = time.perf_counter()
         if found is None:
-            self.save(run, 0)
+            self.save(run, 0, self.first(run))
         return start
+
+    def first(self, run: RunDirectory) -> Metrics | None:
+        """The metrics of a model that comes with weights, before any step: they compete for the best checkpoint."""
+        if not has_weights(self.recipe):
+            return None
+        metrics = self.evaluate()
+        self.write(run, 0, "validation", metrics)
+        self.window.began = time.perf_counter()
+        return metrics
+
+    def told(self, run: RunDirectory) -> None:
+        """Warn where no step was better than the weights that the run started from."""
+        best = run.best()
+        if best is not None and best.step == 0 and best.score is not None and self.steps:
+            name = self.task.metric
+            self.watcher.warned(
+                f"no step was better than the weights that it started from ({name} {best.metrics[name]:.4g}): they "
+                f"are kept as the best; a lower rate may do better, --set optim.lr={self.recipe.optim.lr / 10:.1g}"
+            )
 
     def words(self) -> str:
         """One line: model, parameters, data, steps, devices."""

@@ -48,6 +48,12 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
     return checked
 
 
+def has_weights(recipe: Recipe) -> bool:
+    """Whether a recipe's model starts from weights, in their own shape."""
+    model = recipe.model
+    return not model.reshapes and find.find(model.source, overrides=model.override, cls=model.cls).weights is not None
+
+
 def build(recipe: Recipe, on_meta: bool = False) -> nn.Module:
     """The model of a recipe in training mode: with its weights, or re-initialised by upstream in the recipe's shape.
 

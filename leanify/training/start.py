@@ -14,7 +14,8 @@ from leanify.runs import recipe as recipes
 from leanify.runs.new_directory import check_new_directory
 from leanify.runs.recipe import Recipe
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import defaults, guards, heap
+from leanify.terminal import note
+from leanify.training import defaults, guards, heap, rates
 from leanify.training.loop import Trainer, Watcher
 from leanify.upstream.wall import wall
 
@@ -52,11 +53,22 @@ def train(
     if recipe is None:
         raise RecipeError("a recipe is needed: a file, a name (leanify train --list) or a leanify.runs.recipe.Recipe")
     value = resolve(recipe, settings, teacher)
+    if defaults.is_usual(recipe) and not any(each.startswith("optim.lr=") for each in settings):
+        value = _at_tested_rate(value)
     folder = Path(output) if output is not None else new_folder(recipe)
     check_new_directory(folder) if folder.parent.is_dir() else None
     with guards.raised_by_all():
         trainer = Trainer(value, watcher)
     return trainer.fit(trainer.new_run(folder)).path
+
+
+def _at_tested_rate(recipe: Recipe) -> Recipe:
+    """The recipe at the rate that a short test finds best, where it heals."""
+    found = rates.tested(recipe) if recipe.distill is not None else None
+    if found is None or recipe.optim is None:
+        return recipe
+    note(found.words)
+    return replace(recipe, optim=replace(recipe.optim, lr=found.best))
 
 
 def with_tokenizer_of(run: RunDirectory) -> Recipe:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +23,27 @@ NUMBERS = 2**26  # of them in all: a large vocabulary has fewer rows
 
 @dataclass(frozen=True)
 class Moments:
-    """E[x̃ x̃ᵀ] of the inputs x̃ = (x, 1) of a linear map: (inputs + 1) × (inputs + 1), float64."""
+    """Σ x̃ x̃ᵀ of the inputs x̃ = (x, 1) of a linear map: (inputs + 1) × (inputs + 1), float64.
 
-    second: Tensor
+    ``sums`` are those of every other batch and of the rest, so that the one half can check what the other one says.
+    """
+
+    sums: tuple[Tensor, ...]
+
+    @property
+    def second(self) -> Tensor:
+        """E[x̃ x̃ᵀ]."""
+        total = self.sums[0] if len(self.sums) == 1 else self.sums[0] + self.sums[1]
+        return total / self.tokens
 
     @property
     def powers(self) -> Tensor:
         """E[x_j²] of every input."""
         return self.second.diagonal()[:-1]
+
+    @property
+    def tokens(self) -> float:
+        return max(1.0, float(sum(part[-1, -1] for part in self.sums)))
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
@@ -38,15 +51,27 @@ def run(model: nn.Module, batch: Batch) -> Any:
         return call(model, dict(batch))
 
 
-@torch.no_grad()
 def moments(model: nn.Module, modules: Mapping[str, nn.Module], batches: Sequence[Batch]) -> dict[str, Moments]:
     """The second moments of what goes into some linear maps, by name; padded tokens do not count.
 
     A map whose input is not laid out as (…, inputs) is left out. Raises DataError where the data gives none of them.
     """
     model.eval()
-    totals: dict[str, Tensor] = {}
+    passes = ((batch.get("attention_mask"), partial(run, model, batch)) for batch in batches)
+    found = moments_in(modules, passes)
+    if modules and not found:
+        raise DataError("the calibration data reached none of the layers")
+    return found
+
+
+@torch.no_grad()
+def moments_in(
+    modules: Mapping[str, nn.Module], passes: Iterable[tuple[Tensor | None, Callable[[], Any]]]
+) -> dict[str, Moments]:
+    """The same over passes, each with the mask of its tokens."""
+    totals: dict[tuple[str, int], Tensor] = {}
     mask: list[Tensor | None] = [None]
+    half = 0
 
     def hook(name: str) -> Any:
         def add(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -55,21 +80,21 @@ def moments(model: nn.Module, modules: Mapping[str, nn.Module], batches: Sequenc
                 return
             rows = rows_of(x, mask[0])
             rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-            totals[name] = totals.get(name, 0) + (rows.T @ rows).double()
+            product = (rows.T @ rows).double()
+            totals[name, half] = totals[name, half].add_(product) if (name, half) in totals else product
 
         return add
 
     hooks = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
     try:
-        for batch in batches:
-            mask[0] = batch.get("attention_mask")
-            run(model, batch)
+        for index, (mask[0], one_pass) in enumerate(passes):
+            half = index % 2
+            one_pass()
     finally:
         for handle in hooks:
             handle.remove()
-    if modules and not totals:
-        raise DataError("the calibration data reached none of the layers")
-    return {name: Moments(total / total[-1, -1].clamp(min=1)) for name, total in totals.items()}
+    names = dict.fromkeys(name for name, _ in totals)
+    return {name: Moments(tuple(totals[name, i] for i in (0, 1) if (name, i) in totals)) for name in names}
 
 
 def _is_convolution(module: nn.Module) -> bool:
@@ -105,12 +130,20 @@ class Answers:
 
 
 @torch.no_grad()
-def answers(model: nn.Module, batches: Sequence[Batch]) -> Answers:
-    """The answers of a model. Padded tokens do not count, and rows beyond `ROWS` are left out evenly."""
+def answers(model: nn.Module, batches: Sequence[Batch], headless: bool = False) -> Answers:
+    """The answers of a model. Padded tokens do not count, and rows beyond `ROWS` are left out evenly.
+
+    ``headless``: those of the transformers model below its head, which knows nothing.
+    """
     model.eval()
+    asked: Any = getattr(model, "base_model", model) if headless else model
+    return gathered((run(asked, batch) for batch in batches), batches)
+
+
+def gathered(outputs: Iterable[Any], batches: Sequence[Batch]) -> Answers:
+    """Answers from what a model gives for each batch."""
     found, logits = [], False
-    for batch in batches:
-        output: Any = run(model, batch)
+    for batch, output in zip(batches, outputs, strict=True):
         logits = isinstance(output, Tensor) or getattr(output, "logits", None) is not None
         value = output if isinstance(output, Tensor) else output.logits if logits else output[0]
         found.append(counted(value, batch.get("attention_mask")).float())
@@ -127,31 +160,3 @@ def damage(given: Answers, wanted: Answers) -> float:
         return max(0.0, divergence)  # below zero by rounding alone
     spread = (wanted.rows - wanted.rows.mean(0)).square().sum()
     return float((given.rows - wanted.rows).square().sum() / spread)
-
-
-# -- residual stream ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def states_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """The input of the first block and the output of each, in the forward pass inside the context."""
-    states: dict[int, Tensor] = {}
-
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        states[0] = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-
-    def after(index: int) -> Any:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            states[index] = output if isinstance(output, Tensor) else output[0]
-
-        return keep
-
-    hooks = [blocks[0].register_forward_pre_hook(before, with_kwargs=True)]
-    hooks += [block.register_forward_hook(after(index)) for index, block in enumerate(blocks, 1)]
-    found: list[Tensor] = []
-    try:
-        yield found
-        found += [states[index] for index in sorted(states)]
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -11,7 +11,7 @@ same are not both removed. Where the data says nothing of a projection, the size
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,9 @@ from leanify.warm.axes import Picks
 from leanify.warm.calibration import Moments
 
 RIDGE = 1e-4  # λ, in units of the mean power of an input: enough for float64 where inputs repeat each other
-ROUNDS = 48  # of updates of the whole H⁻¹, when all inputs are removed: each removes several, chosen one after another
+SCARCE = 1e-2  # λ where there are fewer tokens than twice the inputs: H is then hardly known
+WIDE = 2048  # inputs beyond which the updates of H⁻¹ are in float32: half the time and memory
+ROUNDS = 24  # of updates of the whole H⁻¹, when all inputs are removed: each removes several, chosen one after another
 
 
 def output_of(site: Site, symbol: str) -> tuple[str, nn.Module | None]:
@@ -35,21 +37,29 @@ def output_of(site: Site, symbol: str) -> tuple[str, nn.Module | None]:
     return "", None
 
 
-def chosen(site: Site, symbol: str, wanted: Mapping[str, int], found: Mapping[str, Moments]) -> Picks:
-    """The heads or units that stay, in their old order; of heads in key/value groups, whole groups."""
+def chosen(site: Site, symbol: str, counts: Sequence[int], found: Mapping[str, Moments]) -> dict[int, Picks]:
+    """The heads or units that stay, in their old order, at each of some counts; of key/value heads, whole groups.
+
+    A count is of key/value heads where several heads share one.
+    """
     grouped = symbol == "h" and site.sizes.get("g", 1) > 1
-    each, count = (site.sizes["h"] // site.sizes["g"], wanted["g"]) if grouped else (1, wanted[symbol])
+    each = site.sizes["h"] // site.sizes["g"] if grouped else 1
     path, module = _projection(site, symbol)
     matrix = matrix_of(module).double()
     places = _places(site, symbol, path, each).to(matrix.device)
     if path not in found:
-        kept = _best(matrix.square().sum(0)[places].sum(1), count)
-    elif isinstance(module.bias, Tensor):
-        constant = matrix.new_zeros(len(matrix), 1)  # stays whatever its weight, so the weight does not matter
-        kept = surviving(torch.cat([matrix, constant], 1), found[path].second.to(matrix.device), places, count)
+        scores = matrix.square().sum(0)[places].sum(1)
+        kept = {count: _best(scores, count) for count in counts}
     else:
-        kept = surviving(matrix, found[path].second[:-1, :-1].to(matrix.device), places, count)
-    return _of_groups(kept, each) if grouped else {symbol: kept}
+        second, tokens = found[path].second.to(matrix.device), found[path].tokens
+        if isinstance(module.bias, Tensor):
+            constant = matrix.new_zeros(len(matrix), 1)  # stays whatever its weight, so the weight does not matter
+            matrix = torch.cat([matrix, constant], 1)
+        else:
+            second = second[:-1, :-1]
+        ridge = RIDGE if tokens >= 2 * len(second) else SCARCE
+        kept = survivors(matrix, second, places, counts, ridge)
+    return {count: _of_groups(left, each) if grouped else {symbol: left} for count, left in kept.items()}
 
 
 def most_important(site: Site, wanted: Mapping[str, int], scores: Tensor) -> Picks:
@@ -80,30 +90,43 @@ def importances(site: Site, symbol: str, found: Mapping[str, Moments]) -> Tensor
 
 
 def surviving(matrix: Tensor, second: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Which ``count`` of some groups of inputs stay.
+    """Which ``count`` of some groups of inputs stay: `survivors` at one count."""
+    return survivors(matrix, second, groups, [count])[count]
+
+
+def survivors(
+    matrix: Tensor, second: Tensor, groups: Tensor, counts: Sequence[int], ridge: float = RIDGE
+) -> dict[int, Tensor]:
+    """Which of some groups of inputs stay at each of some counts; those of a small count are among those of a larger.
 
     ``matrix`` is W, outputs × inputs; ``second`` E[a aᵀ], inputs × inputs; ``groups`` the inputs of each group, groups
     × size. Inputs of no group, such as the constant one of a bias, stay.
     """
-    strength = RIDGE * float(second.diagonal().mean().clamp(min=1e-30))
-    ridge = strength * torch.eye(len(second), dtype=second.dtype, device=second.device)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(second + ridge))
+    strength = ridge * float(second.diagonal().mean().clamp(min=1e-30))
+    inverse = second.clone()
+    inverse.diagonal().add_(strength)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(inverse))
+    if len(inverse) > WIDE:
+        inverse, matrix = inverse.float(), matrix.float()
     matrix, left = matrix.clone(), torch.arange(len(groups), device=matrix.device)
     several = max(1, len(groups) // ROUNDS)
-    while len(left) > count:
-        removing = min(several, len(left) - count)
-        columns = matrix[:, groups].permute(1, 2, 0)
-        costs = _costs(columns @ columns.mT, _blocks(inverse, groups))
-        near = costs.topk(min(2 * removing, len(left)), largest=False).indices
-        gone = near[_in_turn(matrix, inverse, groups[near], removing)]
-        at = groups[gone].flatten()
-        change = torch.linalg.solve(inverse[at][:, at], inverse[at])
-        stays = _without(len(inverse), at)
-        matrix = matrix[:, stays] - matrix[:, at] @ change[:, stays]
-        inverse = inverse[stays][:, stays] - inverse[stays][:, at] @ change[:, stays]
-        kept = _without(len(left), gone)
-        left, groups = left[kept], torch.searchsorted(stays, groups[kept])
-    return left.cpu()
+    found: dict[int, Tensor] = {}
+    for count in sorted(set(counts), reverse=True):
+        while len(left) > count:
+            removing = min(several, len(left) - count)
+            columns = matrix[:, groups].permute(1, 2, 0)
+            costs = _costs(columns @ columns.mT, _blocks(inverse, groups))
+            near = costs.topk(min(2 * removing, len(left)), largest=False).indices
+            gone = near[_in_turn(matrix, inverse, groups[near], removing)]
+            at = groups[gone].flatten()
+            change = torch.linalg.solve(inverse[at][:, at], inverse[at])
+            stays = _without(len(inverse), at)
+            matrix = matrix[:, stays] - matrix[:, at] @ change[:, stays]
+            inverse = inverse[stays][:, stays].sub_(inverse[stays][:, at] @ change[:, stays])
+            kept = _without(len(left), gone)
+            left, groups = left[kept], torch.searchsorted(stays, groups[kept])
+        found[count] = left.cpu()
+    return found
 
 
 def _without(count: int, gone: Tensor) -> Tensor:

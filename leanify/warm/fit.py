@@ -15,7 +15,7 @@ half of the data decides for the other half.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,12 +26,14 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import features_of, part_of
 from leanify.lens.sites import locate
-from leanify.warm.blocks import copied, uncached
-from leanify.warm.calibration import Batch, rows_of, run
+from leanify.warm.blocks import copied, list_of
+from leanify.warm.calibration import rows_of
 from leanify.warm.choose import matrix_of
-from leanify.warm.narrow import set_matrix
+from leanify.warm.correction import set_matrix
+from leanify.warm.donor import Donor
 from leanify.warm.pair import check_alike, join, moved, outputs_of_site
 from leanify.warm.residual import Call, Residual, Sublayer, calls_in
+from leanify.warm.tape import replay
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # strengths that are tried, in units of the mean power of an input
 
@@ -46,47 +48,53 @@ class Seen:
 
 
 @torch.no_grad()
-def fitted_pair(located: LocatedModel, first: Residual, second: Residual, batches: Sequence[Batch]) -> nn.Module:
-    """A block with the heads and units of two post-norm blocks. Raises UnsupportedModel where they are unlike."""
-    check_alike(located, first, second)
-    if len(first.groups) != 2 or not all(s.norm for s in first.sublayers):
-        raise UnsupportedModel(f"{first.path} cannot be paired: it is not an attention and an MLP, each before a norm")
-    seen = [_seen(located.model, first, second, batch) for batch in batches]
-    block, other = copied(first.block), copied(second.block)
-    mine, theirs = ([moved(s, r, b) for s in r.sublayers] for r, b in ((first, block), (second, other)))
+def fitted_pair(donor: Donor, stage: str, first: int, pared: LocatedModel, one: Residual, other: Residual) -> nn.Module:
+    """A block with the heads and units of two post-norm blocks, which makes of the donor's states what its two make.
+
+    ``one`` and ``other`` are the two as they stand in ``pared``. Raises UnsupportedModel where they are unlike.
+    """
+    check_alike(pared, one, other)
+    if len(one.groups) != 2 or not all(s.norm for s in one.sublayers):
+        raise UnsupportedModel(f"{one.path} cannot be paired: it is not an attention and an MLP, each before a norm")
+    seen = list(_seen(donor, stage, first, one, other))
+    block, second = copied(one.block), copied(other.block)
+    mine, theirs = ([moved(s, r, b) for s in r.sublayers] for r, b in ((one, block), (other, second)))
 
     _read_through(theirs[0], [s.values["x"] for s in seen], [s.values["y"] for s in seen])
-    join(located.model, mine[0].site, theirs[0].site)
+    join(pared.model, mine[0].site, theirs[0].site)
     for layer in locate(block).layers:
         if features_of(layer.output).inputs != features_of(layer.output).outputs:
             free(layer.attention.module)
     _fit_output(block, mine[0].site, seen, "x", "before 0")
-    _copy_norm(block, mine[0].norm, second.block)
+    _copy_norm(block, mine[0].norm, other.block)
 
     states = [_ran(block, s, mine[0].norm)[1] for s in seen]
     for sublayer, name in ((mine[1], "h of first"), (theirs[1], "h of second")):
         _read_through(sublayer, states, [s.values[name] for s in seen])
-    join(located.model, mine[1].site, theirs[1].site)
+    join(pared.model, mine[1].site, theirs[1].site)
     seen = [replace(s, values={**s.values, "h": state}) for s, state in zip(seen, states, strict=True)]
     _fit_output(block, mine[1].site, seen, "h", "before 1")
-    _copy_norm(block, mine[1].norm, second.block)
+    _copy_norm(block, mine[1].norm, other.block)
     return block
 
 
-def _seen(model: nn.Module, first: Residual, second: Residual, batch: Batch) -> Seen:
-    with uncached(model), calls_in([first.block, second.block]) as calls:
-        run(model, batch)
-    mask = batch.get("attention_mask")
-    attention, mlp = (group[0].norm for group in second.groups)
-    into = {f"before {i}": _call(calls, second.block, path).tensors[0] for i, path in enumerate((attention, mlp))}
-    values = {
-        "x": calls[id(first.block)].tensors[0],
-        "y": calls[id(first.block)].output,
-        "h of first": _call(calls, first.block, first.groups[0][0].norm).output,
-        "h of second": _call(calls, second.block, attention).output,
-        **into,
-    }
-    return Seen(calls[id(first.block)], mask, {name: rows_of(value, mask) for name, value in values.items()})
+def _seen(donor: Donor, stage: str, place: int, one: Residual, other: Residual) -> Iterator[Seen]:
+    """What the donor's own two blocks do, batch by batch."""
+    first, second = list_of(donor.located, stage)[place : place + 2]
+    attention, mlp = (group[0].norm for group in other.groups)
+    for (mask, call), (_, following) in zip(donor.calls(stage, place), donor.calls(stage, place + 1), strict=True):
+        with calls_in([first, second]) as calls:
+            replay(first, call)
+            replay(second, following)
+        into = {f"before {i}": _call(calls, second, path).tensors[0] for i, path in enumerate((attention, mlp))}
+        values = {
+            "x": call.state,
+            "y": following.state,
+            "h of first": _call(calls, first, one.groups[0][0].norm).output,
+            "h of second": _call(calls, second, attention).output,
+            **into,
+        }
+        yield Seen(calls[id(first)], mask, {name: rows_of(value, mask) for name, value in values.items()})
 
 
 def _call(calls: dict[int, Call], block: nn.Module, path: str) -> Call:

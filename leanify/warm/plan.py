@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
 from leanify.design.search.design import Design
 from leanify.errors import BudgetError, DataError, ShapeError
-from leanify.terminal import progress
+from leanify.sources.weights import is_headless
+from leanify.terminal import note, progress
 from leanify.training.preparation import tokenizer_beside
-from leanify.warm.carry import Carried, Joined, carry
+from leanify.units import seconds as seconds_words
+from leanify.warm.carry import Carried, Step, carry
+from leanify.warm.donor import Donor
 
 BATCH = 8
 TOKENS = 8_192  # of samples that choose and measure: more than an MLP has units, or its fit follows the samples
@@ -46,18 +50,38 @@ class Carrying:
         self.chosen = "lean"
         self.words = self.verdict = ""
         self._batches: list[dict[str, Tensor]] = []
-        self._joined: Joined = {}
+        self.donor: Donor | None = None
 
-    def __call__(self, model: nn.Module, architecture: Architecture) -> nn.Module:
+    def __call__(self, load: Callable[[], nn.Module], architecture: Architecture) -> nn.Module:
         name = next(name for name, one in self.named.items() if one is not None and one.architecture == architecture)
         if name not in self.results:
+            donor = self._donor(load)
+            with progress(f"carrying weights over to {name}", None):
+                self.results[name] = carry(donor, architecture, lambda step: self._heard(name, step))
+        return self.results[name].model
+
+    def _donor(self, load: Callable[[], nn.Module]) -> Donor:
+        """The model with weights on the data, made once for all designs, after a forecast of what they take."""
+        if self.donor is None:
+            model = load()
             batches = self._read(model)
             choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
-            with progress(f"carrying weights over to {name}", None) as advance:
-                self.results[name] = carry(
-                    model, architecture, choosing, batches[1::MEASURING], advance, joined=self._joined
-                )
-        return self.results[name].model
+            donor = Donor(model, choosing, batches[1::MEASURING], is_headless(model))
+            began = time.perf_counter()
+            words = donor.teacher.unit
+            seconds = time.perf_counter() - began
+            shapes = [one.architecture for one in self.named.values() if one is not None]
+            forecast = donor.forecast(shapes) * seconds
+            note(f"{len(shapes)} designs, damage as {words}; about {seconds_words(forecast)} of this machine")
+            blocks = sum(len(stage.blocks) for stage in donor.located.stages)
+            with progress("what each block needs", blocks) as advance:
+                donor.prepare(shapes, advance)
+            self.donor = donor
+        return self.donor
+
+    def _heard(self, name: str, step: Step) -> None:
+        assert self.donor is not None
+        note(f"{name}: {step.words}, {self.donor.teacher.unit} {step.damage:.3g}")
 
     def best(self, build: Callable[[Plan], nn.Module]) -> Plan:
         """The plan whose design keeps most before any training: lean, its control, or the baseline's layers and heads
@@ -68,8 +92,8 @@ class Carrying:
         plans = {"lean": self.plan}
         if not any(self.plan.options.pins.values()):
             plans |= dict(_others(self.plan))
-        for name, plan in plans.items():
-            self.named[name] = plan.chosen
+        self.named = {name: plan.chosen for name, plan in plans.items()}
+        for plan in plans.values():
             build(plan)
         damage = {name: self.results[name].steps[-1].damage for name in plans}
         self.chosen = min(damage, key=damage.__getitem__)

@@ -70,17 +70,20 @@ class Residual:
 
 
 @torch.no_grad()
-def residuals(located: LocatedModel, stage: str, call: Callable[[nn.Module], Any]) -> list[Residual | UnsupportedModel]:
-    """The blocks of a stage as residual sublayers; ``call`` runs a model on example inputs.
+def residuals(
+    located: LocatedModel, stage: str, call: Callable[[nn.Module], Any], places: Sequence[int] | None = None
+) -> list[Residual | UnsupportedModel]:
+    """The blocks of a stage, or those at some places, as residual sublayers; ``call`` runs a model on example inputs.
 
     In the place of a block that is anything else, such as a windowed one, stands the error that says why.
     """
     located.model.eval()
-    blocks = list_of(located, stage)
-    with uncached(located.model), calls_in(blocks) as calls:
+    several = list(enumerate(list_of(located, stage)))
+    several = several if places is None else [several[place] for place in places]
+    with uncached(located.model), calls_in([block for _, block in several]) as calls:
         call(located.model)
     found: list[Residual | UnsupportedModel] = []
-    for index, block in enumerate(blocks):
+    for index, block in several:
         try:
             found.append(_residual(located, stage, index, block, calls))
         except UnsupportedModel as error:

@@ -38,6 +38,7 @@ from leanify.paper.glue import TASKS, rows_of
 from leanify.tasks.glue import spearman
 from leanify.tasks.sentence_embedding import embed
 from leanify.warm.carry import carry
+from leanify.warm.donor import Donor
 
 SAMPLES, BATCH, TOKENS = 3200, 32, 64
 CALIBRATION, HELD_OUT, LR, GOAL = 512, 64, 5e-4, 0.95
@@ -203,7 +204,7 @@ def carried(told: argparse.Namespace, base: nn.Module, arm: Arm, seed: int) -> t
                   directory=told.minilm).batches)
         for name, count in (("train.csv", CALIBRATION), ("validation.csv", HELD_OUT))
     ]  # fmt: skip
-    found = carry(base, shape, *parts, moves=arm.moves or ("drop", "pair"))
+    found = carry(Donor(base, *parts), shape, moves=arm.moves or ("drop", "pair"))
     return found.model, [f"{step.words} ({step.damage:.2f})" for step in found.steps]
 
 

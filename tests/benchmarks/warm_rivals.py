@@ -31,6 +31,7 @@ from leanify.design.prices.counting import body
 from leanify.lens.sites import locate
 from leanify.tasks.sentence_embedding import embed
 from leanify.warm.carry import carry
+from leanify.warm.donor import Donor
 from leanify.warm.narrow import narrow
 
 UNITS, LAYERS, KEPT = 512, 6, (0, 1, 4, 5)  # hidden units of 1536, layers of 6; the middle two are left out
@@ -110,9 +111,9 @@ def main() -> None:
         "units: Torch-Pruning, magnitude": lambda: pruned(base, batches, False),
         "units: leanify": lambda: narrow(base, fewer, batches),
         "layers: mergekit, middle two left out": lambda: merged(told.minilm, told.work),
-        "layers: leanify, best two dropped": lambda: carry(base, shorter, batches, held, moves=("drop",)).model,
+        "layers: leanify, best two dropped": lambda: carry(Donor(base, batches, held), shorter, moves=("drop",)).model,
         "units: Torch-Pruning, Taylor": lambda: pruned(base, batches, True),
-        "layers: leanify, paired": lambda: carry(base, shorter, batches, held, moves=("pair",)).model,
+        "layers: leanify, paired": lambda: carry(Donor(base, batches, held), shorter, moves=("pair",)).model,
     }
     scales = Scales(told.minilm, told.work / "sentences" / "validation.csv", told.stsb)
     file = told.work / "rivals.json"

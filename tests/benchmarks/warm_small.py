@@ -31,6 +31,7 @@ from leanify.lens.sites import locate
 from leanify.runs import recipe as recipes
 from leanify.upstream.inputs import example_inputs
 from leanify.warm.carry import carry
+from leanify.warm.donor import Donor
 
 PASSES = 60  # of a latency: the fastest counts
 
@@ -251,7 +252,7 @@ def ran(
         torch.manual_seed(0)
         model = leanify.write(base, shape, "fresh")
     else:
-        found = carry(base, shape, calibration, held_out, moves=moves or BOTH)
+        found = carry(Donor(base, calibration, held_out), shape, moves=moves or BOTH)
         model, steps = found.model, [f"{step.words} ({step.damage:.3f})" for step in found.steps]
     before = measured(told.kind, model, test, trainer)
     place = told.work / told.kind / name.replace(" ", "-").replace(",", "")

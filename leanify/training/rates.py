@@ -1,0 +1,70 @@
+"""A learning rate for healing, by a short range test.
+
+A model whose weights were carried over is close to its teacher, and a rate that suits a fresh model undoes that. So a
+few steps are done at each of three rates, from the same weights and on the same batches (Smith 2017, Cyclical Learning
+Rates, section 3.3, raises the rate within one run; here every rate starts anew). The rate is the one after which the
+model is best on some of the validation split.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from leanify.errors import TrainingError
+from leanify.runs.recipe import Recipe
+from leanify.training.loop import Trainer
+from leanify.training.preparation import has_weights
+
+FACTORS = (0.1, 0.3, 1.0)  # of the recipe's rate
+STEPS = 10  # at each rate
+BATCHES = 8  # of the validation split
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The metric at the start and after a few steps at each rate, and the rate that did best."""
+
+    metric: str
+    start: float
+    after: dict[float, float]
+    best: float
+
+    @property
+    def words(self) -> str:
+        tried = ", ".join(f"{rate:.2g}: {value:.4g}" for rate, value in self.after.items())
+        return f"rate {self.best:.2g} by a range test of {STEPS} steps ({self.metric} {self.start:.4g} → {tried})"
+
+
+def tested(recipe: Recipe) -> Tested | None:
+    """The rates of a recipe that heals; None where it starts from no weights, or several processes train."""
+    if recipe.distill is None or recipe.optim is None or not has_weights(recipe):
+        return None
+    few = replace(recipe, run=replace(recipe.run, eval_batches=BATCHES), optim=replace(recipe.optim, ema=None))
+    trainer = Trainer(few)
+    if trainer.accelerator.num_processes > 1 or trainer.steps < 2 * STEPS:
+        return None
+    name, sign = trainer.task.metric, trainer.task.sign
+    start = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    first = trainer.evaluate()[name]
+    after: dict[float, float] = {}
+    for rate in (recipe.optim.lr * factor for factor in FACTORS):
+        trainer.model.load_state_dict(start)
+        trainer.optimizer.state.clear()
+        after[rate] = _after(trainer, rate)
+    best = max(after, key=lambda rate: sign * after[rate])
+    return Tested(name, first, after, best)
+
+
+def _after(trainer: Trainer, rate: float) -> float:
+    """The metric after a few steps at a rate; the worst there is where the loss was not finite."""
+    batches = trainer.batches(0)
+    trainer.lr = lambda step: rate * min(1.0, (step + 1) / STEPS * 2)  # type: ignore[method-assign]
+    try:
+        for step in range(STEPS):
+            trainer.step(step, batches)
+        value = trainer.evaluate()[trainer.task.metric]
+    except TrainingError:
+        value = math.nan
+    trainer.window.clear()
+    return value if math.isfinite(value) else -trainer.task.sign * math.inf

@@ -1,0 +1,223 @@
+"""A trained model on calibration data: what is computed once for all shapes that its weights are carried to.
+
+The calls of its blocks are kept (`tape`), so that a block's second moments are found by running that block alone. The
+moments of an MLP are (units + 1)² numbers: they serve all widths that are asked for at once, and are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from leanify.architecture import Architecture, Layer
+from leanify.errors import DataError
+from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
+from leanify.lens.sites import locate
+from leanify.warm.axes import Picks
+from leanify.warm.blocks import list_of
+from leanify.warm.calibration import Answers, Batch, Moments, answers, moments, moments_in
+from leanify.warm.choose import chosen, output_of
+from leanify.warm.correction import Weights, corrected
+from leanify.warm.tape import Played, Tape, record, replay
+
+PASSES = 4  # forward passes that the moments of all projections cost: measured on encoders of 6 and 12 layers
+TRIALS = 5  # forward passes that a step costs, with the pairs that are made for it
+Slot = tuple[int, ...]  # the original blocks that one new block is made of, counted from 0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which heads or units of a site stay, and the weight and bias of its output projection for them."""
+
+    picks: Picks
+    weights: Weights | None
+
+
+@dataclass
+class Donor:
+    """A model with weights; ``batches`` choose and correct, ``held_out`` measure the damage.
+
+    ``headless``: its head is new, so that damage is measured on hidden states. Raises DataError without data.
+    """
+
+    model: nn.Module
+    batches: Sequence[Batch]
+    held_out: Sequence[Batch]
+    headless: bool = False
+    correct: bool = True
+    _heads: dict[str, Moments] = field(default_factory=dict)
+    _cuts: dict[tuple[str, str, int], Cut] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.batches or not self.held_out:
+            raise DataError("weights are carried over by what the model does on data: two batches at least are needed")
+        self.model.eval()
+
+    @cached_property
+    def located(self) -> LocatedModel:
+        return locate(self.model)
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.located.architecture
+
+    @cached_property
+    def teacher(self) -> Answers:
+        return answers(self.model, self.held_out, self.headless)
+
+    @cached_property
+    def tapes(self) -> dict[str, Tape | None]:
+        """The calls of every stage's blocks on ``batches``; None where they cannot run alone."""
+        lists = {stage.name: list_of(self.located, stage.name) for stage in self.located.stages}
+        return {name: record(self.model, blocks, self.batches) if blocks else None for name, blocks in lists.items()}
+
+    def calls(self, stage: str, block: int) -> Iterator[tuple[Tensor | None, Played]]:
+        """The calls of a block of a stage with a tape, each with the mask of its tokens."""
+        tape = self.tapes[stage]
+        assert tape is not None
+        for batch, calls in zip(self.batches, tape.calls, strict=True):
+            yield batch.get("attention_mask"), calls[block]
+
+    def forecast(self, shapes: Sequence[Architecture]) -> float:
+        """About how often the model runs on the held-out batches, to carry its weights to all of these shapes."""
+        seen, measured = self.tokens, sum(map(_tokens, self.held_out))
+        steps = [
+            max(0, old.depth - new.depth)
+            for shape in shapes
+            for old, new in zip(self.architecture.stages, shape.stages, strict=True)
+        ]
+        return PASSES * seen / max(1, measured) + TRIALS * sum(steps) + len(shapes)
+
+    # -- what stays ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, shapes: Sequence[Architecture], tried: Callable[[int], None] = lambda count: None) -> None:
+        """Find what stays at all sizes of some shapes, block by block; ``tried`` hears of each."""
+        wanted = [list(at_old_depth(self.architecture, shape).layers()) for shape in shapes]
+        wanted += [self._pared(shape) for shape in shapes]
+        place = done = 0
+        for stage in self.located.stages:
+            for block, layers in enumerate(stage.blocks):
+                several = [[shape[place + i] for shape in wanted] for i in range(len(layers))]
+                self._look(stage, block, _counts(layers, several))
+                place, done = place + len(layers), done + 1
+                tried(done)
+
+    def _pared(self, shape: Architecture) -> list[Layer]:
+        """The layers as they are before two are paired, in stages that lose blocks; else as they are."""
+        found: list[Layer] = []
+        for old, new in zip(self.architecture.stages, shape.stages, strict=True):
+            for i, block in enumerate(old.blocks):
+                wanted = new.blocks[min(i, new.depth - 1)] if new.depth < old.depth else block
+                found += [self.pared(layer, other) for layer, other in zip(block, wanted, strict=True)]
+        return found
+
+    def pared(self, old: Layer, wanted: Layer) -> Layer:
+        """One of two layers that become one: at least half of what that holds, and all where the tokens allow it.
+
+        A fit of twice the units needs twice as many tokens.
+        """
+        mlp = max(-(-wanted.mlp // 2), min(wanted.mlp, self.tokens // 4))
+        heads, groups = min(old.heads, wanted.heads), min(old.kv_heads, wanted.kv_heads)
+        return replace(old, heads=heads, kv_heads=groups, mlp=min(old.mlp, mlp))
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that choose and correct."""
+        return sum(map(_tokens, self.batches))
+
+    def cut(self, site: Site, symbol: str, wanted: Layer, picks: Picks | None = None) -> Cut:
+        """What stays of a site's heads or units; ``picks`` where other layers have decided that."""
+        key = site.path, symbol, count_of(site, symbol, wanted)
+        if picks is None and key in self._cuts:
+            return self._cuts[key]
+        if picks is None and site.path not in self._heads:
+            stage, block = self._place(site)
+            self._look(stage, block, {(site.path, symbol): {key[2]}})
+            return self._cuts[key]
+        path, _ = output_of(site, symbol)
+        found = {path: self._heads[site.path]} if site.path in self._heads else {}
+        kept = picks if picks is not None else chosen(site, symbol, [key[2]], found)[key[2]]
+        return Cut(kept, corrected(site, symbol, kept, found) if self.correct else None)
+
+    def heads(self, layer: LocatedLayer) -> dict[str, Moments]:
+        """The moments of a layer's heads, by the path of its output projection."""
+        if layer.attention.path not in self._heads:
+            stage, block = self._place(layer.attention)
+            self._look(stage, block, {(layer.attention.path, "h"): set()})
+        found = self._heads.get(layer.attention.path)
+        return {} if found is None else {output_of(layer.attention, "h")[0]: found}
+
+    def _place(self, site: Site) -> tuple[LocatedStage, int]:
+        for stage in self.located.stages:
+            for block, layers in enumerate(stage.blocks):
+                if any(each is not None and each.path == site.path for x in layers for each in (x.attention, x.mlp)):
+                    return stage, block
+        raise KeyError(site.path)
+
+    @torch.no_grad()
+    def _look(self, stage: LocatedStage, block: int, counts: Mapping[tuple[str, str], set[int]]) -> None:
+        """Measure a block's projections, and keep what stays at some counts."""
+        sites = {s.path: s for layer in stage.blocks[block] for s in (layer.attention, layer.mlp) if s is not None}
+        todo = {key: [count for count in several if (*key, count) not in self._cuts] for key, several in counts.items()}
+        todo = {key: left for key, left in todo.items() if left or (key[1] == "h" and key[0] not in self._heads)}
+        outputs = {key: output_of(sites[key[0]], key[1]) for key in todo}
+        found = self._moments(stage, block, {path: module for path, module in outputs.values() if module is not None})
+        for (path, symbol), left in todo.items():
+            output = outputs[path, symbol][0]
+            known = {output: found[output]} if output in found else {}
+            if symbol == "h" and known:
+                self._heads[path] = known[output]
+            for count, picks in chosen(sites[path], symbol, left, known).items() if left else ():
+                weights = corrected(sites[path], symbol, picks, known) if self.correct else None
+                self._cuts[path, symbol, count] = Cut(picks, weights)
+
+    def _moments(self, stage: LocatedStage, block: int, modules: Mapping[str, nn.Module]) -> dict[str, Moments]:
+        if not modules:
+            return {}
+        if self.tapes[stage.name] is None:
+            return moments(self.model, modules, self.batches)
+        module = list_of(self.located, stage.name)[block]
+        calls = self.calls(stage.name, block)
+        return moments_in(modules, ((mask, partial(replay, module, call)) for mask, call in calls))
+
+
+def _tokens(batch: Batch) -> int:
+    mask = batch.get("attention_mask")
+    return len(next(iter(batch.values()))) if mask is None else int(mask.sum())
+
+
+def count_of(site: Site, symbol: str, wanted: Layer) -> int:
+    """How many heads or units a site is to keep; key/value heads, where several heads share one."""
+    if symbol == "m":
+        return wanted.mlp
+    return wanted.kv_heads if site.sizes.get("g", 1) > 1 else wanted.heads
+
+
+def fewer(site: Site, symbol: str, wanted: Layer) -> bool:
+    """Whether a site is to lose heads or units."""
+    return site.sizes.get(symbol, 0) > (wanted.mlp if symbol == "m" else wanted.heads)
+
+
+def _counts(layers: Sequence[LocatedLayer], wanted: Sequence[Sequence[Layer]]) -> dict[tuple[str, str], set[int]]:
+    """Path and symbol → the counts to which a block's heads and units are reduced."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for layer, several in zip(layers, wanted, strict=True):
+        for site in {s.path: s for s in (layer.attention, layer.mlp) if s is not None}.values():
+            for symbol in ("h", "m"):
+                counts = {count_of(site, symbol, shape) for shape in several if fewer(site, symbol, shape)}
+                if counts:
+                    found[site.path, symbol] = counts
+    return found
+
+
+def at_old_depth(old: Architecture, new: Architecture) -> Architecture:
+    """The new heads and units at the old depth."""
+    stages = []
+    for before, after in zip(old.stages, new.stages, strict=True):
+        blocks = tuple(after.blocks[min(i, after.depth - 1)] for i in range(before.depth))
+        stages.append(replace(after, blocks=blocks))
+    return replace(new, stages=tuple(stages))
