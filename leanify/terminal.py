@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -138,7 +139,12 @@ def bars(out: Console, *columns: Any) -> Any:
 
     On a full line the terminal would put ^C on a line of its own, and rich would erase that one instead of the bar.
     """
-    return _bars_class()(*columns, console=out, transient=True, disable=out.quiet or not out.is_terminal)
+    return _bars_class()(*columns, console=out, transient=True, disable=not draws(out))
+
+
+def draws(out: Console) -> bool:
+    """Whether bars are drawn: on a terminal, and in a notebook that has ipywidgets, by which rich draws there."""
+    return not out.quiet and (out.is_terminal or (out.is_jupyter and find_spec("ipywidgets") is not None))
 
 
 @cache
@@ -172,7 +178,7 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     Yields a function to call with the number of steps done.
     """
     err = console(stderr=True)
-    if err.quiet or not err.is_terminal:
+    if not draws(err):
         yield lambda done: None
         return
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import io
 import re
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import documents
 import pytest
+
+import leanify
 
 EXAMPLES = documents.ROOT / "docs" / "examples"
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
@@ -90,3 +94,16 @@ def test_notebook_runs() -> None:
 
     notebook = nbformat.read(EXAMPLES / "first_steps.ipynb", as_version=4)
     NotebookClient(notebook, timeout=300).execute()
+
+
+@pytest.mark.docs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["load", "read", "write", "grow", "redesign", "profile", "condition"])
+def test_examples_of_docstrings_do_what_they_say(name: str) -> None:
+    examples = doctest.DocTestFinder(recurse=False).find(getattr(leanify, name), name, globs={})
+    assert sum(len(example.examples) for example in examples) > 1
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for example in examples:
+        runner.run(example, out=report.write)
+    assert not runner.failures, report.getvalue()

@@ -145,13 +145,7 @@ class Shown:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per design, for CSV and Markdown."""
-        plan = self.plan
-        named = [("baseline", plan.baseline), ("lean", plan.chosen), ("control", plan.control)]
-        named += [(str(plan.plain_name), plan.plain), *(("also", design) for design in plan.candidates[1:])]
-        for name, design in named:
-            if design is not None:
-                shape = {key: value for key, value in design.to_json().items() if key != "architecture"}
-                yield {"source": plan.source, "budget": self.budget, "design": name, **shape}
+        yield from ({"source": self.plan.source, "budget": self.budget, **row} for row in self.plan.rows())
 
 
 def render(found: Sequence[Shown]) -> None:

@@ -16,6 +16,8 @@ from leanify.design.search.design import Design
 from leanify.design.search.ranking import Ranking
 from leanify.design.search.request import Request
 from leanify.errors import DirectoryError, LeanifyError
+from leanify.tabular import Tabular
+from leanify.units import gigas, millions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,9 +29,16 @@ if TYPE_CHECKING:
 Carry = Callable[[Callable[[], "nn.Module"], Architecture], "nn.Module"]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What `redesign` found, best candidate first.
+@dataclass(frozen=True, repr=False)
+class Plan(Tabular):
+    """What `redesign` found, best candidate first. It shows itself as a table, in a notebook as well.
+
+    >>> import leanify
+    >>> plan = leanify.redesign("vit_tiny", target_params=0.6)
+    >>> plan.chosen.params <= 0.6 * plan.baseline.params
+    True
+    >>> plan.to_frame()["design"].tolist()[:3]
+    ['baseline', 'lean', 'control']
 
     given      the source as it was given; ``source`` is its name
     control    None if the stages have no MLP to widen, or if lean has the baseline's heads
@@ -97,6 +106,33 @@ class Plan:
             "ranked_by": self.ranked_by,
             "timing": self.timing and self.timing.to_json(),
         }
+
+    def designs(self) -> list[tuple[str, Design]]:
+        """Every design with its name: baseline, lean, control, and the others of this budget."""
+        named = [("baseline", self.baseline), ("lean", self.chosen), ("control", self.control)]
+        named += [(str(self.plain_name), self.plain), *(("also", design) for design in self.candidates[1:])]
+        return [(name, design) for name, design in named if design is not None]
+
+    def headline(self) -> str:
+        share = self.chosen.params / self.baseline.params
+        return f"{self.name} · {self.budget} · lean keeps {share:.1%} of the parameters"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {"design": name, **{key: value for key, value in design.to_json().items() if key != "architecture"}}
+            for name, design in self.designs()
+        ]
+
+    def cells(self) -> list[dict[str, str]]:
+        return [
+            {
+                "design": name,
+                **{key: _listed(design.sizes[key]) for key in ("depth", "heads", "head_dim", "mlp")},
+                "params": millions(design.params),
+                "GMACs": gigas(design.macs),
+            }
+            for name, design in self.designs()
+        ]
 
     def build(
         self,
@@ -203,3 +239,7 @@ def room_on_disk(size: int, directory: Path) -> None:
     free = shutil.disk_usage(parent).free
     if size > free:
         raise DirectoryError(f"the weights take {size / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB free")
+
+
+def _listed(size: int | list[int]) -> str:
+    return str(size) if isinstance(size, int) else ", ".join(map(str, size))

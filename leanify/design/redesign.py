@@ -48,6 +48,11 @@ def redesign(source: Source, options: Options | None = None, *, ranking: Ranking
     ``overrides`` and ``cls`` are those of `leanify.load`. ``ranking`` scores a grid of designs, lowest is best.
 
     Raises SourceError, UnsupportedModel, ShapeError, and BudgetError if no sensible design is within the limits.
+
+    >>> import leanify
+    >>> plan = leanify.redesign("vit_tiny", target_params=0.6)
+    >>> plan.chosen.depth < plan.baseline.depth and plan.chosen.heads > plan.baseline.heads
+    True
     """
     options = replace(options or Options(), **changes)
     if options.asks_nothing:

@@ -42,6 +42,10 @@ def read(model: nn.Module, inputs: Any = None, rows: Rows = None) -> Architectur
     rows as those of ``leanify/lens/families``, as values, as TOML or a TOML file.
 
     Warns of what it could not read. Raises UnsupportedModel if there is no attention, or one whose layout is unknown.
+
+    >>> import leanify
+    >>> print(leanify.read(leanify.load("vit_tiny", device="meta")))
+    blocks: 12 × [3×64, mlp 768, width 192]
     """
     located = locate(model, inputs, rows)
     if given_to(model) is not None:
@@ -60,6 +64,11 @@ def write(
     initialises the whole model by upstream's initialiser.
 
     Raises ShapeError if the architecture has other stages or widths, or heads that break key/value groups.
+
+    >>> import leanify
+    >>> model = leanify.load("vit_tiny", device="meta")
+    >>> leanify.read(leanify.write(model, leanify.read(model).grown(heads=5))).stages[0].primary.inner
+    320
     """
     return write_located(locate(model, inputs, rows), architecture, weights).model
 
@@ -115,6 +124,12 @@ def grow(
     A norm over all heads leaves the old heads unchanged only if its mean and variance stay the same. There, new heads
     are copies of the old ones, equally many of each; UnsupportedModel is raised if the new number is not a multiple.
     Raises ShapeError for fewer heads than before, or heads that break key/value groups.
+
+    >>> import leanify, torch
+    >>> model = leanify.load("vit_tiny", overrides={"depth": 2, "img_size": 32}).double()
+    >>> images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    >>> bool((leanify.grow(model, factor=2)(images) - model(images)).abs().max() < 1e-10)
+    True
     """
     located = locate(model, inputs, rows)
     shape = located.architecture.grown(heads, factor)

@@ -62,6 +62,11 @@ def load(
     ``overrides`` are passed to upstream's constructor (timm) or configuration (transformers); ``cls`` names a
     transformers class (``AutoModelForCausalLM``); ``pretrained`` fetches timm's pretrained weights for a timm name. On
     ``device="meta"`` the model has shapes but no weights. Raises SourceError.
+
+    >>> import leanify
+    >>> model = leanify.load("vit_tiny", overrides={"img_size": 32}, device="meta")
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    5680552
     """
     found = find(source, overrides=overrides, cls=cls, pretrained=pretrained)
     return build_on_meta(found) if device == "meta" else weights.load(found).to(machine.device_of(device))

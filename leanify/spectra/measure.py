@@ -58,6 +58,12 @@ def condition(
 
     Raises UnsupportedModel if there is no attention, and SourceError without samples or if weights or heads are not
     finite.
+
+    >>> import leanify, torch
+    >>> model = leanify.load("vit_tiny", overrides={"depth": 2, "img_size": 32})
+    >>> probe = leanify.condition(model, torch.randn(2, 3, 32, 32))
+    >>> [layer.rank for layer in probe.layers]  # of 5 tokens
+    [5, 5]
     """
     recorders = [_Recorder(layer, per_head) for layer in locate(model).layers]
     check_finite(model)

@@ -6,9 +6,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from leanify.spectra.theory import gaussian_kappa
+from leanify.tabular import Tabular
+from leanify.units import digits
 
 Mode = Literal["grow", "split"]
 
@@ -130,9 +132,9 @@ class LayerProbe:
         return statistics.fmean(getattr(sample, what) for sample in self.samples)
 
 
-@dataclass(frozen=True)
-class Probe:
-    """The layers of a model in model order, probed on the same samples.
+@dataclass(frozen=True, repr=False)
+class Probe(Tabular):
+    """The layers of a model in model order, probed on the same samples. They show themselves as a table.
 
     unseen   names of layers whose output projection was never called (an unused head)
     """
@@ -143,6 +145,34 @@ class Probe:
     @property
     def samples(self) -> int:
         return len(self.layers[0].samples)
+
+    def headline(self) -> str:
+        return f"{len(self.layers)} layers · {self.samples} samples · mean κ {digits(self.kappa)}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                **{key: getattr(layer, key) for key in ("name", "tokens", "heads", "head_dim", "inner", "rank")},
+                "kappa": layer.kappa,
+                "kappa_low": layer.bounds[0],
+                "kappa_high": layer.bounds[1],
+                "kappa_theory": layer.kappa_theory,
+            }
+            for layer in self.layers
+        ]
+
+    def cells(self) -> list[dict[str, str]]:
+        return [
+            {
+                "layer": layer.name,
+                "heads": f"{layer.heads} × {layer.head_dim}",
+                "tokens": str(layer.tokens),
+                "rank": f"{layer.rank} of {layer.full_rank}",
+                "κ": "–" if layer.is_vector else digits(layer.kappa),
+                "κ random": "–" if layer.kappa_theory is None else digits(layer.kappa_theory),
+            }
+            for layer in self.layers
+        ]
 
     @property
     def kappa(self) -> float:

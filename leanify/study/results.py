@@ -19,6 +19,8 @@ from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import BASELINE, CONTROL, PlannedDesign, StudyPlan
 from leanify.study.statistics import FEWEST, Estimate, Noise, Run
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
+from leanify.tabular import Tabular
+from leanify.units import digits, heading, millions
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
@@ -28,9 +30,36 @@ MARGIN = 0.05  # of what the baseline has left to lose: its error or its loss
 ERRORS = ("top1", "accuracy", "majority")  # 100 − the metric is a share of errors
 
 
-@dataclass(frozen=True)
-class Study(Findings):
-    """A study and its results so far."""
+@dataclass(frozen=True, repr=False)
+class Study(Findings, Tabular):
+    """A study and its results so far, which show themselves as a table with the answers below it."""
+
+    def headline(self) -> str:
+        metric = f" · {heading(self.metric)}" if self.metric else ""
+        return f"{self.plan.title} · {len(self.plan.seeds)} seeds{metric}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {key: value for key, value in result.to_json().items() if key not in ("runs", "quality", "kappa_bounds")}
+            | asdict(result.quality)
+            for result in self.results
+        ]
+
+    def cells(self) -> list[dict[str, str]]:
+        return [
+            {
+                "design": result.name,
+                "depth": _listed(result.plan.depth),
+                "heads": _listed(result.plan.heads),
+                "mlp": _listed(result.plan.mlp),
+                "params": millions(result.plan.params),
+                self.metric or "quality": _with_interval(result.quality),
+            }
+            for result in self.results
+        ]
+
+    def notes(self) -> list[str]:
+        return [verdict.words for verdict in self.verdicts]
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``leanify compare --json`` prints and ``results.json`` stores."""
@@ -69,6 +98,18 @@ class Study(Findings):
             for run in result.runs
         ]
         return pandas.DataFrame(rows)
+
+
+def _listed(size: Any) -> str:
+    return ", ".join(map(str, size)) if isinstance(size, (list, tuple)) else str(size)
+
+
+def _with_interval(found: Quality) -> str:
+    if found.mean is None:
+        return "–"
+    if found.low is None or found.high is None:
+        return digits(found.mean)
+    return f"{digits(found.mean)} ({digits(found.low)} … {digits(found.high)})"
 
 
 # -- from a folder ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.terminal import note
 from leanify.training import defaults, guards, heap, rates
 from leanify.training.loop import Trainer, Watcher
+from leanify.training.watcher import Bar
 from leanify.upstream.wall import wall
 
 
@@ -40,6 +42,19 @@ def train(
     the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the step, write a
     checkpoint and raise KeyboardInterrupt. Raises LeanifyError.
     """
+    with nullcontext(watcher) if watcher is not None else Bar() as seen:
+        return _trained(recipe, output, resume, settings, teacher, accept_changed_data, seen)
+
+
+def _trained(
+    recipe: str | Path | Recipe | None,
+    output: str | Path | None,
+    resume: str | Path | None,
+    settings: tuple[str, ...] | list[str],
+    teacher: str | None,
+    accept_changed_data: bool,
+    watcher: Watcher,
+) -> Path:
     if resume is not None:
         run = RunDirectory.open(resume)
         run.check_unedited()

@@ -28,6 +28,9 @@ from leanify.design.prices import counting
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
+from leanify.tabular import Tabular
+from leanify.units import binary, millions, operations
+from leanify.units import seconds as time_of
 from leanify.upstream.inputs import check_tokens, example_inputs
 from leanify.upstream.libraries import first_line
 from leanify.upstream.wall import wall
@@ -62,9 +65,11 @@ class Memory:
     nvml_used_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Profile:
-    """One model's costs. ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
+@dataclass(frozen=True, repr=False)
+class Profile(Tabular):
+    """One model's costs, which show themselves as a table.
+
+    ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
 
     ``attention_kernels``: how often a forward pass called each kernel of attention by name, None if unmeasured.
     ``not_measured``: what did not fit into the memory, so that it was not tried.
@@ -92,6 +97,31 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def headline(self) -> str:
+        return f"{self.source} · {self.architecture} · {self.dtype}, {self.device}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        plain = {name: value for name, value in self.to_json().items() if name != "memory"}
+        return [{**plain, **asdict(self.memory)}]
+
+    def cells(self) -> list[dict[str, str]]:
+        known = {
+            "parameters": millions(self.params),
+            "  in the blocks": millions(self.params_body),
+            "MACs a sample": operations(self.macs),
+            "weights": binary(self.weights_bytes),
+            "latency, batch 1": time_of(self.latency_s),
+            f"throughput, batch {self.batch_size}": _rate(self.throughput_per_s),
+            "forward peak": binary(self.memory.forward_peak_bytes),
+            "training peak": binary(self.memory.train_peak_bytes),
+            "training, predicted": binary(self.memory.train_predicted_bytes),
+        }
+        return [{"cost": name, self.source: value} for name, value in known.items() if value != "–"]
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f} /s"
+
 
 def profile(
     source: str | Path | find.ModelSource,
@@ -109,6 +139,10 @@ def profile(
 
     ``tokens`` is the length of a text input; an image's size is an override of the source (``img_size``). Latency is
     the median of ``repeats`` forward passes at batch 1, throughput that of ``batch_size``, in seconds and per second.
+
+    >>> import leanify
+    >>> leanify.profile("vit_tiny", measure=False).params
+    5717416
     """
     found = source if isinstance(source, find.ModelSource) else find.find(source, overrides=overrides, cls=cls)
     name = str(found.origin if isinstance(source, find.ModelSource) else source)

@@ -1,0 +1,73 @@
+"""Results that show themselves: a few lines as text, a table in a notebook, a data frame. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST = 12  # rows that a repr shows
+STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+CELL = "text-align:{side};padding:.2em .8em;border-bottom:1px solid rgba(128,128,128,.35)"
+
+
+class Tabular:
+    """A result with a table. A subclass has ``headline``, ``cells`` and ``rows``, and perhaps ``notes``."""
+
+    def headline(self) -> str:
+        """What it is, in a line."""
+        raise NotImplementedError
+
+    def cells(self) -> Sequence[Mapping[str, str]]:
+        """The table as people read it: a mapping from column to text a row, the first column a name."""
+        raise NotImplementedError
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The table with its numbers in full."""
+        raise NotImplementedError
+
+    def notes(self) -> Sequence[str]:
+        """Sentences below the table."""
+        return ()
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The table as a pandas data frame, with numbers in full. Raises ImportError where pandas is not installed."""
+        import pandas
+
+        return pandas.DataFrame([dict(row) for row in self.rows()])
+
+    def __repr__(self) -> str:
+        cells = self.cells()
+        names = list(cells[0]) if cells else []
+        lines = [names, *([row[name] for name in names] for row in cells[:MOST])]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join(_aligned(line, widths)).rstrip() for line in lines if names]
+        if len(cells) > MOST:
+            table.append(f"… and {len(cells) - MOST} more; to_frame() has all of them")
+        return "\n".join([self.headline(), *([""] if table else []), *table, *self.notes()])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, in the page's own colours: it is read on light and dark alike."""
+        cells = self.cells()
+        names = list(cells[0]) if cells else []
+        sides = ["left", *["right"] * (len(names) - 1)]
+        head = "".join(_cell("th", name, side) for name, side in zip(names, sides, strict=True))
+        body = "".join(
+            "<tr>" + "".join(_cell("td", row[name], side) for name, side in zip(names, sides, strict=True)) + "</tr>"
+            for row in cells
+        )
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes())
+        table = f'<table style="{STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if cells else ""
+        return f'<div class="leanify"><p><b>{escape(self.headline())}</b></p>{table}{notes}</div>'
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    first, *others = line
+    return [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+
+
+def _cell(tag: str, text: str, side: str) -> str:
+    return f'<{tag} style="{CELL.format(side=side)}">{escape(text)}</{tag}>'

@@ -1,0 +1,63 @@
+"""Results that show themselves: short as text, whole as a frame, a table in a notebook."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pandas
+import pytest
+import torch
+
+import leanify
+from leanify.tabular import MOST, Tabular
+
+
+class Long(Tabular):
+    def headline(self) -> str:
+        return "<many> rows"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{"name": f"row {number}", "value": number / 3} for number in range(MOST + 5)]
+
+    def cells(self) -> list[dict[str, str]]:
+        return [{"name": row["name"], "value": f"{row['value']:.2f}"} for row in self.rows()]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Tabular]:
+    tiny = leanify.load("vit_tiny", overrides={"img_size": 32, "embed_dim": 60, "depth": 2, "num_heads": 3})
+    return {
+        "plan": leanify.redesign("vit_tiny", target_params=0.6),
+        "profile": leanify.profile("vit_tiny", measure=False),
+        "probe": leanify.condition(tiny, torch.randn(2, 3, 32, 32)),
+        "long": Long(),
+    }
+
+
+@pytest.mark.parametrize("name", ["plan", "profile", "probe", "long"])
+def test_a_result_shows_the_same_table_as_text_and_in_a_notebook(name: str, results: dict[str, Tabular]) -> None:
+    result = results[name]
+    text, page = repr(result), result._repr_html_()
+    assert len(text) < 1500
+    assert max(map(len, text.splitlines())) <= 100
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
+    assert cells == [cell for row in result.cells() for cell in row.values()]
+    assert all(cell in text for cell in cells[: len(cells) * MOST // max(MOST, len(result.cells()))])
+    assert page.count("<tr>") == len(result.cells()) + 1
+    assert "<many>" not in page
+    frame = result.to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert len(frame) == len(result.rows())
+
+
+def test_a_plans_frame_has_numbers_in_full(results: dict[str, Tabular]) -> None:
+    plan = results["plan"]
+    assert isinstance(plan, leanify.design.plan.Plan)
+    frame = plan.to_frame().set_index("design")
+    assert frame.loc["lean", "params"] == plan.chosen.params
+    assert frame.loc["control", "macs"] == plan.control.macs  # type: ignore[union-attr]
+
+
+def test_what_is_long_is_cut_and_says_so(results: dict[str, Tabular]) -> None:
+    assert repr(results["long"]).endswith("… and 5 more; to_frame() has all of them")
