@@ -48,7 +48,7 @@ def cores() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(group) for group in _groups("cpu")]
     most = min([usable, *(int(quota) for quota in quotas if quota is not None)])
-    return max(1, most // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, most // max(1, launched("LOCAL_WORLD_SIZE", 1)))
 
 
 def _quota(group: Path) -> float | None:
@@ -72,7 +72,7 @@ def available(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     left = free_memory() if device.type == "cpu" else None
-    return None if left is None else left // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return None if left is None else left // max(1, launched("LOCAL_WORLD_SIZE", 1))
 
 
 def free_memory() -> int | None:
@@ -173,10 +173,20 @@ def device_of(text: str | None) -> torch.device:
     return device
 
 
+def launched(name: str, default: int) -> int:
+    """A number that a launcher sets (RANK, WORLD_SIZE, …). Raises LeanifyError for anything else."""
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise LeanifyError(
+            f"{name}={text[:80]} in the environment is not a whole number; a launcher sets it, else unset it"
+        )
+    return int(text)
+
+
 def check_local_rank() -> None:
     """Raise LeanifyError if a launcher started more processes on this machine than it has GPUs."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    number = int(os.environ.get("LOCAL_RANK", "0"))
+    number = launched("LOCAL_RANK", 0)
     if gpus and number >= gpus:
         started = os.environ.get("LOCAL_WORLD_SIZE", str(number + 1))
         raise LeanifyError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -144,10 +145,10 @@ def _single(sources: list[str] | None, option: str) -> str:
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {text!r} was given") from None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("-?[0-9]{1,9}", part) for part in parts):
+        raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {text[:80]!r} was given")
+    return [int(part) for part in parts]
 
 
 def _load(source: str, options: ConditionOptions) -> nn.Module:

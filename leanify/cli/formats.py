@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from leanify.errors import LeanifyError
+from leanify.terminal import visible
 
 Kind = Literal["table", "json", "csv", "markdown"]
 FORMATS: tuple[Kind, ...] = get_args(Kind)
@@ -44,13 +45,24 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 def _print_csv(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(names)
-    out.writerows(rows)
+    for cells in (names, *rows):
+        out.writerow([_no_formula(visible(str(cell))) for cell in cells])
+
+
+def _no_formula(cell: str) -> str:
+    """A cell that a spreadsheet would compute (``=cmd|…``) as text, by the apostrophe that spreadsheets have for it."""
+    if not cell.startswith(("=", "+", "-", "@", "\t")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _print_markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for cells in (names, ["---"] * len(names), *rows):
-        print("| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        print("| " + " | ".join(visible(str(cell)).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
 
 
 def _flat(row: Row, prefix: str = "", number: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:

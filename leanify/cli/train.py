@@ -139,9 +139,10 @@ def _trained(
     teacher: str | None,
     accept: bool,
 ) -> Any:
+    from leanify import machine
     from leanify.runs.run_directory import RunDirectory
 
-    main = int(os.environ.get("RANK", "0")) == 0
+    main = machine.launched("RANK", 0) == 0
     folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)
     if resume is not None and value is None and (settings or teacher is not None):
         value = training.resolve(RunDirectory.open(resume).recipe, settings, teacher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,8 +116,7 @@ def _folder(place: Path, named: Named) -> Found | None:
     from leanify.data.images import tar_shards  # imports numpy
 
     if shards := tar_shards.of(place, "train"):
-        text = f"{len(shards)} tar shard{'s' * (len(shards) != 1)} of images in {place}"
-        return Found("images", text, bool(tar_shards.of(place, "validation")))
+        return _of_shards(place, shards)
     tables = (*columns.TABLES, *columns.CONLL)
     if (file := columns.file_of(place, "train", (*tables, ".txt")) or columns.only_file(place, tables)) is not None:
         kinds = tables if file.suffix in tables else (".txt", *columns.TABLES)
@@ -125,6 +125,19 @@ def _folder(place: Path, named: Named) -> Found | None:
     if len(texts) == 1:
         return _file(texts[0], None, named)
     return Found("text", f"{len(texts)} text files in {place}", False) if texts else None
+
+
+def _of_shards(place: Path, shards: Sequence[Path]) -> Found:
+    """Tar shards; without a number of classes where they are damaged, which their reader reports."""
+    from leanify.data.images import tar_shards  # imports numpy
+
+    text, known = f"{len(shards)} tar shard{'s' * (len(shards) != 1)} of images in {place}", None
+    with contextlib.suppress(DataError, OSError):
+        _, labels = tar_shards.read(shards, Faults(skip=True))
+        known = len(labels), len(set(labels))
+        text = f"{text}, {known[0]:,} images of {known[1]:,} classes"
+    samples, classes = known or (None, None)
+    return Found("images", text, bool(tar_shards.of(place, "validation")), classes=classes, samples=samples)
 
 
 def _on_disk(place: Path) -> Found | None:

@@ -6,6 +6,7 @@ randomly changes samples, ``__getitem__`` if it reads files. Anything random is 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -145,6 +146,7 @@ class Reader:
             Keyed(samples, seed),
             batch_sampler=keys,
             num_workers=number,
+            worker_init_fn=_deaf,
             collate_fn=_as_it_is,
             pin_memory=pin,
             persistent_workers=again and number > 0,
@@ -158,6 +160,16 @@ class Reader:
                 yield inputs, targets
         except DataError as error:  # torch prepends the worker's traceback to the message
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
+
+
+def _deaf(worker: int) -> None:
+    """Leave signals that reach the whole group (`timeout`, scancel, a closed shell) to the process that trains.
+
+    It saves first, for which it may need the batch that a worker reads; workers end with it.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _as_it_is(batch: Any) -> Any:

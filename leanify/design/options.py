@@ -34,6 +34,7 @@ class Flag:
     help: str
     name: str | None = None
     min: float | None = None
+    max: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Options:
     min_mlp: Annotated[float | None, Flag("X", "minimum MLP, in widths (default: 2, or 1 if none fits)", min=0)] = None
     min_depth: Annotated[int | None, Flag("N", "minimum blocks (default: log3 of the width, a third)", min=1)] = None
     max_heads: Annotated[float, Flag("X", "at most this many times the baseline's heads", min=1)] = 3.0
-    top: Annotated[int, Flag("N", "number of candidates to show", min=1)] = 3
+    top: Annotated[int, Flag("N", "number of candidates to show", min=1, max=10_000)] = 3
     tokens: Annotated[int | None, Flag("N", "length of a text input (default: 512, or what fits)", min=1)] = None
     overrides: Annotated[
         Mapping[str, Any], Flag("KEY=VALUE", "an argument for upstream's constructor or configuration", "--override")
@@ -90,6 +91,8 @@ class Options:
             value = getattr(self, name)
             if flag.min is not None and value is not None and not flag.min <= value < float("inf"):
                 raise ShapeError(f"{flag_of(name)} {value}: it must be at least {flag.min}")
+            if flag.max is not None and value is not None and value > flag.max:
+                raise ShapeError(f"{flag_of(name)} {value:.9g}: it must be at most {flag.max:,}")
         if self.max_latency is None and any(name in self.changed for name in TIMED):
             *others, last = map(flag_of, TIMED)
             raise LeanifyError(f"{', '.join(others)} and {last} configure timing and need --max-latency")

@@ -10,14 +10,13 @@ flatter it. A task's number is the median over seeds, MNLI's the mean of its two
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from leanify import training
+from leanify import machine, training
 from leanify.errors import DataError, DirectoryError, RecipeError
 from leanify.paper import glue as data
 from leanify.runs import recipe as recipes
@@ -98,7 +97,7 @@ def glue(
     before the first run begins. Raises LeanifyError.
     """
     folder = Path(output) if output is not None else Path("runs") / f"glue-{Path(source).name}"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if machine.launched("WORLD_SIZE", 1) > 1:
         raise RecipeError("the table is made by one process; several train one task: torchrun … leanify train glue")
     if seeds < 1:
         raise RecipeError(f"{seeds} seeds were asked for; at least one is needed")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.errors import SourceError
+from leanify.errors import DirectoryError, SourceError
 from leanify.runs import sums
 from leanify.runs.files import read_json
 
@@ -84,7 +84,9 @@ class Checkpoint:
         return load_file(self.path / WEIGHTS)
 
     def state(self) -> dict[str, Any]:
-        import torch
+        from leanify.runs.unpickling import unpickled
 
-        found: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        found = unpickled(self.path / STATE, DirectoryError)
+        if not isinstance(found, dict):
+            raise DirectoryError(f"{self.path / STATE} holds no state of a training, but a {type(found).__name__}")
         return found

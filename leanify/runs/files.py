@@ -106,14 +106,16 @@ def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: 
             ahead += [place / name for name in sorted(inside, reverse=True)]
 
 
-def check_regular(folder: Path, error: type[LeanifyError] = SourceError, below: bool = False) -> None:
-    """Raise ``error`` if a folder contains a pipe, a socket or a device; with ``below``, search subfolders too.
+def check_regular(folder: Path, error: type[LeanifyError] = SourceError, *below: str) -> None:
+    """Raise ``error`` if a folder, or one below that matches a pattern, contains a pipe, a socket or a device.
 
-    Upstream's loaders open whatever they find: a pipe would block for ever, and /dev/zero never ends.
+    Upstream's loaders open whatever they find: a pipe would block for ever, and /dev/zero never ends. Folders may be
+    links, which a search of everything below would not enter, or not leave.
     """
-    for path in folder.rglob("*") if below else folder.iterdir():
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise error(f"{path} is a pipe, a socket or a device, not a file; remove it")
+    for place in (folder, *(found for pattern in below for found in folder.glob(pattern))):
+        for path in place.iterdir() if place.is_dir() else ():
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise error(f"{path} is a pipe, a socket or a device, not a file; remove it")
 
 
 def check_links(folder: Path, error: type[LeanifyError] = SourceError) -> None:

@@ -57,10 +57,16 @@ class RunDirectory:
         tokenizer: PreTrainedTokenizerBase = None,
         data: Mapping[str, Any] | None = None,
     ) -> RunDirectory:
-        """Create a run's directory atomically, with its card and the data's fingerprint. Raises DirectoryError."""
+        """Create a run's directory atomically, with its card and the data's fingerprint.
+
+        Raises DirectoryError, and RecipeError for a recipe that would be read as another one.
+        """
+        text = recipe.to_toml()
+        if changes := _differences(recipe.to_dict(), recipes.parse(text).to_dict()):
+            raise RecipeError(f"the recipe cannot be written as it is: {changes}")
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with new_directory(path) as folder:
-            writing.write(folder / RECIPE, recipe.to_toml())
+            writing.write(folder / RECIPE, text)
             writing.write(folder / CARD, card)
             writing.write(folder / DATA, json.dumps(data or {}, indent=2) + "\n")
             writing.write(folder / METRICS, "")
@@ -77,7 +83,7 @@ class RunDirectory:
             below = sorted(card.parent for card in Path(path).glob(f"runs/*/{RECIPE}"))  # of a study
             one = f"one of its runs is {below[0]}" if below else "`leanify runs` lists the runs here"
             raise DirectoryError(f"{path} is not a run: it has no {RECIPE} with {CHECKPOINTS}/; {one}")
-        check_regular(Path(path), DirectoryError, below=True)
+        check_regular(Path(path), DirectoryError, CHECKPOINTS, f"{CHECKPOINTS}/*", f"{CHECKPOINTS}/*/*")
         return RunDirectory(Path(path))
 
     @property

@@ -187,6 +187,8 @@ def _bare(key: str) -> str:
 
 def _literal(value: Any) -> str:
     """A value in TOML: as in JSON, except for infinities, the character 0x7f, and tables within lists."""
+    if value is None:
+        raise RecipeError("a value of None cannot be written to a recipe: TOML has no notation for it")
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, Mapping):

@@ -42,6 +42,7 @@ def read(folder: Path) -> dict[str, Any]:
     config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("base_model_name_or_path"), str):
         raise SourceError(f"{path} has no base_model_name_or_path, so its base model is unknown")
+    _check_base(path, config["base_model_name_or_path"])
     if config.get("peft_type") not in KINDS:
         raise SourceError(f"{path} has peft_type {config.get('peft_type')!r}; leanify merges {', '.join(KINDS)}")
     given = {key: value for key, value in config.items() if value not in (None, False, {}, [])}
@@ -57,6 +58,16 @@ def read(folder: Path) -> dict[str, Any]:
         raise SourceError(f"{folder} has no adapter weights: looked for {' and '.join(WEIGHTS)}")
     read_tensors(weights)  # refuses a pickle that would run code, with leanify's own message
     return {key: value for key, value in given.items() if key in KEYS}
+
+
+def _check_base(path: Path, base: str) -> None:
+    """Raise SourceError if a base model is an adapter too: transformers would hand its keys to PEFT, all of them."""
+    try:
+        adapted = (Path(base).expanduser() / CONFIG).exists()
+    except (OSError, RuntimeError, ValueError):  # no name of a file
+        adapted = False
+    if adapted:
+        raise SourceError(f"{path}: its base model {base} is itself an adapter; merge that one first")
 
 
 def merged(model: nn.Module, folder: Path, keys: dict[str, Any]) -> nn.Module:

@@ -184,8 +184,6 @@ def _carrying(found: ModelSource, path: Path) -> ModelSource:
 def _adapted(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSource:
     """A PEFT adapter: its base model, with the adapter as weights."""
     base = adapters.read(path)["base_model_name_or_path"]
-    if (Path(base).expanduser() / adapters.CONFIG).is_file():
-        raise SourceError(f"{path / adapters.CONFIG}: its base model {base} is itself an adapter; merge that one first")
     return replace(find(base, overrides=overrides, cls=cls), weights=path)
 
 
@@ -203,6 +201,11 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
     if isinstance(name := config.get("_class_name"), str):
         return ModelSource(Origin("diffusers", diffusion.model_class(name).__name__, diffusion.options_of(config)))
     config = from_file(config)
+    if "transformers_weights" in config:  # transformers would open it, unchecked, in place of the usual files
+        raise SourceError(
+            f"{path} names its weights by transformers_weights ({config['transformers_weights']!r:.80}), which leanify "
+            "does not follow; call the file model.safetensors and remove the key"
+        )
     if KEY in config:
         hooks.check_on(str(path.parent))
     named = [config.get("model_type"), overrides.get("model_type"), *map(type_of_class, [cls] if cls else [])]

@@ -57,8 +57,10 @@ def answers() -> bool:
     """
     from huggingface_hub import constants
 
+    if constants.HF_HUB_OFFLINE:  # then not even a name server is asked
+        return False
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
     except OSError:
         return False
-    return not constants.HF_HUB_OFFLINE
+    return True

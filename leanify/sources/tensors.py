@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
-import re
-import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -21,11 +16,12 @@ from leanify.runs import sums
 from leanify.runs.files import few as few
 from leanify.runs.files import read_json
 from leanify.runs.places import WEIGHTS
+from leanify.runs.unpickling import unpickled
 from leanify.upstream.origin import is_hf
 
 NESTED = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")  # keys of a state dict
 CHECKPOINTS = WEIGHTS
-SLACK = 16 << 20  # torch.save does not compress, so a file that unpacks to more than 2 × its size + SLACK is refused
+DEEPEST = 3  # levels of them: a dict may contain itself
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -43,7 +39,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
             raise SourceError(f"the checkpoint {path} is truncated or not a safetensors file: {error}") from error
-    return _state_dict(path, _unpickled(path))
+    return _state_dict(path, unpickled(path))
 
 
 def names_in(where: Path) -> list[str]:
@@ -60,7 +56,7 @@ def names_in(where: Path) -> list[str]:
         shards = index.get("weight_map") if isinstance(index, dict) else None
         return list(map(str, shards)) if isinstance(shards, dict) else []
     if file.suffix != ".safetensors":
-        return list(_state_dict(file, _unpickled(file)))
+        return list(_state_dict(file, unpickled(file)))
     try:
         with safe_open(file, "pt") as opened:
             return list(opened.keys())
@@ -68,48 +64,10 @@ def names_in(where: Path) -> list[str]:
         raise SourceError(f"the checkpoint {file} is truncated or not a safetensors file: {error}") from error
 
 
-def _unpickled(path: Path) -> Any:
-    _check_archive(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise SourceError(
-            f"the checkpoint {path} was not opened: it is a pickle that would run code, or it is damaged "
-            f"({_reason(error)}); save only its state dict, with torch.save(model.state_dict(), …) or safetensors"
-        ) from error
-    except Exception as error:  # a damaged archive raises from zipfile, pickle, struct and torch alike
-        raise SourceError(f"the checkpoint {path} is damaged: {_reason(error)}") from error
-
-
-def _check_archive(path: Path) -> None:
-    if not zipfile.is_zipfile(path):
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise SourceError(f"the checkpoint {path} is damaged: {_reason(error)}") from error
-    if unpacked > 2 * path.stat().st_size + SLACK:
-        raise SourceError(
-            f"the checkpoint {path} was not opened: its {path.stat().st_size / 1e6:.1f} MB unpack to "
-            f"{unpacked / 1e6:.0f} MB, and torch.save never compresses"
-        )
-
-
-def _reason(error: Exception) -> str:
-    """The global that a refused pickle names (``posix.system``), else what torch found, else the error's first line."""
-    text = str(error)
-    if named := re.search(r"unsupported global:?\s+(?:GLOBAL\s+)?([\w.]+)", text, re.IGNORECASE):
-        return f"it names {named[1]}"
-    if found := re.search(r"WeightsUnpickler error:\s*(.+)", text):
-        return found[1][:160]
-    return (text.splitlines() or [type(error).__name__])[0][:160]
-
-
 def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
-    while isinstance(data, dict):
+    for _ in range(DEEPEST + 1):
+        if not isinstance(data, dict):
+            break
         if data and all(isinstance(value, Tensor) for value in data.values()):
             return dict(data)
         inner = next((key for key in NESTED if isinstance(data.get(key), dict)), None)

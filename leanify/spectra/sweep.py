@@ -19,6 +19,7 @@ from leanify.spectra.measure import ModelInputs, condition
 from leanify.spectra.report import figures
 from leanify.spectra.results import Mode, Point, Probe, quartiles
 
+MOST_HEADS = 256  # twice those of the widest model in use; memory and time grow with them
 FEW = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h = 4 and falling slowly
 
 
@@ -35,6 +36,8 @@ def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int
     for count in sorted(set(heads)):
         if count < 1:
             raise ShapeError(f"the number of heads is {count}; it must be at least 1")
+        if count > MOST_HEADS:
+            raise ShapeError(f"the number of heads is {count:,}; at most {MOST_HEADS} are initialised")
         primary.with_heads(count)  # refuses broken key/value groups
         found.append(("grow", count, primary.head_dim))
         if primary.inner % count:

@@ -104,7 +104,7 @@ class StudyFolder:
 
     def __post_init__(self) -> None:
         if self.path.is_dir():
-            check_regular(self.path, DirectoryError, below=True)
+            check_regular(self.path, DirectoryError, RUNS, f"{RUNS}/*", f"{RUNS}/*/*", f"{STARTS}/*")
 
     @staticmethod
     def create(path: Path, plan: StudyPlan) -> StudyFolder:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from leanify.data.samples import Reader
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
 from leanify.runs import writing
+from leanify.runs.files import read_json
 from leanify.runs.places import is_run
 from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.measure import condition
@@ -62,8 +64,7 @@ class Onlooker:
 
     def attend(self, trainer: Trainer, run: Path) -> None:
         self.trainer, self.file = trainer, run / PROBES
-        if self.file.exists():
-            self.kappas = json.loads(self.file.read_text(encoding="utf-8"))
+        self.kappas = _probes(self.file)
 
     def began(self, words: str, first: int, last: int) -> None:
         self.last = last
@@ -100,6 +101,24 @@ class Onlooker:
 
     def _print(self, row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
+
+
+def _probes(file: Path) -> dict[str, list[Any]]:
+    """κ and its bounds by step, as `Onlooker.probe` writes them; what anybody edited otherwise is left out."""
+    try:
+        written = read_json(file)
+    except SourceError:  # it is missing or damaged
+        return {}
+    if not isinstance(written, dict):
+        return {}
+    listed = {step: value if isinstance(value, list) else [value] for step, value in written.items()}
+    return {step: value for step, value in listed.items() if re.fullmatch("[0-9]{1,12}", step) and _is_probe(value)}
+
+
+def _is_probe(value: list[Any]) -> bool:
+    """Whether this is a number, or a number and its two bounds, of which the upper one may be missing."""
+    numbers = value[:2] if len(value) == 3 and value[2] is None else value
+    return len(value) in (1, 3) and all(type(number) in (int, float) for number in numbers)
 
 
 def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
@@ -188,9 +207,7 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
     rows, task = folder.rows(key), trainer.task
     last = next((row for row in reversed(rows) if row["split"] == "test"), None)
     last = last or next(row for row in reversed(rows) if row["split"] == "validation")
-    file = folder.run(key) / PROBES
-    written = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    probes = {int(step): value if isinstance(value, list) else [value] for step, value in written.items()}
+    probes = {int(step): value for step, value in _probes(folder.run(key) / PROBES).items()}
     probes = {step: probes[step] for step in sorted(probes) if step <= trainer.steps}
     bounds = next((found[1:] for found in reversed(probes.values()) if len(found) == 3), None)
     return Outcome(

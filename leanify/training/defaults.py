@@ -72,7 +72,7 @@ def is_usual(recipe: str | Path | Recipe) -> bool:
 def of_data(found: data_found.Found, path: str) -> Recipe:
     """The built-in recipe for own data, set to its number of classes and to about the same duration for any size."""
     settings = [f"data.path={json.dumps(path)}"]
-    if found.kind == "images":
+    if found.kind == "images" and found.classes is not None:
         settings.append(f"model.override.num_classes={found.classes}")
     if found.task is not None:
         settings.append(f"data.task={found.task}")
@@ -135,7 +135,7 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
     holdout, own = 0.0, None
     if images and path is not None and (own := data_found.recognise(path, named)) is not None and own.kind == "images":
         holdout = 0.0 if own.validated else 0.1
-        if found.weights is None and found.architecture is None:
+        if found.weights is None and found.architecture is None and own.classes is not None:
             override = {"num_labels" if cls else "num_classes": own.classes}
     tokenizer = None if task == "classification" else tokenizer_beside(source, found)
     lr = 1e-3 if found.weights is None else 1e-4

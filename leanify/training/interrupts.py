@@ -16,21 +16,27 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """The first signal asks for an end after the step; a second one ends the process at once."""
+    """The first signal asks for an end after the step; Ctrl-C after it ends the process at once.
+
+    `timeout` and a closing shell send theirs twice. SIGUSR1 is Slurm's warning that the time is nearly over.
+    """
 
     def __enter__(self) -> Interrupts:
         self.asked: int | None = None
         self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
+            known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"))
             for number in (number for number in known if number is not None):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                     self.before[number] = signal.signal(number, self._ask)
         return self
 
     def _ask(self, number: int, frame: Any) -> None:
-        self.asked = number
-        self._restore()
+        self.asked = self.asked or number
+        again = self.before if number == signal.SIGINT else {signal.SIGINT: self.before.get(signal.SIGINT)}
+        for one, handler in again.items():
+            if handler is not None:
+                signal.signal(one, handler)
 
     def _restore(self) -> None:
         for number, handler in self.before.items():

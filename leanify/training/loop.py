@@ -28,7 +28,7 @@ from leanify.data import fingerprint
 from leanify.data.samples import Batch, Inputs, Reader, Samples
 from leanify.data.sampling import MODEL, STEP, Order, Passes, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
-from leanify.errors import DataError, RecipeError, TrainingError
+from leanify.errors import DataError, DirectoryError, RecipeError, TrainingError
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
 from leanify.runs.recipe import Recipe
 from leanify.runs.run_directory import RunDirectory
@@ -175,22 +175,35 @@ class Trainer:
                 except DataError:
                     if self.accelerator.num_processes == 1:  # with several processes the others would wait for ever
                         self.save(run, step)
+                        if interrupts.asked is not None:  # it reached a worker too, which ended
+                            raise self.interrupted(run, step, interrupts.asked) from None
                     raise
                 self.after(run, step + 1)
                 self.saver.check()
                 self.watcher.stepped(step + 1)
                 if self.agreed(interrupts.asked is not None, step + 1):
                     self.save(run, step + 1)
-                    self.saver.wait()
-                    message = f"saved at step {step + 1}; go on with: {run.resume_line}" if self.main else ""
-                    raise Interrupted(message, interrupts.asked or signal.SIGINT)
+                    raise self.interrupted(run, step + 1, interrupts.asked or signal.SIGINT)
+
+    def interrupted(self, run: RunDirectory, step: int, number: int) -> Interrupted:
+        """What a signal's end raises once the checkpoint of a step is written."""
+        self.saver.wait()
+        return Interrupted(f"saved at step {step}; go on with: {run.resume_line}" if self.main else "", number)
 
     def test(self, run: RunDirectory) -> None:
         """Evaluate the best checkpoint on the test split, if there is one, and log the row."""
         best = run.best()
         if self.splits.test is None or best is None:
             return
-        put_file(self.state.evaluated, best.path / WEIGHTS)
+        wrong = self.firsts(best.broken() if self.main else None)
+        with guards.raised_by_all():
+            if wrong is not None:
+                raise DirectoryError(
+                    f"the best checkpoint, of step {best.step}, is damaged ({wrong}), so the test split is not "
+                    f"evaluated; remove {best.path}, and {run.resume_line} takes the next best"
+                )
+            with wall(f"{best.path / WEIGHTS} cannot be read", DirectoryError):
+                put_file(self.state.evaluated, best.path / WEIGHTS, self.state.names)
         self.write(run, best.step, "test", self.evaluate(self.splits.test))
 
     def begin(self, run: RunDirectory) -> int:
@@ -376,7 +389,8 @@ class Trainer:
 
     def restore(self, found: Checkpoint) -> None:
         """Weights, moments, averages and sums as they were at a checkpoint."""
-        loss, targets, samples = self.state.restore(found)
+        with guards.raised_by_all(), wall(f"the checkpoint {found.path} cannot be restored", DirectoryError):
+            loss, targets, samples = self.state.restore(found)
         self.window = Window(samples=int(samples))
         if self.main:
             self.window.loss, self.window.targets = loss, targets

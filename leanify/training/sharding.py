@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from leanify import machine
 from leanify.errors import RecipeError, UnsupportedModel
 from leanify.lens.sites import locate
 from leanify.runs.recipe import Recipe
@@ -34,7 +35,7 @@ LAUNCHER = "ACCELERATE_USE_FSDP"  # what accelerate launch --use_fsdp sets
 def asked(recipe: Recipe) -> bool:
     """Whether the recipe, or the configuration of ``accelerate launch``, wants a sharded model in several processes."""
     wanted = recipe.parallel.shard or os.environ.get(LAUNCHER, "false").lower() == "true"
-    return wanted and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return wanted and machine.launched("WORLD_SIZE", 1) > 1
 
 
 @contextmanager

@@ -6,7 +6,7 @@ is read by any number of processes, sharded or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanify.errors import DirectoryError
 from leanify.runs import shards
 from leanify.runs.checkpoints import WEIGHTS, Checkpoint
+from leanify.runs.files import few
 from leanify.training import sharding
 
 
@@ -71,7 +73,7 @@ class State:
     def restore(self, found: Checkpoint) -> list[float]:
         """Everything as it was at a checkpoint. Returns the open sums: loss, targets, samples."""
         state = found.state()
-        put_file(self.evaluated, found.path / WEIGHTS)
+        put_file(self.evaluated, found.path / WEIGHTS, self.names)
         if found.is_sharded:
             moments = sharding.empty_moments(shards.sizes(found.path), self.learning)
             shards.read(found.path, moments | self._behind())
@@ -85,7 +87,9 @@ class State:
             align(self.optimizer)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
-        window: list[float] = state["window"]
+        window = state["window"]
+        if not isinstance(window, list) or [isinstance(number, int | float) for number in window] != [True] * 3:
+            raise DirectoryError(f"its window is {window!s:.60}, not three numbers")
         return window
 
 
@@ -105,14 +109,21 @@ def align(optimizer: Any) -> None:
 
 
 @torch.no_grad()
-def put_file(model: nn.Module, path: Path) -> None:
-    """Copy a safetensors file into a model, in place; of a sharded model only its rows are read."""
+def put_file(model: nn.Module, path: Path, names: Sequence[str]) -> None:
+    """Copy a safetensors file with these tensors into a model, in place; of a sharded model only its rows are read.
+
+    Raises DirectoryError if the file has other tensors, or one of another shape.
+    """
     from safetensors import safe_open
 
     held = model.state_dict()
     with safe_open(path, "pt") as file:
+        if odd := sorted(set(file.keys()) ^ set(names)):
+            raise DirectoryError(f"{path} lacks tensors of the model, or has others: {few(odd)}")
         for name in file.keys():  # noqa: SIM118  (not a mapping)
-            tensor = held[name]
+            tensor, shape = held[name], file.get_slice(name).get_shape()
+            if list(tensor.shape) != shape:
+                raise DirectoryError(f"{path} has {name} of shape {shape}, and the model of {list(tensor.shape)}")
             if sharding.is_spread(tensor):
                 mine, rows = sharding.rows_of(tensor)
                 mine.copy_(file.get_slice(name)[rows])

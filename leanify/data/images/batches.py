@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leanify.errors import DataError
+from leanify.runs.files import opened
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -59,7 +60,7 @@ class ImageFolder:
 
         channels, height, width = shape
         try:
-            with Image.open(path) as file:
+            with opened(path, DataError) as held, Image.open(held) as file:
                 image = file.convert("L" if channels == 1 else "RGB")
         except Exception:  # Pillow's decoders raise many types for damaged files
             self.skipped.append(path)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from leanify.data.tables.columns import IMAGES
-from leanify.runs.files import folders_below
+from leanify.errors import DataError
+from leanify.runs.files import folders_below, opened
 
 SYNONYMS = (  # folder names of a split, in order of preference, in upper or lower case
     ("train", "training"),
@@ -39,7 +40,7 @@ class ImageFiles:
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
-        return Path(path).open("rb"), label
+        return opened(Path(path), DataError), label
 
     def filename(self, index: int, absolute: bool = True) -> str:
         path = self.samples[index][0]

@@ -23,6 +23,7 @@ from leanify.data.tables import columns
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts.own_texts import find_table
 from leanify.errors import DataError
+from leanify.runs.files import opened
 from leanify.runs.recipe import DataSection
 
 STORED = (("bytes", bytes), ("path", str))  # of an image, as `datasets` keeps it in a table
@@ -45,11 +46,11 @@ class Rows:
     def __getitem__(self, index: int) -> tuple[Any, int]:
         picture, label = self.pictures[index], int(self.labels[index])
         if isinstance(picture, Path):
-            return picture.open("rb"), label
+            return opened(picture, DataError), label
         if isinstance(picture, tar_shards.Piece):
             return picture.open(), label
         stored = picture.get("bytes") if isinstance(picture, dict) else picture
-        return (io.BytesIO(stored) if stored is not None else Path(picture["path"]).open("rb")), label
+        return (io.BytesIO(stored) if stored is not None else opened(Path(picture["path"]), DataError)), label
 
 
 class Column:

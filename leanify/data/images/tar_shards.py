@@ -20,9 +20,12 @@ from leanify.data.cache import Arrays, cached
 from leanify.data.faults import Faults
 from leanify.data.tables import columns
 from leanify.errors import DataError
+from leanify.runs.files import opened
 
 LABELLED = ("cls", "txt", "json")
 LONGEST = 1 << 16  # bytes of a label's file that are read
+NAME = 1000  # characters of a class; a caption is none
+FORMAT = 2  # of the index in the cache
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Piece:
     size: int
 
     def open(self) -> io.BytesIO:
-        with self.shard.open("rb") as file:
+        with opened(self.shard, DataError) as file:
             file.seek(self.start)
             return io.BytesIO(file.read(self.size))
 
@@ -44,17 +47,17 @@ class Piece:
 
 
 class Pieces(Sequence[Piece]):
-    """The images of shards by index; holds numbers alone, some 30 bytes an image and its key."""
+    """The images of shards by index; holds numbers alone, some 48 bytes an image and its key."""
 
     def __init__(self, shards: Sequence[Path], index: Arrays) -> None:
-        self.shards, self.table = shards, index
+        self.shards, self.rows, self.keys = shards, index["rows"], index["keys"]
 
     def __len__(self) -> int:
-        return len(self.table["start"])
+        return len(self.rows)
 
     def __getitem__(self, place: int) -> Piece:  # type: ignore[override]
-        shard, key, start, size = (self.table[name][place] for name in ("shard", "key", "start", "size"))
-        return Piece(self.shards[int(shard)], str(key), int(start), int(size))
+        shard, start, size, first, last, _ = self.rows[place].tolist()
+        return Piece(self.shards[shard], self.keys[first:last].tobytes().decode("utf-8", "replace"), start, size)
 
 
 def of(place: Path, split: str) -> list[Path]:
@@ -70,24 +73,48 @@ def of(place: Path, split: str) -> list[Path]:
 def read(shards: Sequence[Path], faults: Faults) -> tuple[Pieces, list[str]]:
     """The images of shards and their labels as text. Raises DataError."""
     facts = [[str(shard.resolve()), shard.stat().st_size, shard.stat().st_mtime_ns] for shard in shards]
-    index, _ = cached("shards", {"shards": facts}, lambda: _indexed(shards))
-    labels = index["label"].tolist()
-    for place in (place for place, label in enumerate(labels) if not label):
-        faults.found(f"{Pieces(shards, index)[place]} has no label: expected {' or '.join(LABELLED)} beside it")
-    kept = np.flatnonzero(index["label"] != "")
+    index, _ = cached("shards", {"shards": facts, "format": FORMAT}, lambda: _indexed(shards))
+    names, labels = json.loads(index["names"].tobytes()), index["rows"][:, LABEL]
+    for place in np.flatnonzero(labels < 0).tolist():
+        faults.found(
+            f"{Pieces(shards, index)[place]} has no label: expected {' or '.join(LABELLED)} beside it, with a class of "
+            f"at most {NAME:,} characters"
+        )
+    kept = np.flatnonzero(labels >= 0)
     if not len(kept):
         raise DataError(f"{shards[0]} and the like have no image with a label (.{', .'.join(LABELLED)}) beside it")
-    return Pieces(shards, {name: array[kept] for name, array in index.items()}), [labels[place] for place in kept]
+    return Pieces(shards, {**index, "rows": index["rows"][kept]}), [names[label] for label in labels[kept].tolist()]
+
+
+LABEL = 5  # the column of a row that numbers the label; −1 where there is none
 
 
 def _indexed(shards: Sequence[Path]) -> Arrays:
-    rows = [(number, *row) for number, shard in enumerate(shards) for row in _members(shard)]
-    number, key, start, size, label = zip(*rows, strict=True) if rows else ([], [], [], [], [])
-    places = {"shard": number, "start": start, "size": size}
-    return {name: np.array(one, np.int64) for name, one in places.items()} | {
-        "key": np.array(key, np.str_),
-        "label": np.array(label, np.str_),
+    """Rows of numbers, and texts as bytes behind one another: an array of texts pads each to the longest."""
+    rows: list[tuple[int, ...]] = []
+    numbers: dict[str, int] = {"": -1}
+    keys = io.BytesIO()
+    for number, shard in enumerate(shards):
+        for key, start, size, label in _members(shard):
+            first = keys.tell()
+            keys.write(key.encode("utf-8", "replace"))
+            numbered = numbers.setdefault(label if len(label) <= NAME else "", len(numbers) - 1)
+            rows.append((number, start, size, first, keys.tell(), numbered))
+    names = json.dumps(list(numbers)[1:]).encode()
+    return {
+        "rows": np.array(rows, np.int64).reshape(-1, LABEL + 1),
+        "keys": np.frombuffer(keys.getvalue(), np.uint8),
+        "names": np.frombuffer(names, np.uint8),
     }
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose size is no negative number: that would lead back to where its reader came from, for ever."""
+
+    def _block(self, count: int) -> int:
+        if count < 0:
+            raise ValueError("a member has a negative size")
+        return super()._block(count)  # type: ignore[misc,no-any-return]
 
 
 def _members(shard: Path) -> Iterator[tuple[str, int, int, str]]:
@@ -95,7 +122,7 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int, str]]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, str] = {}
     try:
-        with tarfile.open(shard, "r:") as file:
+        with opened(shard, DataError) as raw, tarfile.open(fileobj=raw, mode="r:", tarinfo=_Member) as file:
             for member in file:
                 if not member.isreg():
                     continue

@@ -1,0 +1,73 @@
+"""Read what torch.save wrote, from files that somebody else made: no code is run, and no bomb unpacked."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from leanify.errors import LeanifyError, SourceError
+from leanify.runs.files import opened
+
+SLACK = 16 << 20  # torch.save does not compress, so a file that unpacks to more than 2 × its size + SLACK is refused
+ZIP = b"PK\x03\x04"  # by these first bytes torch decides that a file is an archive
+END, LENGTH = b"PK\x05\x06", 22  # of the record at the end of an archive without a comment
+
+
+def unpickled(path: Path, error: type[LeanifyError] = SourceError) -> Any:
+    """Return what a file of torch.save holds, on the CPU. Raises ``error``, with the reason, for anything else.
+
+    That includes a pickle that would run code, and an archive that unpacks to far more than its size.
+    """
+    with opened(path, error) as file:
+        _check_archive(path, file, error)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as caught:
+            raise error(
+                f"the checkpoint {path} was not opened: it is a pickle that would run code, or it is damaged "
+                f"({reason(caught)}); save only its state dict, with torch.save(model.state_dict(), …) or safetensors"
+            ) from caught
+        except Exception as caught:  # a damaged archive raises from zipfile, pickle, struct and torch alike
+            raise error(f"the checkpoint {path} is damaged: {reason(caught)}") from caught
+
+
+def _check_archive(path: Path, file: BinaryIO, error: type[LeanifyError]) -> None:
+    """Refuse a bomb, and what torch and zipfile might read as two different archives; leave the file at its start."""
+    first = file.read(len(ZIP))
+    size = file.seek(0, 2)
+    file.seek(max(0, size - LENGTH))
+    last = file.read()
+    file.seek(0)
+    if first != ZIP:
+        return
+    if last[:4] != END or last[-2:] != b"\0\0":
+        raise error(f"the checkpoint {path} is damaged: it is no archive as torch.save writes it, or is cut off")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            whole = sum(entry.file_size for entry in archive.infolist())
+    except Exception as caught:  # zipfile raises what damaged numbers happen to lead to
+        raise error(f"the checkpoint {path} is damaged: {reason(caught)}") from caught
+    if whole > 2 * size + SLACK:
+        raise error(
+            f"the checkpoint {path} was not opened: its {size / 1e6:.1f} MB unpack to {whole / 1e6:.0f} MB, and "
+            "torch.save never compresses"
+        )
+    file.seek(0)
+
+
+def reason(error: BaseException) -> str:
+    """The global that a refused pickle names (``posix.system``), else what torch found, else the error's first line."""
+    text = str(error)
+    if named := re.search(r"unsupported global:?\s+(?:GLOBAL\s+)?([\w.]+)", text, re.IGNORECASE):
+        return f"it names {named[1]}"
+    if found := re.search(r"WeightsUnpickler error:\s*(.+)", text):
+        return found[1][:160]
+    return (text.splitlines() or [type(error).__name__])[0][:160]

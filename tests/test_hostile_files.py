@@ -1,0 +1,465 @@
+"""Files that somebody else made: archives, links, pipes, paths and numbers that lead elsewhere or never end."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fuzz_intact import HF, RECIPE, Here
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from test_mistakes import typed
+
+import leanify
+from leanify.cli.formats import show
+from leanify.data.faults import Faults
+from leanify.data.images import tar_shards
+from leanify.errors import LeanifyError, RecipeError, SourceError
+from leanify.runs import recipe as recipes
+from leanify.runs import strict_toml, sums
+from leanify.runs.run_directory import RunDirectory
+from leanify.sources import hub
+from leanify.sources.tensors import read_tensors
+from leanify.study.folder import StudyFolder
+from leanify.study.plan import Key
+from leanify.training.loop import Trainer
+
+LIMIT = 3 << 30  # bytes of address space beyond those that Python and torch take
+
+
+def alone(code: str, *arguments: Any, seconds: float = 60) -> str:
+    """Run code in a process with little memory and time. Returns what it prints; "hangs" or its signal otherwise."""
+    limited = "import resource, torch, leanify\nfrom leanify.errors import LeanifyError\n"
+    limited += "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+    limited += f"resource.setrlimit(resource.RLIMIT_AS, (size + {LIMIT}, -1))\n"
+    limited += "try:\n" + "".join(f"    {line}\n" for line in code.splitlines())
+    limited += "except LeanifyError as error:\n    print(f'refused: {error}')\n"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", limited, *map(str, arguments)], capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    return done.stdout if done.returncode == 0 else f"{done.returncode}: {done.stderr[-500:]}"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return leanify.train(recipes.parse(RECIPE), tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A run without its last checkpoint."""
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    model: Any = leanify.load("bert", overrides=HF["bert"])
+    model.save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+# -- paths ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../src/1_Pooling", "/tmp", "1_Pooling/../../other", ".", "link"])
+def test_modules_name_folders_of_their_model_only(bert: Path, tmp_path: Path, name: str) -> None:
+    """``../src/1_Pooling`` of a model called src replaced files beside the output."""
+    for place in (bert / "1_Pooling", tmp_path / "other", tmp_path / "src"):
+        place.mkdir(exist_ok=True)
+        (place / "config.json").write_text("{}")
+    (bert / "link").symlink_to(tmp_path / "other")
+    (bert / "modules.json").write_text(json.dumps([{"path": name}]))
+    (tmp_path / "work" / "src" / "1_Pooling").mkdir(parents=True)
+    model = leanify.load(bert)
+    with pytest.raises(SourceError, match="which leads out of it"):
+        leanify.save(model, tmp_path / "work" / "lean")
+    assert [path.name for path in (tmp_path / "work").rglob("*")] == ["src", "1_Pooling"]
+
+
+def test_a_link_beside_a_model_passes_no_private_file_on(bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("secret")
+    (bert / "tokenizer_notes.txt").symlink_to(tmp_path / "private")
+    with pytest.raises(SourceError, match=r"tokenizer_notes.txt is a link to .*private, outside the model's folder"):
+        leanify.save(leanify.load(bert), tmp_path / "lean")
+    (bert / "tokenizer_notes.txt").unlink()
+    (bert / "vocab.txt").write_text("here")
+    (bert / "tokenizer_notes.txt").symlink_to("vocab.txt")
+    saved = leanify.save(leanify.load(bert), tmp_path / "lean")
+    assert (saved / "tokenizer_notes.txt").read_text() == "here"
+
+
+def test_what_the_hubs_client_keeps_as_links_is_copied(bert: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "repo" / "snapshots" / "abc", tmp_path / "repo" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (bert / "vocab.txt").write_text("here")
+    for path in bert.iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    saved = leanify.save(leanify.load(snapshot), tmp_path / "lean")
+    assert (saved / "vocab.txt").read_text() == "here"
+
+
+@pytest.mark.parametrize("name", ["evil.safetensors.index.json", "pipe", "/dev/zero", "../outside.safetensors"])
+def test_weights_that_a_configuration_names_are_refused(bert: Path, name: str) -> None:
+    os.mkfifo(bert / "pipe")
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps(config | {"transformers_weights": name}))
+    (bert / "pipe").unlink()
+    with pytest.raises(SourceError, match="names its weights by transformers_weights"):
+        leanify.load(bert)
+
+
+def test_an_adapter_on_an_adapter_is_refused_however_it_is_found(bert: Path, tmp_path: Path) -> None:
+    """A config.json beside it led past the allow-list: the base's own keys went to PEFT unread."""
+    keys = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
+    (bert / "adapter_config.json").write_text(json.dumps(keys | {"base_model_name_or_path": "x", "megatron_core": "m"}))
+    outer = shutil.copytree(bert, tmp_path / "outer")
+    (outer / "adapter_config.json").write_text(json.dumps(keys | {"base_model_name_or_path": str(bert)}))
+    layers = [f"base_model.model.encoder.layer.{number}.attention.self.query" for number in range(2)]
+    rank = {"lora_A": torch.ones(2, 8), "lora_B": torch.ones(8, 2)}
+    save_file(
+        {f"{one}.{k}.weight": v.clone() for one in layers for k, v in rank.items()}, outer / "adapter_model.safetensors"
+    )
+    with pytest.raises(SourceError, match="is itself an adapter"):
+        leanify.load(outer)
+
+
+# -- bombs and loops --------------------------------------------------------------------------------------------------
+
+
+def bomb(path: Path, size: int = 3 << 30) -> None:
+    """An archive as torch.save writes it, with gigabytes of zeros that weigh megabytes."""
+    torch.save({"x": torch.zeros(4)}, path)
+    with zipfile.ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in parts.items():
+            if not name.endswith("data/0"):
+                new.writestr(name, data)
+                continue
+            with new.open(name, "w", force_zip64=True) as file:
+                for _ in range(size >> 24):
+                    file.write(bytes(1 << 24))
+
+
+LOAD = "from leanify.sources.tensors import read_tensors\nimport sys\nprint(len(read_tensors(sys.argv[1])))"
+
+
+def test_an_archive_is_what_torch_takes_for_one(tmp_path: Path) -> None:
+    """A comment at its end made Python's reader say that it is none, while torch's found the archive."""
+    file = tmp_path / "a.bin"
+    bomb(file, 1 << 28)
+    with file.open("ab") as end:
+        end.write(b"A" * 40 + b"PK\x05\x06BBBB")
+    with pytest.raises(SourceError, match=r"is no archive as torch\.save writes it"):
+        read_tensors(file)
+    torch.save({"x": torch.zeros(4)}, file)
+    assert len(read_tensors(file)) == 1
+
+
+def test_a_training_state_is_no_bomb(run: Path) -> None:
+    for folder in (run / "checkpoints").iterdir():
+        bomb(folder / "state.pt", 1 << 28)
+        card = json.loads((folder / "checkpoint.json").read_text())
+        card["sums"]["state.pt"] = sums.of(folder / "state.pt", card["sums"]["state.pt"])
+        (folder / "checkpoint.json").write_text(json.dumps(card))
+    with pytest.raises(LeanifyError, match=r"state\.pt was not opened: its .* MB unpack to .* MB"):
+        leanify.train(recipes.load(run / "recipe.toml"), resume=run)
+
+
+@pytest.mark.parametrize("levels", [0, 7])
+def test_a_dict_that_contains_itself_is_no_state_dict(tmp_path: Path, levels: int) -> None:
+    loop: dict[str, Any] = {"epoch": 3}
+    loop["model"] = loop
+    for _ in range(levels):
+        loop = {"model": loop}
+    torch.save(loop, tmp_path / "a.bin")
+    assert "refused: " in alone(LOAD, tmp_path / "a.bin", seconds=60)
+
+
+def entry(name: str, size: int, content: bytes = b"") -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size = max(size, 0)
+    data = header.tobuf(tarfile.GNU_FORMAT)
+    if size < 0:  # base 256, as GNU tar writes numbers that do not fit
+        data = data[:124] + size.to_bytes(12, "big", signed=True) + data[136:]
+        field = sum(data[:148]) + 8 * 32 + sum(data[156:])
+        data = data[:148] + b"%06o\0 " % field + data[156:]
+    return data + content + bytes(-len(content) % 512)
+
+
+READ = "import sys\nfrom pathlib import Path\nfrom leanify.data.images import tar_shards\n"
+READ += "from leanify.data.faults import Faults\nprint(len(tar_shards.read([Path(sys.argv[1])], Faults(skip=True))[1]))"
+
+
+def test_a_member_of_a_shard_with_a_negative_size_is_refused(tmp_path: Path) -> None:
+    """Its reader went back to where it had come from, for ever."""
+    shard = tmp_path / "train-000000.tar"
+    shard.write_bytes(entry("0.png", 3, b"png") + entry("1.png", -1024) + bytes(1024))
+    assert "refused: " in alone(READ, shard)
+    assert "negative size" in alone(READ, shard)
+
+
+def test_a_pipe_is_no_shard(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train-000000.tar")
+    assert "is not a regular file" in alone(READ, tmp_path / "train-000000.tar")
+
+
+def test_one_long_label_does_not_take_the_memory_of_all(tmp_path: Path) -> None:
+    shard = tmp_path / "train-000000.tar"
+    with shard.open("wb") as file:
+        for number in range(20_000):
+            file.write(entry(f"{number}.png", 3, b"png") + entry(f"{number}.cls", 1, b"%d" % (number % 2)))
+        file.write(entry("x.png", 3, b"png") + entry("x.cls", 65_000, b"y" * 65_000))
+        file.write(entry("k" * 90 + ".png", 3, b"png") + entry("k" * 90 + ".cls", 1, b"1") + bytes(1024))
+    assert alone(READ, shard).strip() == "20001"  # the long one is no class
+    pieces, _ = tar_shards.read([shard], Faults(skip=True))
+    assert pieces[len(pieces) - 1].key == "k" * 90
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "condition vit_tiny --heads=1_000",
+        "condition vit_tiny --heads=1000",
+        "condition vit_tiny --heads=" + "9" * 30,
+        "redesign vit_tiny --depth 7 --top=999999999999999999999999",
+        "condition vit_tiny --data /proc/kmsg",
+    ],
+)
+def test_numbers_without_bound_are_refused(line: str, capsys: Any) -> None:
+    code, out, err = typed(line, capsys)
+    assert (code, out) == (2, "")
+    assert "unexpected error" not in err
+
+
+# -- pipes and devices ------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_in_a_linked_folder_is_refused_before_it_is_opened(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    state = max((tmp_path / "elsewhere").iterdir()) / "state.pt"
+    state.unlink()
+    os.mkfifo(state)
+    resume = "import sys\nfrom leanify.runs.run_directory import RunDirectory\nRunDirectory.open(sys.argv[1])"
+    assert "state.pt is a pipe, a socket or a device" in alone(resume, run)
+
+
+# -- a run's state ----------------------------------------------------------------------------------------------------
+
+ODD = {
+    "text": "x",
+    "empty": {},
+    "list": [1, 2],
+    "no window": {"optimizer": {}, "scaler": {}, "weights": {}, "maps": {}},
+    "odd window": {"optimizer": {"state": {}, "param_groups": []}, "window": ["a"], "weights": {}, "maps": {}},
+    "odd optimizer": {"optimizer": 7, "window": [0.0, 0.0, 0.0], "weights": {}, "maps": {}},
+    "code": os.system,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_training_state_is_one_message_with_the_reason(run: Path, kind: str) -> None:
+    for folder in (run / "checkpoints").iterdir():
+        torch.save(ODD[kind], folder / "state.pt")
+        card = json.loads((folder / "checkpoint.json").read_text())
+        card["sums"]["state.pt"] = sums.of(folder / "state.pt", card["sums"]["state.pt"])
+        (folder / "checkpoint.json").write_text(json.dumps(card))
+    with pytest.raises(LeanifyError) as error:
+        leanify.train(recipes.load(run / "recipe.toml"), resume=run)
+    assert "checkpoints/" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "Re-running" not in str(error.value)
+    if kind == "code":
+        assert "it names posix.system" in str(error.value)
+
+
+@pytest.mark.parametrize("how", ["bits", "missing", "shape"])
+def test_the_best_checkpoint_is_checked_before_the_test_split(tmp_path: Path, how: str) -> None:
+    recipe = recipes.parse(RECIPE)
+    trainer = Trainer(recipe.to_train())
+    run = RunDirectory.open(leanify.train(recipe, tmp_path / "run"))
+    best = run.best()
+    assert best is not None
+    file = best.path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(iter(tensors))
+    if how == "missing":
+        del tensors[name]
+    if how == "shape":
+        tensors[name] = tensors[name].flatten()[:1].clone()
+    if how == "bits":
+        tensors[name] += 1
+    save_file(tensors, file)
+    if how != "bits":  # with a sum that fits
+        card = json.loads((best.path / "checkpoint.json").read_text())
+        card["sums"][file.name] = sums.of(file)
+        (best.path / "checkpoint.json").write_text(json.dumps(card))
+    trainer.splits = replace(trainer.splits, test=trainer.splits.validation)
+    with pytest.raises(LeanifyError, match=r"damaged|lacks tensors|of shape"):
+        trainer.test(run)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = tmp_path_factory.mktemp("compared") / "study"
+    leanify.compare(recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), engine=Here(), measure=False)
+    return study
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": [1]}', '{"1": "x"}', '{"1": [1, 2]}'])
+def test_an_edited_kappa_file_makes_no_run_fail(compared: Path, tmp_path: Path, text: str) -> None:
+    study = shutil.copytree(compared, tmp_path / "study")
+    folder, key = StudyFolder.open(study), Key("baseline", 0)
+    (study / "runs" / f"{key}.json").unlink()
+    (folder.run(key) / "kappa.json").write_text(text)
+    leanify.compare(study, engine=Here(), measure=False)
+    found = folder.outcome(key)
+    assert found is not None
+    assert found.status == "finished"
+
+
+# -- what people read -------------------------------------------------------------------------------------------------
+
+
+def test_csv_and_markdown_neither_drive_a_terminal_nor_compute(capsys: Any) -> None:
+    evil = "=cmd|' /C calc'!A1\x1b[2J\x07"
+    for kind in ("csv", "markdown"):
+        show(kind, {}, [{evil: evil, "a": "-3.5", "b": "@SUM(A1)", "c": "-2+cmd"}], lambda: None)
+        out = capsys.readouterr().out
+        assert not {"\x1b", "\x07"} & set(out)
+        assert "\\x1b[2J" in out
+    show("csv", {}, [{evil: evil, "a": "-3.5", "b": "@SUM(A1)", "c": "-2+cmd"}], lambda: None)
+    for cells in csv.reader(io.StringIO(capsys.readouterr().out)):
+        assert not [cell for cell in cells if cell.startswith(("=", "@")) or cell == "-2+cmd"]
+        assert cells[1] in ("a", "-3.5")
+
+
+# -- the environment --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_a_launchers_numbers_are_numbers(name: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv(name, "abc")
+    code, _, err = typed(f"train digits --set schedule.steps=1 -o {tmp_path}/run", capsys)
+    assert (code, f"{name}=abc" in err) == (2, True), err
+
+
+def test_names_that_no_file_can_have_are_one_message(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    long = "x" * 300
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/{long}")
+    monkeypatch.delenv("LEANIFY_PRICES")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.toml").write_text("")
+    for line in (
+        "redesign vit_tiny --depth 11",
+        f"redesign vit_tiny --depth 11 -o {tmp_path}/{long}",
+        f"show {'y' * 5000}",
+        f"train digits --set schedule.steps=1 -o {tmp_path}/{long}",
+        f"compare {tmp_path}/study --report",
+    ):
+        _, _, err = typed(line, capsys)
+        assert "unexpected error" not in err, (line, err)
+
+
+def test_a_study_without_its_runs_is_one_message_or_begins_them(compared: Path, tmp_path: Path, capsys: Any) -> None:
+    study = shutil.copytree(compared, tmp_path / "study")
+    shutil.rmtree(study / "runs")
+    for line in (f"show {study}", f"compare {study} --report", f"compare {study}", f"runs {tmp_path}"):
+        code, _, err = typed(line, capsys)
+        assert "unexpected error" not in err, (line, err)
+        assert code in (0, 2)
+
+
+def test_offline_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: pytest.fail("a name server was asked"))
+    hub.answers.cache_clear()
+    assert not hub.answers()
+    hub.answers.cache_clear()
+
+
+# -- what leanify writes ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_own_shards_is_one_that_every_command_opens(tmp_path: Path, capsys: Any) -> None:
+    """As the documentation has it; its recipe said ``num_classes = null``."""
+    for split, count in (("train", 40), ("val", 10)):
+        (tmp_path / "t").mkdir(exist_ok=True)
+        with (tmp_path / "t" / f"{split}-000000.tar").open("wb") as file:
+            for number in range(count):
+                held = io.BytesIO()
+                Image.new("RGB", (16, 16), (number, 0, 0)).save(held, "png")
+                label = b"abc"[number % 3 : number % 3 + 1]
+                file.write(entry(f"{number}.png", len(held.getvalue()), held.getvalue()))
+                file.write(entry(f"{number}.cls", 1, label))
+            file.write(bytes(1024))
+    settings = "--set schedule.epochs=1 --set schedule.batch_size=8 --set model.override.img_size=16 "
+    settings += "--set model.override.patch_size=8 --set data.workers=0 --set data.img_size=16"
+    code, _, err = typed(f"train vit_tiny --set data.path={tmp_path}/t {settings} -o {tmp_path}/o", capsys)
+    assert code == 0, err
+    assert RunDirectory.open(tmp_path / "o").recipe.model.override["num_classes"] == 3
+    for line in (f"show {tmp_path}/o", f"train --resume {tmp_path}/o", f"predict {tmp_path}/o {tmp_path}/o"):
+        code, _, err = typed(line, capsys)
+        assert "is not TOML" not in err
+
+
+def test_a_recipe_that_would_be_read_as_another_is_not_begun(tmp_path: Path) -> None:
+    recipe = recipes.parse(RECIPE)
+    odd = replace(recipe, model=replace(recipe.model, override={**recipe.model.override, "num_classes": None}))
+    with pytest.raises(RecipeError, match="None cannot be written"):
+        RunDirectory.create(tmp_path / "run", odd, "{}")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RecipeError, match="None cannot be written"):
+        list(strict_toml.toml_lines({"a": [None]}))
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_to_the_whole_group_saves_and_names_the_line_that_resumes(tmp_path: Path, name: str) -> None:
+    """`timeout`, scancel and systemd signal workers that read data, too, and some of them twice."""
+    for kind in "ab":
+        (tmp_path / "data" / "train" / kind).mkdir(parents=True)
+        for number in range(40):
+            Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / "data" / "train" / kind / f"{number}.png")
+    settings = [f"data.path={tmp_path}/data", "data.holdout=0.2", "data.workers=2", "schedule.epochs=1000"]
+    settings += ["model.override.img_size=32", "model.override.patch_size=16", "model.override.depth=1"]
+    settings += ["schedule.batch_size=8", "model.override.num_classes=2", "data.img_size=32", "run.log_every=1"]
+    words = [part for one in settings for part in ("--set", one)]
+    command = [sys.executable, "-m", "leanify", "train", "own-images", *words, "-o", str(tmp_path / "run")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path) as process:
+        log = tmp_path / "run" / "metrics.jsonl"
+        while process.poll() is None and (not log.exists() or log.read_text().count("\n") < 3):
+            time.sleep(0.05)
+        for _ in range(2):
+            os.killpg(process.pid, getattr(signal, name))
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + getattr(signal, name), err
+    assert "leanify train --resume" in err
+    assert "unexpected error" not in err
+    assert RunDirectory.open(tmp_path / "run").newest()[0] is not None
