@@ -195,7 +195,7 @@ class Trainer:
         best = run.best()
         if self.splits.test is None or best is None:
             return
-        wrong = self.firsts(best.broken() if self.main else None)
+        wrong = self.broadcast(best.broken() if self.main else None)
         with guards.raised_by_all():
             if wrong is not None:
                 raise DirectoryError(
