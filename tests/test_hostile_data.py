@@ -21,7 +21,7 @@ from leanify import machine, training
 from leanify.data import cache, probe_inputs
 from leanify.data.common import chosen, shares
 from leanify.data.faults import Faults
-from leanify.data.found import look
+from leanify.data.found import recognise
 from leanify.data.images import folder as image_folder
 from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
@@ -128,7 +128,7 @@ def test_a_row_that_would_be_read_wrongly_is_named_or_skipped(tmp_path: Path, na
     kept = Labelled.read(file, DataSection("x", "text-classification"), faults).rows
     assert kept == [((text,), str(label)) for text, label in ROWS]
     assert len(faults.names) == 1
-    assert look(file) is not None
+    assert recognise(file) is not None
 
 
 def test_tables_as_spreadsheets_write_them_are_read_or_named(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_tables_as_spreadsheets_write_them_are_read_or_named(tmp_path: Path) -> 
     file = tmp_path / "a.csv"
     file.write_bytes(CELLS.replace("\n", "\r\n").encode("utf-8-sig"))
     assert Labelled.read(file, data, Faults()).rows == whole
-    found = look(file)
+    found = recognise(file)
     assert found is not None
     assert (found.kind, found.classes) == ("sentences", 2)
     file.write_text(CELLS.replace("\n", ",\n"))  # an empty cell at every end
@@ -145,7 +145,7 @@ def test_tables_as_spreadsheets_write_them_are_read_or_named(tmp_path: Path) -> 
         file.write_bytes(CELLS.encode(encoding))
         with pytest.raises(DataError, match=r"a\.csv is UTF-16 or UTF-32 text; save it as UTF-8"):
             Labelled.read(file, data, Faults())
-        assert look(file) is None
+        assert recognise(file) is None
     file.write_text(CELLS.replace("text", "label", 1))
     with pytest.raises(DataError, match="more than one column label"):
         Labelled.read(file, data, Faults())
@@ -161,7 +161,7 @@ def test_what_parquet_holds_and_python_does_not_is_one_message(tmp_path: Path) -
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "label": days}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet: .*out of range"):
         Labelled.read(tmp_path / "a.parquet", DataSection("x", "text-classification"), Faults())
-    assert look(tmp_path / "a.parquet") is None
+    assert recognise(tmp_path / "a.parquet") is None
 
 
 @pytest.mark.parametrize("cell", [3, ["a"], {"a": 1}, "", "a\0b", None])
