@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from leanify.upstream.hooked import hooked
+
 _MAPS = "linear matmul mm bmm addmm baddbmm addbmm einsum __matmul__ __rmatmul__ tensordot conv1d conv2d conv3d"
 _ACTIVATIONS = """
     relu relu_ relu6 gelu silu silu_ sigmoid sigmoid_ tanh tanh_ softplus elu elu_ selu celu leaky_relu leaky_relu_
@@ -352,9 +354,5 @@ def followed(model: nn.Module) -> Iterator[Follower]:
     for path, module in model.named_modules():
         hooks.append(module.register_forward_pre_hook(enter(path), with_kwargs=True))
         hooks.append(module.register_forward_hook(leave, always_call=True))
-    try:
-        with torch.no_grad(), follower:
-            yield follower
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), torch.no_grad(), follower:
+        yield follower

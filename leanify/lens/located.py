@@ -23,6 +23,7 @@ from leanify.architecture import Architecture, Block, Layer, Stage
 from leanify.errors import UnsupportedModel
 from leanify.lens.families import Reading
 from leanify.lens.resize import attribute_of, features_of, part_of
+from leanify.upstream.hooked import hooked
 from leanify.upstream.origin import origin_of
 
 
@@ -267,9 +268,5 @@ def outputs_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
         return hook
 
-    hooks = [block.register_forward_hook(keep(index)) for index, block in enumerate(blocks)]
-    try:
+    with hooked(block.register_forward_hook(keep(index)) for index, block in enumerate(blocks)):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -24,6 +24,7 @@ from leanify.lens.sites import locate
 from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra
+from leanify.upstream.hooked import hooked
 from leanify.upstream.wall import wall
 
 ModelInputs = Tensor | Mapping[str, Tensor]
@@ -68,7 +69,8 @@ def condition(
     recorders = [_Recorder(layer, per_head) for layer in locate(model).layers]
     check_finite(model)
     done = 0
-    with _hooked(recorders), _evaluating(model), torch.inference_mode():
+    handles = [recorder.layer.output.register_forward_pre_hook(recorder) for recorder in recorders]
+    with hooked(handles), _evaluating(model), torch.inference_mode():
         for batch in _cut(inputs, batch_size):
             for recorder in recorders:
                 recorder.begin(batch)
@@ -109,16 +111,6 @@ def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[Mod
         for start in range(0, _length(batch), size):
             piece = slice(start, start + size)
             yield {k: v[piece] for k, v in batch.items()} if isinstance(batch, Mapping) else batch[piece]
-
-
-@contextmanager
-def _hooked(recorders: list[_Recorder]) -> Iterator[None]:
-    handles = [recorder.layer.output.register_forward_pre_hook(recorder) for recorder in recorders]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

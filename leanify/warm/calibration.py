@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from leanify.design.prices.counting import call
 from leanify.errors import DataError
 from leanify.lens.resize import features_of
+from leanify.upstream.hooked import hooked
 from leanify.warm.blocks import uncached
 
 Batch = Mapping[str, Tensor]
@@ -85,14 +86,10 @@ def moments_in(
 
         return add
 
-    hooks = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
-    try:
+    with hooked(module.register_forward_pre_hook(hook(name)) for name, module in modules.items()):
         for index, (mask[0], one_pass) in enumerate(passes):
             half = index % 2
             one_pass()
-    finally:
-        for handle in hooks:
-            handle.remove()
     names = dict.fromkeys(name for name, _ in totals)
     return {name: Moments(tuple(totals[name, i] for i in (0, 1) if (name, i) in totals)) for name in names}
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from leanify.errors import UnsupportedModel
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import part_of
+from leanify.upstream.hooked import hooked
 from leanify.warm.blocks import list_of, sites_in, uncached
 
 
@@ -101,15 +102,9 @@ def calls_in(blocks: Sequence[nn.Module]) -> Iterator[dict[int, Call]]:
         if isinstance(first, Tensor):
             calls[id(module)] = Call(args, kwargs, first)
 
-    hooks = [
-        module.register_forward_hook(keep, with_kwargs=True)
-        for module in {id(m): m for block in blocks for m in block.modules()}.values()
-    ]
-    try:
+    modules = {id(module): module for block in blocks for module in block.modules()}
+    with hooked(module.register_forward_hook(keep, with_kwargs=True) for module in modules.values()):
         yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @dataclass

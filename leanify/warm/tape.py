@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanify.upstream.hooked import hooked
 from leanify.warm.blocks import uncached
 from leanify.warm.calibration import Batch, run
 
@@ -64,12 +65,8 @@ def recording(blocks: Sequence[nn.Module]) -> Iterator[list[list[Played]]]:
 
         return keep
 
-    hooks = [block.register_forward_hook(hook(index), with_kwargs=True) for index, block in enumerate(blocks)]
-    try:
+    with hooked(block.register_forward_hook(hook(index), with_kwargs=True) for index, block in enumerate(blocks)):
         yield found
-    finally:
-        for handle in hooks:
-            handle.remove()
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from leanify.upstream import diffusion
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import kept_by
 from leanify.upstream.diffusion import is_diffusers
+from leanify.upstream.hooked import hooked
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf, origin_of
 
@@ -103,12 +104,8 @@ def macs_by_module(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int
                 inside[path] = inside.get(path, 0) + flops.total - began
 
         hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    try:
-        with plain(model), Countable(), flops:
-            call(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), plain(model), Countable(), flops:
+        call(model, inputs)
     return {**{path: count // 2 for path, count in inside.items() if count}, "": flops.total // 2}
 
 
@@ -376,12 +373,8 @@ def _rows_of_layers(layers: Mapping[str, LocatedLayer], model: nn.Module, inputs
 
         hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
         hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
-    try:
-        with plain(model), Countable():
-            call(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), plain(model), Countable():
+        call(model, inputs)
     return [seen.get(stage, 1) for stage in layers]
 
 
