@@ -208,8 +208,8 @@ def of_cache(draw: random.Random, home: Path) -> None:
     """What is kept in the user's cache, damaged between two uses: prices, embeddings, token ids, tokenizers, draws."""
     import numpy as np
 
-    from leanify.data import cache
     from leanify.data.texts import corpus, tokens
+    from leanify.runs import cache
 
     tokens.LARGE = 100  # bytes: the ids of a small text are kept as those of a large one
     encode, _ = corpus.encoder(None, 256)

@@ -18,7 +18,7 @@ from runs import DIGITS
 from test_hostile_runs import TEXT, Watcher
 
 from leanify import machine, training
-from leanify.data import cache, probe_inputs
+from leanify.data import probe_inputs
 from leanify.data.common import chosen, shares
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
@@ -28,8 +28,8 @@ from leanify.data.images.batches import ImageFolder
 from leanify.data.texts import text, tokens
 from leanify.data.texts.corpus import encoder
 from leanify.data.texts.labelled_text import Labelled
-from leanify.design.prices import cache as price_cache
 from leanify.errors import DataError, LeanifyError, RecipeError
+from leanify.runs import cache
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
@@ -255,7 +255,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "text").write_text("some words")
     ids = tokens.of_text(tokens.Text(tmp_path / "text"), encoder(None, 256)[0], "bytes").ids.tolist()
     arrays, file = cache.cached("drawn", {}, lambda: {"x": np.arange(3)})
-    price_cache.write(tmp_path / "price", "key", [1])
+    cache.write_value(tmp_path / "price", "key", [1])
     np.save(tmp_path / "answers.npy", np.ones((3, 2), np.float16))
     kept = [path for path in (tmp_path / "leanify" / "tokens").rglob("*") if path.is_file()]
     assert len(kept) == 2
@@ -264,7 +264,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, monkeypatch: pytest.Monkey
         assert tokens.of_text(tokens.Text(tmp_path / "text"), encoder(None, 256)[0], "bytes").ids.tolist() == ids
     for path in (file, tmp_path / "price", tmp_path / "answers.npy"):
         DAMAGE[damage](path)
-    assert price_cache.read(tmp_path / "price", "key", list) is None
+    assert cache.read_value(tmp_path / "price", "key", list) is None
     assert taught._read(tmp_path / "answers.npy", 3) is None
     if damage == "folder":
         with pytest.raises(DataError, match=r"could not be saved in .*XDG_CACHE_HOME"):

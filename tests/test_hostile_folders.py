@@ -17,13 +17,13 @@ from PIL import Image
 
 import leanify
 from leanify import machine
-from leanify.data import cache, fingerprint, found
+from leanify.data import fingerprint, found
 from leanify.data.faults import Faults
 from leanify.data.images import folder as image_folder
 from leanify.data.tables import rows as tables
 from leanify.data.texts import vocabulary
 from leanify.errors import DataError, DirectoryError, LeanifyError
-from leanify.runs import checkpoints
+from leanify.runs import cache, checkpoints
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory

@@ -16,7 +16,6 @@ import leanify
 from leanify.design.measure import limits as measured
 from leanify.design.measure.clock import Clock, Pair, Setting
 from leanify.design.options import Options
-from leanify.design.prices import cache as price_cache
 from leanify.design.prices.live import prices_of
 from leanify.design.prices.price_list import PriceList
 from leanify.design.prices.shapes import Shape, StageShape
@@ -24,6 +23,7 @@ from leanify.design.search import search
 from leanify.design.search.grid import grids_of
 from leanify.design.search.latency import NANO, TERMS, Latency, Timed, fit, shapes_to_time, terms
 from leanify.design.search.request import Request
+from leanify.runs.cache import write_value
 
 # vit_small at batch 1 on one thread, by processor time, beside the baseline: depth, heads, head_dim, MLP, time.
 RECORDED = [
@@ -222,7 +222,7 @@ def test_the_clock_times_two_shapes_and_a_token() -> None:
 def test_kept_timings_are_believed_only_for_their_key(tmp_path: Path) -> None:
     file = tmp_path / "latency.json"
     rows = [[[list(StageShape(12, 6, 64, 1536)), None], 1.0, 0.01]]
-    price_cache.write(file, "this machine", rows)
+    write_value(file, "this machine", rows)
     assert measured._kept(file, "this machine") == [Timed((StageShape(12, 6, 64, 1536), None), 1.0, 0.01)]
     assert measured._kept(file, "another") is None
     file.write_text(json.dumps({**json.loads(file.read_text()), "answers": [[1]]}))

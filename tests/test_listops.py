@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
-from leanify.data.cache import cached
 from leanify.errors import DataError, RecipeError
 from leanify.paper import listops
 from leanify.paper.listops import (
@@ -26,6 +25,7 @@ from leanify.paper.listops import (
     samples_drawn,
 )
 from leanify.runs import recipe as recipes
+from leanify.runs.cache import cached
 
 PUBLISHED = ListOpsOptions(train=996, validation=2, test=2)
 

@@ -12,13 +12,13 @@ from runs import outcome
 
 import leanify
 from leanify import training
-from leanify.data import cache
 from leanify.data.samples import IGNORED
 from leanify.data.texts import vocabulary
 from leanify.data.texts.corpus import END
 from leanify.data.texts.masked import Masked, encoded
 from leanify.errors import DataError, RecipeError
 from leanify.paper.models.crammed_bert import CrammedBert
+from leanify.runs import cache
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks import masked_lm

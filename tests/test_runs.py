@@ -15,7 +15,7 @@ from leanify import training
 from leanify.cli import app
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
-from leanify.training.overview import called, runs_below
+from leanify.training.overview import data_name, runs_below
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,10 @@ def test_a_run_says_how_far_it_came(done: Path) -> None:
 def test_own_data_has_the_name_of_its_folder() -> None:
     own = recipes.with_settings(recipes.load("own-images"), ["data.path=/somewhere/birds/"])
     assert own.data is not None
-    assert called(own.data) == "birds"
+    assert data_name(own.data) == "birds"
     digits = recipes.parse(DIGITS).data
     assert digits is not None
-    assert called(digits) == "digits"
+    assert data_name(digits) == "digits"
 
 
 def test_interrupted_running_and_broken_runs_are_told_apart(done: Path, tmp_path: Path) -> None:

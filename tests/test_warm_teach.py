@@ -19,8 +19,8 @@ from test_training_processes import launched
 import leanify
 from leanify import training
 from leanify.cli import main
-from leanify.data import cache
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
+from leanify.runs import cache
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
 from leanify.tasks.sentence_embedding import embed, pooled

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from leanify.data.cache import cached
 from leanify.data.common import folder_of
 from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
 from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
+from leanify.runs.cache import cached
 from leanify.runs.recipe import DataSection
 from leanify.runs.strict_toml import read_table
 

@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data import cache
 from leanify.data.samples import Splits
 from leanify.errors import DataError
-from leanify.runs import writing
+from leanify.runs import cache, writing
 from leanify.tasks.sentence_embedding import embed
 from leanify.terminal import progress
 

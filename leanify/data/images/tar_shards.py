@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from leanify.data.cache import Arrays, cached
 from leanify.data.faults import Faults
 from leanify.data.tables import columns
 from leanify.errors import DataError
+from leanify.runs.cache import Arrays, cached
 from leanify.runs.files import opened
 
 LABELLED = ("cls", "txt", "json")

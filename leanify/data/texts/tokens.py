@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from leanify.data import cache, hub
+from leanify.data import hub
 from leanify.data.faults import Faults
 from leanify.data.tables import rows as tables
 from leanify.data.tables.columns import TABLES, shards_of
 from leanify.data.texts import text
 from leanify.errors import DataError
-from leanify.runs import writing
+from leanify.runs import cache, writing
 from leanify.runs.files import read_json
 
 END = "<|endoftext|>"

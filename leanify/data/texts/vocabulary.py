@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.data import cache
 from leanify.errors import DataError
+from leanify.runs import cache
 from leanify.runs.files import check_regular, check_size
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.wall import wall

@@ -35,6 +35,7 @@ from leanify.design.search.latency import NANO, SHAPES, Latency, Timed, fit, sha
 from leanify.design.search.request import Request
 from leanify.errors import BudgetError, LeanifyError
 from leanify.lens import surgery
+from leanify.runs import cache as stored
 from leanify.terminal import track
 
 Search = Callable[[PriceList, Request], search.SearchResult]
@@ -160,7 +161,7 @@ def timed_search(
         timed.append(watch.relative(chosen))
     if place:
         with contextlib.suppress(OSError):
-            cache.write(*place, [[one.shape, one.seconds, one.noise] for one in timed])
+            stored.write_value(*place, [[one.shape, one.seconds, one.noise] for one in timed])
     return priced, result, Timing(setting.words, limit, len(timed), latency.error, chosen, watch)
 
 
@@ -195,7 +196,7 @@ def _chip(device: torch.device) -> str:
 
 
 def _kept(file: Path, key: str) -> list[Timed] | None:
-    return cache.read(file, key, _parsed)
+    return stored.read_value(file, key, _parsed)
 
 
 def _parsed(rows: Any) -> list[Timed]:

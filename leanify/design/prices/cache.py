@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from leanify.data.cache import home
 from leanify.design.options import Options
-from leanify.errors import LeanifyError, RecipeError
-from leanify.runs import recipe, writing
-from leanify.runs.files import read_json
+from leanify.errors import RecipeError
+from leanify.runs import recipe
+from leanify.runs.cache import home
 
 if TYPE_CHECKING:
     from leanify.sources.source import ModelSource
@@ -90,29 +88,6 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-# -- files --------------------------------------------------------------------------------------------------------
-
-
 def place_of(kind: str, key: str) -> Path:
     """The file for a key."""
     return home() / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def read(file: Path, key: str, parse: Callable[[Any], Value]) -> Value | None:
-    """The parsed answers in a file of the cache; None unless it holds what `write` wrote for this key."""
-    try:
-        kept = read_json(file)
-        is_ours = kept["key"] == key and kept["sum"] == _checksum(kept["answers"])
-        return parse(kept["answers"]) if is_ours else None
-    except (LeanifyError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def write(file: Path, key: str, answers: Any) -> None:
-    """Write a JSON value for a key. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    writing.write(file, json.dumps({"key": key, "sum": _checksum(answers), "answers": answers}), sync=False)
-
-
-def _checksum(answers: Any) -> str:
-    return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
-from leanify.design.prices import cache
 from leanify.design.prices.cost import Cost
 from leanify.design.prices.facts import Facts
+from leanify.runs import cache
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,7 +37,7 @@ class ModelCosts:
 
     def __init__(self, make: Make, file: tuple[Path, str] | None = None) -> None:
         self._make, self._file = make, file
-        known = None if file is None else cache.read(*file, _parsed)
+        known = None if file is None else cache.read_value(*file, _parsed)
         self.is_known = known is not None
         self._facts: Facts | None = None
         self._costs: dict[str, Cost] = {}
@@ -102,7 +102,7 @@ class ModelCosts:
             costs = {shape: list(cost.numbers) for shape, cost in self._costs.items()}
             answers = {"facts": self.facts.to_json(), "costs": costs, "tokens": self._tokens, "held": self._held}
             with contextlib.suppress(OSError):
-                cache.write(*self._file, answers)
+                cache.write_value(*self._file, answers)
         self._is_new = False
 
 

@@ -1,4 +1,7 @@
-"""Cache generated arrays in a file, in the user's cache directory or a given folder."""
+"""The user's cache directory: arrays and JSON values by a key, each in a file of its own.
+
+A file that is damaged, or that another key or program wrote, is as none: what it held is made anew.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from leanify.errors import DataError
+from leanify.errors import DataError, LeanifyError
 from leanify.runs import writing
+from leanify.runs.files import read_json
 
 Arrays = dict[str, np.ndarray]
+Value = TypeVar("Value")
 
 
 NAMES = "__names__"  # the member of an archive that lists the others: damage may rename one
@@ -89,3 +94,23 @@ def cached(
             "with --set data.path=FOLDER or XDG_CACHE_HOME"
         ) from error
     return arrays, path
+
+
+def read_value(file: Path, key: str, parse: Callable[[Any], Value]) -> Value | None:
+    """The parsed value in a file of the cache; None unless it holds what `write_value` wrote for this key."""
+    try:
+        kept = read_json(file)
+        is_ours = kept["key"] == key and kept["sum"] == _checksum(kept["answers"])
+        return parse(kept["answers"]) if is_ours else None
+    except (LeanifyError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def write_value(file: Path, key: str, answers: Any) -> None:
+    """Write a JSON value for a key. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    writing.write(file, json.dumps({"key": key, "sum": _checksum(answers), "answers": answers}), sync=False)
+
+
+def _checksum(answers: Any) -> str:
+    return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
