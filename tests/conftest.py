@@ -3,10 +3,50 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["LEANIFY_PRICES"] = "off"  # what is remembered would answer for the code that is under test
 
+import pytest
 import torch
 
+from leanify import cli
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_unexpected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which the command line met an error that nothing expected, whatever the test itself looks at."""
+    met: list[Exception] = []
+    say = cli._say_unexpected
+
+    def noted(error: Exception) -> None:
+        met.append(error)
+        say(error)
+
+    cli._say_unexpected = noted
+    yield
+    cli._say_unexpected = say
+    if met and not request.node.get_closest_marker("unexpected"):
+        pytest.fail(f"unexpected error: {met[0]!r}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what ``slow.txt`` names: single cases that cost more than others of their test."""
+    named = set(Path(__file__).with_name("slow.txt").read_text("utf-8").splitlines())
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in named:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """Give a file to one worker: what its tests share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log) if config.getvalue("dist") == "load" else None

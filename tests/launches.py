@@ -1,6 +1,6 @@
 """Runs of several processes, forked from one that has paid for the imports, as a launcher would start them.
 
-    python launches.py RECIPE.toml PHASE…
+    commands.start("launches:main", RECIPE.toml, PHASE, …)
     PHASE   RUN:WORLD           to the end, going on with the run where it is there
             RUN:WORLD:STEP      every process is killed by SIGKILL when it would begin this step, counted from 0
 
@@ -9,7 +9,6 @@ Prints one line a phase: the exit code of each process.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -60,16 +59,6 @@ def trained(recipe: Path, run: Path, killed_at: int) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    from leanify import training  # noqa: F401  (before timm: it declares what torchvision may lack)
-
-    for name in (
-        "timm.data",
-        "torch.distributed.checkpoint",
-        "torch.distributed.fsdp",
-        "sklearn.datasets",
-        "accelerate",
-    ):
-        importlib.import_module(name)
-    for given in sys.argv[2:]:
-        print(json.dumps(launched(Path(sys.argv[1]), given)), flush=True)
+def main(recipe: str, *phases: str) -> None:
+    for phase in phases:
+        print(json.dumps(launched(Path(recipe), phase)), flush=True)

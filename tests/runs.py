@@ -1,6 +1,6 @@
 """Small runs for the tests of training, in processes of their own that can be killed.
 
-    python runs.py RUN MODE …    forks a process that trains, so that the imports are paid once
+    commands.start("runs:main", RUN, MODE, …)    forks processes that train, so that the imports are paid once
     MODE   whole      to the end
            event:N    killed by SIGKILL at the N-th time it opens, makes, renames, truncates or removes a file
            time:T     killed by SIGKILL after T seconds
@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import commands
 
 SIGNALS = {"int": signal.SIGINT, "term": signal.SIGTERM, "hup": signal.SIGHUP}
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.truncate", "os.rmdir", "os.remove", "shutil.rmtree")
@@ -88,21 +89,15 @@ def forked(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, int]
     """(exit code, last checkpoint's step) of each mode; a signal is a negative code."""
     file = run.with_suffix(".toml")
     file.write_text(recipe)
-    done = subprocess.run(
-        [sys.executable, __file__, str(run), *modes],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = commands.start("runs:main", str(run), *modes).end()
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def _main(run: Path, modes: list[str]) -> None:
+def main(path: str, *modes: str) -> None:
     from leanify import training
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it runs in the background
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
+    run = Path(path)
     for mode in modes:
         kind, _, amount = mode.partition(":")
         child = os.fork()
@@ -163,7 +158,3 @@ def _train(training: Any, run: Path, kind: str, amount: int) -> None:
         print(repr(error), file=sys.stderr)
         os._exit(1)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2:])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
+import commands
+
 NARROW = "narrow=depth:2,heads:3,mlp:16"
 
 RECIPE = """
@@ -47,15 +47,15 @@ def recipe_file(folder: Path, text: str = RECIPE) -> Path:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", CODE, "compare", *arguments]
+    return [sys.executable, "-c", commands.CODE, "compare", *arguments]
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run(*arguments: str, where: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), cwd=where)
+def run(*arguments: str, where: Path | None = None) -> commands.Done:
+    return commands.run("compare", *arguments, where=where, COLUMNS="80")
 
 
 def outcomes(study: Path) -> dict[str, Any]:

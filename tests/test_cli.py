@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 
 import leanify
 
@@ -23,13 +23,6 @@ SMALL = [
     "--override",
     "num_heads=3",
 ]
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The console script's own entry, in a process of its own."""
-    code = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
-    env = {**os.environ, "COLUMNS": "100", **environment}
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
 
 
 def test_redesign_prints_a_table_that_fits_100_columns_and_writes_a_directory(tmp_path: Path) -> None:
@@ -78,7 +71,9 @@ def test_profile_shows_ratios_to_the_first(measured: list[str]) -> None:
         (["redesign", "vit_base", "--heads", "3.5"], "--heads must be an integer"),
         (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "none of grow, split, auto"),
         (["redesign", "vit_base", "--depth", "7", "--override", "x"], "takes key=value"),
-        (["redesign", "hf/deepseek_v2", "--target-params", "0.7"], "cannot be priced"),
+        pytest.param(
+            ["redesign", "hf/deepseek_v2", "--target-params", "0.7"], "cannot be priced", marks=pytest.mark.slow
+        ),
         (["profile", "nobody/nomodel"], "Hugging Face hub"),
         (["profile", "vit_base", "--dtype", "int3", "--no-measure"], "not a floating-point type"),
     ],
@@ -89,7 +84,6 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str,
     assert done.stdout == ""
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

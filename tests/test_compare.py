@@ -31,11 +31,11 @@ OLD = Path(__file__).parent / "fixtures" / "studies"
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
-    """A study that was run by the command, two runs at a time, and the object that it printed."""
+    """A study that was run by the command, and the object that it printed."""
     folder = tmp_path_factory.mktemp("study")
     done = run(
         str(recipe_file(folder)), "-o", str(folder / "s"), "--designs", f"baseline,{NARROW}", "--seeds", "2",
-        "--jobs", "2", "--json",
+        "--jobs", "1", "--set", "schedule.epochs=2", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "s", json.loads(done.stdout)
@@ -233,7 +233,7 @@ def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str,
         quality = design["quality"]
         assert quality["low"] <= quality["mean"] <= quality["high"]
         assert (quality["seeds"], quality["failed"]) == (2, 0)
-        gain, seconds = quality["mean"], 4 * 10 * 32 / design["train_per_s"]
+        gain, seconds = quality["mean"], 2 * 10 * 32 / design["train_per_s"]
         assert design["quality_per"] == pytest.approx(
             {
                 "params": gain / design["params"] * 1e6,
@@ -308,6 +308,7 @@ def test_a_run_of_a_study_is_that_of_train(study: tuple[Path, dict[str, object]]
     assert rows == theirs
 
 
+@pytest.mark.slow
 def test_a_study_is_shown_and_grown_without_running_anything_twice(study: tuple[Path, dict[str, object]]) -> None:
     path, found = study
     before = outcomes(path)
@@ -335,6 +336,7 @@ def test_a_damaged_file_is_named(study: tuple[Path, dict[str, object]]) -> None:
         (path / "results.json").write_text(whole)
 
 
+@pytest.mark.slow
 def test_what_fails_is_reported_and_run_again_when_asked(tmp_path: Path) -> None:
     """A loss that is not finite fails a run; the rest goes on."""
     folder = StudyFolder.create(tmp_path / "s", plan_of_failures())
@@ -361,7 +363,9 @@ def _planned(name: str, model: ModelSection) -> PlannedDesign:
     return PlannedDesign(name, model, 4, 2, 8, 64, 1000, 5000)
 
 
-@pytest.mark.parametrize(("kills", "jobs"), [(1, 1), pytest.param(20, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "jobs"), [pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(20, 2, marks=pytest.mark.long)]
+)
 def test_killed_at_any_moment_a_study_goes_on_to_the_same_results(kills: int, jobs: int, tmp_path: Path) -> None:
     """SIGKILL to the command alone: its workers end with it. No run that has ended is started again."""
     arguments = (str(recipe_file(tmp_path)), "--designs", f"baseline,{NARROW}", "--seeds", "2")
@@ -434,6 +438,7 @@ def test_nothing_is_left_of_a_killed_study(tmp_path: Path) -> None:
         pytest.fail("a run went on after its study was killed")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_given_up_has_not_failed(tmp_path: Path) -> None:
     """An interrupted study closes its workers: their runs are killed, and go on another time."""
     recipe = recipes.with_settings(TINY, ["schedule.epochs=1000"])

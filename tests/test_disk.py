@@ -78,17 +78,25 @@ def test_heads_that_differ_from_layer_to_layer_are_kept_by_upstreams_loader(tmp_
         assert leanify.read(load(folder)) == mixed
 
 
+TIMM_ALONE = "import torch\n{}import timm\nprint(timm.create_model('local-dir:{}').blocks[0].attn.head_dim)"
+
+
 def test_timm_alone_does_not_build_something_else(tmp_path: Path) -> None:
     """Without leanify imported, timm stops at the attention string instead of taking another one."""
     folder = leanify.save(leanify.grow(CASES["vit"].load(), heads=4), tmp_path / "lean")
-    code = "import torch\n{}import timm\nprint(timm.create_model('local-dir:{}').blocks[0].attn.head_dim)"
-    alone = subprocess.run([sys.executable, "-c", code.format(before_timm(), folder)], capture_output=True, text=True)
+    code = TIMM_ALONE.format(before_timm(), folder)
+    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert alone.returncode != 0
     assert "Unknown attn_layer" in alone.stderr
-    for order in ("import leanify\n", ""):
-        lines = code.format(order or before_timm(), folder).replace("print", "import leanify\nprint")
-        both = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
-        assert both.stdout.strip() == "20", both.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["import leanify\n", ""], ids=["before", "after"])
+def test_timm_builds_it_where_leanify_is_imported_before_or_after(order: str, tmp_path: Path) -> None:
+    folder = leanify.save(leanify.grow(CASES["vit"].load(), heads=4), tmp_path / "lean")
+    code = TIMM_ALONE.format(order or before_timm(), folder).replace("print", "import leanify\nprint")
+    both = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert both.stdout.strip() == "20", both.stderr
 
 
 # -- sources ------------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def test_a_lean_model_belongs_to_its_library(name: str, flow: str, lean: Any, tm
     flows.flows_of(name)[flow](FAMILIES[name], lean(name), tmp_path)
 
 
+@pytest.mark.slow
 def test_without_leanify_upstream_loads_what_it_can_express_and_refuses_the_rest(tmp_path: Path) -> None:
     """Auto class and class by name, in a process that never imports leanify."""
     asked: list[tuple[str, str]] = []
@@ -400,6 +401,7 @@ def test_files_follow_the_umask(tmp_path: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in lean.iterdir()} == {0o640}
 
 
+@pytest.mark.slow
 def test_a_llama_that_its_own_configuration_refuses_is_a_mistral_without_a_window(lean: Any, tmp_path: Path) -> None:
     """In a process without leanify: upstream's own class, the same logits to the last bit."""
     llama = leanify.load(lean("Llama"))

@@ -22,7 +22,7 @@ from leanify.errors import LeanifyError
 from leanify.runs import recipe as recipes
 from leanify.sources import find, overrides
 
-CASES, LONG = 15, 477  # seeds of a kind: 315 cases in all, 10,017 of the long run
+FEW, CASES, LONG = 2, 15, 477  # seeds of a kind: 42 cases by default, 315 with the slow ones, 10,017 in the long run
 KEPT: dict[str, tuple[int, ...]] = {"config": (26,)}  # seeds beyond these that once ended badly
 
 
@@ -39,7 +39,13 @@ def bad(kind: str, seeds: list[int], intact: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_damaged_files_end_in_one_message(kind: str, intact: Path) -> None:
-    assert bad(kind, [*range(CASES), *KEPT.get(kind, ())], intact) == []
+    assert bad(kind, [*range(FEW), *KEPT.get(kind, ())], intact) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_more_damaged_files_end_in_one_message(kind: str, intact: Path) -> None:
+    assert bad(kind, list(range(FEW, CASES)), intact) == []
 
 
 @pytest.mark.long
@@ -48,6 +54,7 @@ def test_many_damaged_files_end_in_one_message(kind: str, intact: Path) -> None:
     assert bad(kind, list(range(CASES, LONG)), intact) == []
 
 
+@pytest.mark.slow
 def test_the_fuzzer_sees_what_it_looks_for(intact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A traceback, a process that dies, one that never ends, memory without bound, and an output that is half there."""
 
@@ -70,6 +77,7 @@ def test_the_fuzzer_sees_what_it_looks_for(intact: Path, monkeypatch: pytest.Mon
     assert case(lambda home: (home / "out").mkdir()) == "left out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["intermediate_size=1000000", "num_hidden_layers=100000", "num_attention_heads=10**6"])
 def test_sizes_that_no_model_has_end_soon(key: str, intact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan or one message within ten seconds of the processor and two gigabytes."""

@@ -33,6 +33,7 @@ TINY = gpu.Size(
 SLOW = ("ViT-B, throughput", "GPT-2 and BERT beside Trainer")  # they build trainers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW)) for name in gpu.PARTS])
 @pytest.mark.filterwarnings("ignore")
 def test_a_part_runs_on_a_cpu(title: str) -> None:

@@ -38,7 +38,8 @@ def everything() -> list[tuple[str, str]]:
     return [(library, name) for library in tiny.LIBRARIES for name in table.supported(library)]
 
 
-CASES = [pytest.param(*case, id="/".join(case)) for case in SAMPLE]
+DEAR = ("volo_d1_224", "davit_tiny", "tnt_s_patch16_224", "t5")  # seconds each
+CASES = [pytest.param(*case, id="/".join(case), marks=[pytest.mark.slow] if case[1] in DEAR else []) for case in SAMPLE]
 LONG = [pytest.param(*case, id="/".join(case), marks=pytest.mark.long) for case in everything() if case not in SAMPLE]
 
 

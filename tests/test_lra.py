@@ -58,6 +58,7 @@ def settings_of(name: str, folder: Path) -> list[str]:
     return [*SHORT, f"data.path={folder}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["", *(pytest.param(role, marks=pytest.mark.long) for role in ("-lean", "-control"))])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_runs_as_it_stands(name: str, role: str, folder: Path, tmp_path: Path) -> None:

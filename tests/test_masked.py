@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -219,6 +220,7 @@ def test_a_runs_folder_has_its_tokenizer_in_hugging_face_layout(stories: Path, t
     assert model(**found("the old [MASK] saw", return_tensors="pt", return_token_type_ids=False)).shape[-1] == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["crammed-bert", "crammed-bert-lean", "crammed-bert-control"])
 def test_the_papers_recipes_run_as_they_stand_given_a_text(name: str, stories: Path) -> None:
     """Wordpiece, batch ramp, token budget and all; the model is narrow and the arithmetic fp32, for the CPU's sake."""
@@ -268,3 +270,25 @@ def test_bad_input_is_one_message(
 def test_a_mask_belongs_to_a_masked_language_model(stories: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"data\.mask"):
         training.train(recipes.with_settings(recipes.load("chars"), ["data.mask=0.2"]), tmp_path / "run")
+
+
+def test_a_step_goes_down_the_mean_over_its_targets(stories: Path) -> None:
+    """Of two passes with unlike numbers of targets: the gradient is that of all losses by all targets, by hand."""
+    trainer = loop.Trainer(at(stories, "run.accumulate=2", "optim.clip=1e9"))
+    model = copy.deepcopy(trainer.bare).train()
+    last = next(step for step in range(trainer.steps) if len(trainer.order.passes(step)) == 2)
+    parts = trainer.order.passes(last)
+    passes = [trainer.splits.train.draw(trainer.seed, keys) for keys in parts]
+    counts = [int((targets != IGNORED).sum()) for _, targets in passes]
+    assert len(counts) == 2
+    assert sum(counts) > len(parts[0]) + len(parts[1]), "more targets than samples"
+    sum(trainer.task.loss(model, inputs, targets) for inputs, targets in passes).backward()
+    wanted = {name: weight.grad / sum(counts) for name, weight in model.named_parameters()}
+    found: dict[str, torch.Tensor] = {}
+    trainer.optimizer.optimizer.register_step_pre_hook(
+        lambda *_: found.update({name: weight.grad.clone() for name, weight in trainer.bare.named_parameters()})
+    )
+    trainer.step(last, trainer.batches(last))
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-7)

@@ -44,10 +44,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (f"vit_tiny {TINY} --control -o lean", "pets", ["compare vit_tiny", "train lean/lean"]),
         ("digits-study --target-params 0.5 -o 'a b'", "", ["compare digits-study"]),
-        (
+        pytest.param(
             "old --depth 3 --weights old --data reviews -o healed",
             "",
             ["train healed --teacher old", "compare old --weigh"],
+            marks=pytest.mark.slow,
         ),
         ("old --depth 3 --weights old -o bare", "reviews", ["train bare --teacher old", "compare old --weights old"]),
     ],

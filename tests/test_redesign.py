@@ -223,7 +223,7 @@ def test_what_cannot_be_planned_says_why() -> None:
         leanify.redesign("hf/qwen3_next", depth=3)
 
 
-@pytest.mark.parametrize("source", ["timm/edgenext_xx_small", "hf/albert"])
+@pytest.mark.parametrize("source", ["timm/edgenext_xx_small", pytest.param("hf/albert", marks=pytest.mark.slow)])
 def test_where_no_block_can_be_left_out_narrower_mlps_pay_for_the_heads(source: str) -> None:
     plan = leanify.redesign(source, target_params=0.98)
     assert plan.chosen.depth == plan.baseline.depth

@@ -43,6 +43,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @small_machine
 @pytest.mark.parametrize(
     "command", ["train", *(pytest.param(name, marks=pytest.mark.long) for name in ("condition", "profile", "compare"))]
@@ -57,6 +58,7 @@ def test_a_model_larger_than_the_memory_is_one_message(command: str, tmp_path: P
     assert peak < FREE / room.SHARE + (2 << 30)
 
 
+@pytest.mark.slow
 @small_machine
 def test_a_profile_counts_what_it_cannot_measure(tmp_path: Path) -> None:
     code, printed, words, _ = run("profile", HUGE, "--json", at=tmp_path)

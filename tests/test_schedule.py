@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,3 +81,12 @@ def test_a_ramp_is_a_share() -> None:
     for share in (1.0, 1.5, -0.1):
         with pytest.raises(RecipeError, match="a share of the run"):
             ramp_of(ScheduleSection(64, steps=10, batch_ramp=share), 10)
+
+
+def test_batches_of_like_length_come_in_another_order_in_every_epoch() -> None:
+    """The batches are those of lengths 0–3, 4–7, …, whatever the samples; which of them comes when is drawn anew."""
+    lengths = np.arange(40)
+    order = Order(40, 4, seed=0, lengths=lengths)
+    turns = [[int(min(order.batch(epoch * 10 + step))) // 4 for step in range(10)] for epoch in range(6)]
+    assert all(sorted(turn) == list(range(10)) for turn in turns)
+    assert len({tuple(turn) for turn in turns}) == 6

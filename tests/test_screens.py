@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 from rich.console import Console
 from runs import DIGITS
@@ -29,11 +27,9 @@ from leanify.terminal import CYAN, GREEN, ORANGE, RED
 from leanify.units import metric, millions, operations
 
 
-def on_terminal(command: str, width: int = 80, before: str = "pass") -> subprocess.CompletedProcess[str]:
+def on_terminal(command: str, width: int = 80) -> commands.Done:
     """A command as on a terminal of this width, without colours."""
-    code = f"import sys; {before}; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
-    env = {**os.environ, "COLUMNS": str(width), "FORCE_COLOR": "1", "NO_COLOR": "1"}
-    return subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, env=env)
+    return commands.run(*command.split(), COLUMNS=str(width), FORCE_COLOR="1", NO_COLOR="1")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -145,10 +141,10 @@ def test_no_line_crosses_a_legend() -> None:
 def test_an_interruption_is_said() -> None:
     """Also where the tests run in the background, whose processes inherit that Ctrl-C is ignored."""
     when = (
-        "import _thread, signal; signal.signal(signal.SIGINT, signal.default_int_handler); sys.addaudithook("
+        "import _thread, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.addaudithook("
         "lambda event, args: _thread.interrupt_main() if event == 'import' and args[0] == 'torch' else None)"
     )
-    done = on_terminal("profile vit_tiny --no-measure --quiet", before=when)
+    done = commands.run("profile", "vit_tiny", "--no-measure", "--quiet", fresh=True, before=when)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "leanify: interrupted")
 
 
@@ -190,5 +186,5 @@ def test_the_zoo_is_summed_up_on_a_terminal_and_listed_in_a_pipe() -> None:
     assert "vit_tiny" not in summed
     assert "leanify zoo --status refused" in summed
     assert refused.splitlines()[-3] == ""  # the sums stand apart from the list
-    piped = subprocess.run([sys.executable, "-m", "leanify", "zoo", "vit_tiny"], capture_output=True, text=True).stdout
+    piped = commands.run("zoo", "vit_tiny").stdout
     assert all("vit_tiny" in line for line in piped.partition("\n\n")[0].splitlines())

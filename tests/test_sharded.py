@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 from safetensors.torch import load_file
 from test_training_processes import RECIPE, launched
@@ -59,8 +57,7 @@ shard = true
 def runs(folder: Path, recipe: str, *phases: str) -> list[list[int]]:
     """The exit codes of phases (see launches.py), which all begin from one recipe."""
     (folder / "recipe.toml").write_text(recipe)
-    command = [sys.executable, str(Path(__file__).with_name("launches.py")), str(folder / "recipe.toml"), *phases]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = commands.start("launches:main", str(folder / "recipe.toml"), *phases).end()
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
@@ -77,6 +74,7 @@ def same_losses(one: Path, other: Path, apart: float = 1e-4) -> None:
     assert pairs
 
 
+@pytest.mark.slow
 def test_sharded_losses_are_those_of_one_process_through_a_kill(tmp_path: Path) -> None:
     """Two processes are killed, and one goes on: weights, moments and averages are whole again."""
     short = SHARDED.replace("epochs = 2", "steps = 4")

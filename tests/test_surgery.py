@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case, batch, equal, outputs
+from cases import CASES, GROUPED, Case, batch, equal, outputs
 from torch import nn
 
 import leanify
@@ -278,3 +278,52 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(leanify.ShapeError, match="has 3 already"):
         leanify.grow(model, heads=2)
     assert find("vit_base").origin.name == "vit_base_patch16_224"
+
+
+@pytest.mark.parametrize("name", ["vit", "xcit", "bert", "llama"])
+def test_a_deeper_model_repeats_its_last_block(name: str) -> None:
+    """Every block beyond the old ones holds the last one's tensors, not another's, in storage of its own."""
+    model = randomised(CASES[name].load())
+    deeper = leanify.write(model, lean_shapes(leanify.read(model))["deeper"])
+    stage = leanify.read(model).stages[0]
+    old, new = (list(one.get_submodule(stage.name).children()) for one in (model, deeper))
+    last, before = old[-1].state_dict(), old[-2].state_dict()
+    assert any(not torch.equal(last[key], before[key]) for key in last), "blocks that differ"
+    assert len(new) == 6
+    for block in new[len(old) :]:
+        found = block.state_dict()
+        assert found.keys() == last.keys()
+        assert all(torch.equal(found[key], last[key]) for key in last)
+    pointers = [tensor.data_ptr() for block in new for tensor in block.parameters()]
+    assert len(set(pointers)) == len(pointers)
+
+
+def test_parameters_that_were_one_are_one_after_every_change_of_shape() -> None:
+    """Also those that surgery replaces: a map shared by two layers is resized in both, and stays shared."""
+    model = CASES["bert"].load()
+    first, second = model.encoder.layer[0], model.encoder.layer[1]
+    second.attention.self.query.weight = first.attention.self.query.weight
+    second.intermediate.dense.weight = first.intermediate.dense.weight
+    for name, wanted in lean_shapes(leanify.read(model)).items():
+        lean = leanify.write(model, wanted)
+        one, two = lean.encoder.layer[0], lean.encoder.layer[1]
+        assert one.attention.self.query.weight is two.attention.self.query.weight, name
+        assert one.intermediate.dense.weight is two.intermediate.dense.weight, name
+        assert one.output.dense.weight is not two.output.dense.weight, name
+
+
+def test_layers_that_share_a_configuration_get_numbers_of_their_own() -> None:
+    """Phi-3's attentions read their heads from the model's configuration; here each has another number of them."""
+    options = {**GROUPED, "num_hidden_layers": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = randomised(leanify.load("phi3", overrides=options).double()).eval()
+    shape = leanify.read(model)
+    (stage,) = shape.stages
+    blocks = tuple(
+        (block[0].with_heads(block[0].heads * factor),) for block, factor in zip(stage.blocks, (2, 3), strict=True)
+    )
+    mixed = leanify.write(model, replace(shape, stages=(replace(stage, blocks=blocks),)))
+    heads = [layer.self_attn.config.num_attention_heads for layer in mixed.layers]
+    assert heads == [12, 18]
+    assert model.config.num_attention_heads == 6
+    torch.testing.assert_close(outputs(mixed), outputs(model), rtol=0, atol=1e-10)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import commands
 import pytest
 from runs import DIGITS, outcome
 
 from leanify.runs.run_directory import RunDirectory
 
-CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 
-
-def run(*arguments: str, where: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", CODE, "train", *arguments], capture_output=True, text=True, env=env, cwd=where
-    )
+def run(*arguments: str, where: Path | None = None) -> commands.Done:
+    return commands.run("train", *arguments, where=where)
 
 
 @pytest.fixture
@@ -35,18 +28,13 @@ def recipe(tmp_path: Path) -> Path:
 def test_a_run_is_resumed_after_ctrl_c_and_says_what_came_of_it(recipe: Path, tmp_path: Path) -> None:
     """SIGINT to the process: exit 130 and a checkpoint; then the rest, with results on stdout and lines on stderr."""
     settings = ["--set", "schedule.epochs=20", "--set", "run.log_every=1", "--set", "run.checkpoint_every=50"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # also from a background shell
-    command = [sys.executable, "-c", heard + CODE, "train", str(recipe), "-o", str(tmp_path / "run"), *settings]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    assert process.stderr is not None
-    while not process.stderr.readline().startswith("step 3 "):
-        pass
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    assert (process.returncode, out) == (130, "")
-    assert "Traceback" not in err
-    assert re.search(r"leanify: saved at step \d+; go on with: leanify train --resume ", err)
+    process = commands.start("commands:command", "train", str(recipe), "-o", str(tmp_path / "run"), *settings)
+    process.until("step 3 ")
+    process.send(signal.SIGINT)
+    done = process.end()
+    assert (done.returncode, done.stdout) == (130, "")
+    commands.expected(done.stderr)
+    assert re.search(r"leanify: saved at step \d+; go on with: leanify train --resume ", done.stderr)
     step = RunDirectory.open(tmp_path / "run").checkpoints()[-1].step
     assert 3 <= step < 160
     assert RunDirectory.open(tmp_path / "run").rows()[-1]["step"] == step

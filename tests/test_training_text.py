@@ -207,6 +207,7 @@ def test_transformers_own_loss_is_ours(stories: Path) -> None:
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_papers_gpt2_recipe_runs_on_stories(stories: Path) -> None:
     small = ["model.override.width=32", "model.depth=2", "model.heads=2", "model.head_dim=8", "data.tokenizer="]
     value = recipes.with_settings(recipes.load("gpt2-tinystories-lean"), [*small, f"data.path={stories}"])

@@ -122,6 +122,7 @@ def test_the_teacher_is_asked_once_and_a_resume_ends_with_the_same_bits(home: Pa
     assert {file: file.stat().st_mtime_ns for file in (cache.home() / "teachers").iterdir()} == kept
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_wait_for_a_pooler_without_a_gradient(home: Path, tmp_path: Path) -> None:
     one = train(home, tmp_path / "one")
     (tmp_path / "two.toml").write_text(one.recipe.to_toml())

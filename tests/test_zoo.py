@@ -1,4 +1,4 @@
-"""Both zoos against the laws: one small model of every kind of attention here, all of them with ``-m long``."""
+"""Both zoos against the laws: small models here, one of every kind of attention with ``-m slow``, all with ``-m long``."""
 
 # ruff: noqa: E501
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,16 @@ HF = [
     "deberta-v2", "phi3", "gpt_bigcode", "gemma2", "longformer", "wavlm", "gemma3n_text", "layoutlmv3",
     "whisper", "funnel", "qwen3_next", "deepseek_v3", "mimi", "git", "pegasus_x", "zamba", "minicpmv4_7_vision",
 ]  # fmt: skip
+DEAR = {  # seconds each
+    "volo_d1_224", "levit_128s", "coatnet_rmlp_nano_rw_224", "tiny_vit_5m_224", "crossvit_tiny_240", "davit_tiny", "swinv2_cr_tiny_224",
+    "swinv2_tiny_window8_256", "twins_pcpvt_small", "hiera_tiny_224", "twins_svt_small", "tnt_b_patch16_224", "pvt_v2_b0",
+    "pegasus_x", "mimi", "qwen3_next", "wavlm", "t5", "whisper", "funnel", "zamba", "gemma3n_text", "bart",
+}  # fmt: skip
+slow = pytest.mark.slow
+
+
+def cheap_first(names: list[str]) -> list[Any]:
+    return [pytest.param(name, marks=[slow] if name in DEAR else []) for name in names]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,13 +48,13 @@ def one_thread() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", cheap_first(TIMM))
 def test_the_laws_hold_for_timm(name: str) -> None:
     assert laws.hold_all(*tiny.build("timm", name))["grown"]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize("name", cheap_first(HF))
 def test_the_laws_hold_for_transformers(name: str) -> None:
     assert laws.hold_all(*tiny.build("hf", name))["grown"]
 
@@ -63,12 +74,12 @@ def test_a_law_with_nothing_to_test_does_not_apply() -> None:
         ("timm", "vit_tiny_patch16_224", (True, True, True, True), ""),
         ("timm", "coat_tiny", (False, False, False, None), "groups of heads"),
         ("timm", "halonet26t", (False, False, False, None), "without an output projection"),
-        ("hf", "olmo2", (True, True, True, True), ""),
+        pytest.param("hf", "olmo2", (True, True, True, True), "", marks=slow),
         ("hf", "bloom", (False, False, False, None), "ALiBi"),
         ("hf", "xlm", (True, True, False, None), "nothing to trade for heads"),
-        ("timm", "visformer_tiny", (True, True, True, True), ""),
-        ("timm", "cpubone_nano", (True, True, True, True), ""),
-        ("timm", "edgenext_xx_small", (True, True, True, True), ""),
+        pytest.param("timm", "visformer_tiny", (True, True, True, True), "", marks=slow),
+        pytest.param("timm", "cpubone_nano", (True, True, True, True), "", marks=slow),
+        pytest.param("timm", "edgenext_xx_small", (True, True, True, True), "", marks=slow),
     ],
 )
 def test_four_answers_at_the_default_configuration(

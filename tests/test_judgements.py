@@ -1,0 +1,185 @@
+"""What the code decides, against oracles by hand: which design, which heads, which control, which verdict.
+
+A wrong judgement breaks no shape and no sum: the model that comes out is as well made as the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from cases import TEXT
+from safetensors.torch import load_file, save_file
+from studies import RECIPE
+from torch import Tensor, nn
+from torch.nn import functional
+
+import leanify
+from leanify import study as studies
+from leanify.data.sampling import seed_everything
+from leanify.design.prices.live import prices_of
+from leanify.design.search import ranking
+from leanify.runs import recipe as recipes
+from leanify.spectra.theory import gaussian_kappa
+from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.plan import PlannedDesign, StudyPlan, ranked
+from leanify.tasks.classification import Classification
+from leanify.warm.choose import RIDGE, surviving
+from leanify.warm.narrow import least_squares
+
+T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers": 3, "num_heads": 3, "vocab_size": 41}
+
+# -- designs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [[4, 9], [9, 4]])
+def test_the_predicted_condition_number_is_that_of_the_worst_tower(heads: list[int]) -> None:
+    """Theorem 3.2 for each tower of an encoder-decoder; its worse number is the model's, in either order."""
+    plan = leanify.redesign("t5", overrides=T5, heads=heads)
+    assert plan.tokens is not None
+    each = [gaussian_kappa(8 * count, plan.tokens) for count in heads]
+    assert each[0] != pytest.approx(each[1], rel=0.05)
+    assert plan.chosen.to_json()["kappa_predicted"] == pytest.approx(max(each))
+
+
+def test_towers_count_by_their_parameters_in_a_score() -> None:
+    """An encoder of eight layers beside a decoder of three: the mean of two scores, weighted by what blocks hold."""
+    model = leanify.load("t5", overrides=T5, device="meta")
+    prices = prices_of(model)
+    weights = [sum(p.numel() for p in part.parameters()) for part in (model.encoder.block, model.decoder.block)]
+    shares = [prices.attention_share(i, stage) for i, stage in enumerate(prices.baseline) if stage is not None]
+    each = [float(ranking.signed_share(share, causal)) for share, causal in zip(shares, (False, True), strict=True)]
+    assert abs(each[0] - each[1]) > 0.1
+    by_hand = (weights[0] * each[0] + weights[1] * each[1]) / sum(weights)
+    assert ranking.score(prices, prices.baseline) == pytest.approx(by_hand)
+
+
+def test_a_limit_that_binds_nothing_changes_no_alternative() -> None:
+    """A design is no alternative where it leaves more than a little of every limit; of one that is enough."""
+    alone = leanify.redesign("vit_base", target_params=0.5)
+    beside = leanify.redesign("vit_base", target_params=0.5, max_macs=1.0)
+    assert len(alone.candidates) > 2
+    assert [c.to_json() for c in beside.candidates] == [c.to_json() for c in alone.candidates]
+
+
+@pytest.mark.parametrize("pins", [{"depth": 8, "heads": 13, "head_dim": 62}, {"depth": 7, "heads": 16, "head_dim": 50}])
+def test_no_mlp_in_steps_of_eight_brings_the_control_much_nearer(pins: dict[str, int]) -> None:
+    """Steps of 64 units are more than a percent: the control goes on to smaller ones until it is near enough."""
+    plan = leanify.redesign("vit_base", **pins)
+    assert plan.control is not None
+    lean, control = plan.chosen, plan.control
+    units = 2 * 768 + 1  # parameters of a hidden unit in each layer
+    per_step = 8 * units * lean.depth  # type: ignore[operator]
+    best = min(abs(control.params + step * per_step - lean.params) for step in range(-40, 41))
+    assert abs(control.params - lean.params) <= max(best, 0.0005 * lean.params)
+    assert control.heads == plan.baseline.heads
+
+
+# -- heads and units --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [1e-6, 1.0, 1e6])
+def test_a_correction_does_not_depend_on_the_unit_of_its_inputs(power: float) -> None:
+    """λ is a share of the inputs' own power: W' is the same in volts and in millivolts."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(60, 12, generator=generator, dtype=torch.float64)
+    a[:, 3] = a[:, 4] + 1e-3 * a[:, 5]
+    w = torch.randn(5, 12, generator=generator, dtype=torch.float64)
+    second, kept = a.T @ a / 60, torch.tensor([0, 2, 3, 4, 8, 9])
+    expected = least_squares(w, second, kept)
+    torch.testing.assert_close(least_squares(w, power * second, kept), expected, rtol=1e-8, atol=1e-10)
+
+
+def loss_without(w: Tensor, second: Tensor, gone: list[int]) -> float:
+    """What the best projection of the other inputs misses."""
+    second = second + RIDGE * second.diagonal().mean() * torch.eye(len(second), dtype=second.dtype)
+    kept = [i for i in range(len(second)) if i not in gone]
+    rest = w.clone()
+    rest[:, kept] -= w @ second[:, kept] @ torch.linalg.inv(second[kept][:, kept])
+    return float(torch.einsum("oi,ij,oj->", rest, second, rest))
+
+
+def test_two_units_that_go_in_one_round_are_chosen_one_after_the_other() -> None:
+    """Of a hundred inputs two go at once: of a pair that cancels out both, though each alone weighs much."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(4000, 100, generator=generator, dtype=torch.float64)
+    a[:, 71] = a[:, 13] + 0.01 * a[:, 71]
+    w = 1 + torch.rand(3, 100, generator=generator, dtype=torch.float64)
+    w[:, 13], w[:, 71], w[:, 40] = 10, -10.001, 0.2  # 40 is the cheapest but for them
+    second = a.T @ a / 4000
+    gone: list[int] = []
+    for _ in range(2):
+        rest = [i for i in range(100) if i not in gone]
+        gone.append(min(rest, key=lambda i: loss_without(w, second, [*gone, i])))
+    assert sorted(gone) == [13, 71]
+    kept = surviving(w, second, torch.arange(100)[:, None], 98).tolist()
+    assert sorted(set(range(100)) - set(kept)) == sorted(gone)
+
+
+# -- heads of classes and losses --------------------------------------------------------------------------------------
+
+
+def test_a_head_of_other_labels_than_its_own_configuration_is_refused(tmp_path: Path) -> None:
+    """Labels that were asked for anew draw a new head; weights beside a configuration that fits none are damage."""
+    import transformers
+
+    config = transformers.BertConfig(**TEXT, num_labels=5)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    with pytest.warns(UserWarning, match="re-initialised"):
+        other = leanify.load(tmp_path / "bert", overrides={"num_labels": 3})
+    assert other.classifier.weight.shape == (3, 60)
+    tensors = load_file(tmp_path / "bert" / "model.safetensors")
+    cut = {name: tensor[:4].clone() if name.startswith("classifier") else tensor for name, tensor in tensors.items()}
+    save_file(cut, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(leanify.SourceError, match=r"classifier\.weight \(4, 60\).*\(5, 60\)"):
+        leanify.load(tmp_path / "bert")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_odd_sample_that_is_not_mixed_is_smoothed_like_the_others(count: int) -> None:
+    """Its part of the loss is the cross-entropy of torch with the same label smoothing."""
+    torch.manual_seed(0)
+    images, targets = torch.randn(count, 1, 4, 4), torch.randint(0, 6, (count,))
+    task = Classification(6, 0.8, 0.0, 0.1)
+    seen: list[Tensor] = []
+
+    class Flat(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x)
+            return super().forward(x.flatten(1))
+
+    model = Flat(16, 6)
+    seed_everything(0, 1)
+    whole = task.loss(model, images, targets)
+    assert torch.equal(seen[0][-1], images[-1])
+    alone = functional.cross_entropy(model(images[-1:]), targets[-1:], label_smoothing=0.1, reduction="sum")
+    seed_everything(0, 1)
+    rest = task.loss(model, images[:-1], targets[:-1]) if count > 1 else torch.zeros(())
+    torch.testing.assert_close(whole, rest + alone, rtol=1e-5, atol=1e-6)
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_nothing_is_shown_of_a_design_whose_runs_failed(failed: int, tmp_path: Path) -> None:
+    """The runs that survive are the lucky ones: ten points ahead with every seed, and undecided."""
+    recipe = recipes.parse(RECIPE)
+    designs = tuple(
+        PlannedDesign(name, recipe.model, depth, heads, 8, 64, 1000 * depth, 10**6 * depth, 0, float(depth))
+        for name, depth, heads in (("baseline", 8, 2), ("lean", 4, 5))
+    )
+    plan = StudyPlan("page", recipe, "0.5", tuple(range(6)), ranked(designs), 1, tokens=17)
+    folder = StudyFolder.create(tmp_path / "study", plan)
+    for key in plan.runs():
+        print_ = plan.fingerprint(key)
+        if key.design == "lean" and key.seed < failed:
+            folder.record(Outcome(key.design, key.seed, print_, "failed", "the loss of step 7 is not finite"))
+            continue
+        quality = (90.0 if key.design == "lean" else 80.0) + 0.1 * math.sin(key.seed)
+        folder.record(Outcome(key.design, key.seed, print_, "finished", "", "top1", "validation", 1, 1.0, quality, 20))
+    (verdict,) = studies.finished(folder).verdicts
+    assert verdict.answer == ("undecided" if failed else "shown")
+    assert ("1 of 6 runs of lean failed" in verdict.words) == bool(failed)
