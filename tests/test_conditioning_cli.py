@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 import xml.etree.ElementTree as ET
 
 import pytest
 import torch
+from commands import typed
 from safetensors.torch import save_file
 
-from leanify.cli import main
 from leanify.sources.find import load
 from leanify.sources.overrides import parse_overrides
 from leanify.upstream.build import build_model
@@ -24,17 +25,9 @@ TINY_BERT += ["--override=intermediate_size=64", "--override=vocab_size=300", "-
 
 
 @pytest.fixture
-def leanify(monkeypatch, capsys):
+def leanify(capsys):
     """Run the console script; returns its exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["leanify", "condition", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+    return lambda *arguments: typed(shlex.join(["condition", *map(str, arguments)]), capsys)
 
 
 @pytest.fixture
