@@ -112,7 +112,7 @@ def test_help_imports_no_torch(command: str) -> None:
 
 def test_the_command_line_and_the_library_are_twins() -> None:
     overrides: dict[str, Any] = dict(pair.split("=") for pair in SMALL[1::2])
-    plan = leanify.redesign("vit_base", target_params=0.6, overrides={k: int(v) for k, v in overrides.items()})
+    plan = leanify.redesign("vit_base", target_params="0.6", overrides={k: int(v) for k, v in overrides.items()})
     data = json.loads(run("redesign", "vit_base", *SMALL, "--target-params", "0.6", "--json").stdout)
     assert {**data, "seconds": 0} == {**plan.to_json(), "seconds": 0}
 
@@ -155,9 +155,9 @@ def test_completion_imports_no_torch() -> None:
 def test_a_warning_of_several_runs_is_said_once() -> None:
     """Python itself says it again after each change of its filters, which libraries make."""
     code = (
-        "import sys, warnings; from leanify import cli\ndef called():\n    for words in 'aba':\n        with "
+        "import sys, warnings; from leanify import cli\ndef run_command():\n    for words in 'aba':\n        with "
         "warnings.catch_warnings(): warnings.simplefilter('always'); warnings.warn(words)\n"
-        "cli.called = called; cli.main()"
+        "cli.run_command = run_command; cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines() == ["leanify: warning: a", "leanify: warning: b"]

@@ -148,9 +148,9 @@ def test_a_traceback_is_shown_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, 
         code, out, err = typed("recipes digist", capsys)
         assert (code, out, "Traceback" in err) == (2, "", asked)
         with monkeypatch.context() as patch:
-            patch.setattr(cli, "called", divided)
+            patch.setattr(cli, "run_command", divided)
             code, out, err = typed("recipes", capsys)
-        assert (code, out, "Traceback" in err) == (1, "", asked)
+        assert (code, out, "Traceback" in err) == (2, "", asked)
         assert "unexpected error: ZeroDivisionError: integer modulo by zero" in " ".join(err.split())
         assert "LEANIFY_DEBUG=1" in err
 

@@ -28,7 +28,7 @@ from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
 from leanify.tasks.classification import Classification
 from leanify.warm.choose import RIDGE, surviving
-from leanify.warm.narrow import least_squares
+from leanify.warm.correction import least_squares
 
 T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers": 3, "num_heads": 3, "vocab_size": 41}
 
