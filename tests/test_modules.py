@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
+import own_modules
 import pytest
 import torch
-from own_modules import DEPTH, HEADS, MADE, UNITS, WIDTH, Made, gpt, torch_attention, torch_encoder
+from own_modules import DEPTH, HEADS, MADE, UNITS, WIDTH, Made, gpt, kernels, torch_attention, torch_encoder
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
 from leanify.lens import families
 from leanify.lens.trials import InDouble
+from leanify.upstream import modules
 from leanify.upstream.given import named
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -166,3 +172,93 @@ def test_a_wrapper_is_refused_before_anything_changes(wrap: str) -> None:
         wrapped = torch.compile(model) if wrap == "compiled" else nn.DataParallel(model)
     with pytest.raises(leanify.UnsupportedModel, match=r"_orig_mod|remove_parametrizations|model\.module"):
         leanify.grow(wrapped, factor=2, inputs=inputs)
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
+def test_a_plan_prices_it_exactly_and_builds_it(make: Callable[[], Made]) -> None:
+    model, inputs = made(make)
+    plan = leanify.redesign(
+        model, inputs=inputs, target_params=0.75, multiple=4, min_mlp=0.3, min_depth=1, max_macs=0.9
+    )
+    lean = plan.build()
+    assert type(lean) is type(model)
+    assert leanify.read(lean) == plan.chosen.architecture
+    assert sum(parameter.numel() for parameter in lean.parameters()) == plan.chosen.params
+    for whole, priced in ((model, plan.baseline), (lean, plan.chosen)):
+        assert macs_of(whole, inputs) == priced.macs
+    for parameter in lean.parameters():
+        assert parameter.isfinite().all()
+    trained(lean, inputs)
+    kappas = [layer.kappa for layer in leanify.condition(model, inputs).layers] if make is not kernels else [1.0]
+    assert all(kappa >= 1 for kappa in kappas)
+
+
+def macs_of(model: nn.Module, inputs: dict[str, Any]) -> int:
+    """Multiply-adds by torch's own counter, which sees into no fused kernel."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model.eval()(**inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return int(counter.get_total_flops()) // 2
+
+
+def trained(model: nn.Module, inputs: dict[str, Any], steps: int = 10) -> None:
+    """A few steps of descent, which must lower the outputs' squares."""
+    optimiser = torch.optim.SGD(model.train().parameters(), 1e-2)
+    losses = []
+    for _ in range(steps):
+        result = model(**inputs)
+        loss = (result[0] if isinstance(result, tuple) else result).float().pow(2).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("make", [gpt, kernels, torch_encoder], ids=lambda make: make.__name__)
+def test_what_is_saved_is_built_again_by_the_code_that_is_named(
+    make: Callable[[], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "mine.py"
+    file.write_text(Path(own_modules.__file__).read_text("utf-8"), encoding="utf-8")
+    model, inputs = made(make)
+    lean = leanify.redesign(model, inputs=inputs, target_params=0.8, multiple=4, min_mlp=0.3, min_depth=1).build()
+    leanify.save(lean, tmp_path / "lean", source=f"{file}:{make.__name__}")
+    again = leanify.load(tmp_path / "lean")
+    assert difference(outputs(lean.double(), inputs), outputs(again.double(), inputs)) == 0
+    assert leanify.read(again) == leanify.read(lean)
+    file.write_text(file.read_text("utf-8") + "\n# changed\n", encoding="utf-8")
+    with pytest.raises(leanify.SourceError, match=r"mine\.py:\w+ has changed"):
+        leanify.load(tmp_path / "lean")
+
+
+def test_code_that_a_directory_names_does_not_run_before_the_user_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    file = tmp_path / "mine.py"
+    code = Path(own_modules.__file__).read_text("utf-8")
+    file.write_text(f"{code}\nopen({str(tmp_path / 'ran')!r}, 'a').close()\n", encoding="utf-8")
+    model, inputs = made(gpt)
+    leanify.read(model, inputs=inputs)
+    leanify.save(model, tmp_path / "lean", source=f"{file}:gpt")
+    (tmp_path / "ran").unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "others"))
+    monkeypatch.setattr(modules, "_ALLOWED", set())
+    sys.modules.pop(next(name for name in sys.modules if name.startswith("_leanify_mine")))
+    with pytest.raises(leanify.SourceError, match="not named here before"):
+        leanify.load(tmp_path / "lean")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_module_that_no_code_is_named_for_is_not_saved(tmp_path: Path) -> None:
+    model, inputs = made(gpt)
+    leanify.read(model, inputs=inputs)
+    with pytest.raises(leanify.SourceError, match=r"source='path/to/model\.py:make'"):
+        leanify.save(model, tmp_path / "lean")
+    assert not (tmp_path / "lean").exists()

@@ -144,6 +144,7 @@ class Plan(Tabular):
     ) -> nn.Module:
         """The chosen model, or another design of the plan: initialised by upstream, or with the weights of a SOURCE
         carried over by ``carry``, which makes a model of another shape from one with weights, loaded when it asks.
+        A module that was given keeps its class, its forward, and of its weights what fits.
         """
         import torch
 
@@ -153,6 +154,9 @@ class Plan(Tabular):
 
         shape = (design or self.chosen).architecture
         torch.manual_seed(seed)
+        live = self.given
+        if isinstance(live, torch.nn.Module) and weights is None:
+            return carry(lambda: live, shape) if carry else surgery.write(live, shape)
         if weights is not None or pretrained:
             if carry is None:
                 return surgery.write(find.with_weights(self.found, weights, pretrained), shape)

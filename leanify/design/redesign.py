@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from leanify.design.prices.cache import Source
 
 
-def redesign(source: Source, options: Options | None = None, *, ranking: Ranking | None = None, **changes: Any) -> Plan:
+def redesign(
+    source: Source,
+    options: Options | None = None,
+    *,
+    ranking: Ranking | None = None,
+    inputs: Any = None,
+    rows: Any = None,
+    **changes: Any,
+) -> Plan:
     """Trade layers for heads: the plan that ``leanify redesign`` prints. Nothing is built but on ``meta``.
 
     ``source`` is a name, a path, a recipe as a value or a resolved model. ``options``, and keyword arguments of the
@@ -46,6 +54,8 @@ def redesign(source: Source, options: Options | None = None, *, ranking: Ranking
     and all designs that are shown are timed beside the baseline. Memory is predicted for a training step of batch 1.
     Pins fix a value: one number, one for each stage, or one for each tower by name (``depth={"encoder": 5}``).
     ``overrides`` and ``cls`` are those of `leanify.load`. ``ranking`` scores a grid of designs, lowest is best.
+    A module of the user's own is a source too, with ``inputs``, an example of what its forward takes (and ``rows``, as
+    in `leanify.read`); its MACs are those of that example.
 
     Raises SourceError, UnsupportedModel, ShapeError, and BudgetError if no sensible design is within the limits.
 
@@ -55,6 +65,7 @@ def redesign(source: Source, options: Options | None = None, *, ranking: Ranking
     True
     """
     options = replace(options or Options(), **changes)
+    source = _with_inputs(source, options, inputs, rows)
     if options.asks_nothing:
         raise BudgetError("nothing is asked for: give a budget (--target-params 0.5) or a shape (--depth 7 --heads 16)")
     costs = costs_of(source, options)
@@ -97,6 +108,22 @@ def redesign(source: Source, options: Options | None = None, *, ranking: Ranking
     return plan if timing is None else _timed(plan, timing)
 
 
+def _with_inputs(source: Source, options: Options, inputs: Any, rows: Any) -> Source:
+    """The source; as a module that is read, where it is one or where its input is given."""
+    if inputs is None and rows is None and isinstance(source, (str, Path, Recipe)):
+        return source
+    from torch import nn
+
+    from leanify.lens import surgery
+    from leanify.sources import find
+
+    if isinstance(source, (str, Path)):
+        source = find.load(source, overrides=options.overrides, cls=options.cls)
+    if isinstance(source, nn.Module):
+        surgery.read(source, inputs, rows)
+    return source
+
+
 def _show_options() -> None:
     """Show every option by its name in the signature of `redesign`, for ``help`` and the documentation."""
     shown = signature(redesign)
@@ -131,7 +158,10 @@ def _name(source: Source) -> str:
     """The name of a source in a plan."""
     if isinstance(source, (str, Path)):
         return str(source)
-    return source.model.source if isinstance(source, Recipe) else str(source.origin)
+    if isinstance(source, Recipe):
+        return source.model.source
+    found: Any = source
+    return str(found.origin) if hasattr(found, "origin") else type(found).__name__
 
 
 def _prices(name: str, costs: ModelCosts, options: Options) -> PriceList:

@@ -115,8 +115,6 @@ def copied(model: nn.Module) -> nn.Module:
     Raises UnsupportedModel if it cannot be copied.
     """
     shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    inputs = given_to(model) or {}
-    shared |= {id(value): value for value in inputs.values() if isinstance(value, Tensor)}
     try:
         twin = copy.deepcopy(model, shared)
     except Exception as error:  # whatever a module holds that Python cannot copy: locks, generators, process groups
@@ -146,7 +144,7 @@ def run(model: nn.Module) -> Any:
     """
     own = next(model.parameters(), torch.empty(0))
     try:
-        inputs = example_inputs(model, 1, None if given_to(model) else TOKENS, own.device)
+        inputs = example_inputs(model, None, None if given_to(model) else TOKENS, own.device)
         inputs = {name: x for name, x in inputs.items() if name != "attention_mask" or not x.is_meta}
         with _unspoilt(), torch.no_grad():
             return model(**inputs)

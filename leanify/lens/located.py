@@ -51,12 +51,17 @@ class LocatedLayer:
         Raises UnsupportedModel where it is a bare parameter, which no hook sees.
         """
         path = self._output
-        if part_of(self.attention.module, path) is None:
+        if not self.is_observable:
             raise UnsupportedModel(
                 f"{self.output_path}: this attention's output projection is a bare parameter, not a module, so its "
                 "input cannot be observed; reading, growing, writing and training it do not need that"
             )
         return self.attention.module.get_submodule(path)
+
+    @property
+    def is_observable(self) -> bool:
+        """Whether the output projection is a module, whose input a hook sees."""
+        return part_of(self.attention.module, self._output) is not None
 
     @property
     def output_path(self) -> str:

@@ -16,6 +16,7 @@ from leanify.errors import LeanifyError, SourceError
 from leanify.lens import surgery
 from leanify.sources.source import ModelSource, build_on_meta
 from leanify.sources.tensors import misfits, shapes_of
+from leanify.upstream import modules
 from leanify.upstream.build import build_model
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.origin import Origin, is_hf, live_options, origin_of, plain_words
@@ -31,6 +32,8 @@ def describe(model: nn.Module) -> ModelSource:
     """
     origin = _origin(model)
     architecture = surgery.read(model)
+    if origin.library == modules.LIBRARY:
+        return ModelSource(origin, architecture)
     native = expressed(model, origin, architecture)
     if native is not None:
         return ModelSource(native)
@@ -44,12 +47,20 @@ def describe(model: nn.Module) -> ModelSource:
     return found
 
 
+def check_rebuilt(model: nn.Module, found: ModelSource) -> None:
+    """Raise SourceError if what a user's code builds, in this shape, has other tensors than the model."""
+    problems = misfits(shapes_of(build_on_meta(found).state_dict()), shapes_of(model.state_dict()))
+    if problems:
+        raise SourceError(f"this {type(model).__name__} differs from what {found.origin} builds: {problems}")
+
+
 def _origin(model: Any) -> Origin:
     """How upstream builds the model, updated with options that changed on the live module."""
     origin = origin_of(model)
-    if origin is None:
+    if origin is None or origin.library == modules.LIVE:
         raise SourceError(
             f"this {type(model).__name__} is neither a timm nor a transformers model, so no loader could rebuild it; "
+            "of your own module say what builds it: leanify.save(model, directory, source='path/to/model.py:make'), or "
             "create it with leanify.load, timm.create_model or transformers"
         )
     if origin.library == "hf":

@@ -6,6 +6,7 @@ bert, hf/gpt2                           a transformers model type with its defau
 leanify/crammed-bert                    one of leanify's own models: systems of the paper that no library has
 org/name, bert-base-uncased             a model on the Hugging Face hub
 vit-base-lean, recipe.toml              the model of a recipe, in the recipe's shape
+model.py:make, package.module:make      a user's own module: what this function or class returns
 path                                    a lean directory, a run, an upstream directory, a config.json, a checkpoint
 
 `find` resolves a SOURCE once, to a `ModelSource`; `weights.load` builds it.
@@ -34,7 +35,7 @@ from leanify.sources.overrides import hf_origin, overridden, type_of_class
 from leanify.sources.source import ModelSource as ModelSource
 from leanify.sources.source import build_on_meta as build_on_meta
 from leanify.sources.tensors import CHECKPOINTS, few, read_tensors
-from leanify.upstream import diffusion, hooks
+from leanify.upstream import diffusion, hooks, modules
 from leanify.upstream.lean_config import KEY, from_file
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin
@@ -88,7 +89,7 @@ def with_weights(found: ModelSource, source: str | Path | None, pretrained: bool
 
 @wall("no model is found there")
 def find(
-    source: str | Path | recipe.Recipe | ModelSource,
+    source: str | Path | recipe.Recipe | ModelSource | nn.Module,
     *,
     overrides: Mapping[str, Any] | None = None,
     cls: str | None = None,
@@ -96,15 +97,20 @@ def find(
 ) -> ModelSource:
     """Resolve SOURCE to a `ModelSource` without building it (a recipe's model is built on meta to reshape it).
 
-    A recipe may be given as its value, and what is resolved already as it is. The other arguments are those of `load`.
+    A module, and what is resolved already, is taken as it is; a recipe may be given as its value. The other arguments
+    are those of `load`.
     Raises SourceError, with the nearest known names where there are any.
     """
     wanted = dict(overrides or {})
+    if isinstance(source, nn.Module):
+        return ModelSource(modules.live_origin(source))
     if isinstance(source, ModelSource):
         return overridden(source, wanted, cls)
     if isinstance(source, recipe.Recipe):
         return _in_recipe(source, "the recipe", wanted, cls, pretrained)
     text = str(source)
+    if modules.is_code(text):
+        return overridden(ModelSource(modules.named(text)), wanted, cls)
     if (file := _recipe_file(text)) is not None:
         return _in_recipe(recipe.load(file), str(file), wanted, cls, pretrained)
     path = Path(source).expanduser()
@@ -266,7 +272,13 @@ def _in_recipe(
     model = value.model
     if _recipe_file(model.source) is not None:
         raise SourceError(f"{name}: the source of a recipe must be a model; {model.source!r} is another recipe")
-    found = find(model.source, overrides={**model.override, **overrides}, cls=cls or model.cls, pretrained=pretrained)
+    code = ModelSource(modules.origin_of_code(model.source)) if modules.is_code(model.source) else None
+    found = find(
+        code or model.source,
+        overrides={**model.override, **overrides},
+        cls=cls or model.cls,
+        pretrained=pretrained,
+    )
     if not model.reshapes:
         return found
     if pretrained:

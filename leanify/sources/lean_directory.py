@@ -32,11 +32,11 @@ from leanify.runs.files import read_json
 from leanify.runs.new_directory import new_directory
 from leanify.runs.places import CARD
 from leanify.sources import side_files, timm_hooks
-from leanify.sources.describe import describe
+from leanify.sources.describe import check_rebuilt, describe
 from leanify.sources.same_shape import as_type
 from leanify.sources.source import ModelSource
-from leanify.upstream import diffusion, hooks
-from leanify.upstream.origin import Origin, origin_of
+from leanify.upstream import diffusion, hooks, modules
+from leanify.upstream.origin import Origin, origin_of, set_origin
 from leanify.upstream.wall import wall
 
 WEIGHTS = "model.safetensors"
@@ -50,17 +50,24 @@ def save(
     force: bool = False,
     model_type: str | None = None,
     title: str = TITLE,
+    source: str | None = None,
 ) -> Path:
     """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
     Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another transformers type
-    that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README. Returns the directory.
+    that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README. ``source`` says what builds a
+    module of the user's own, before it was reshaped: ``model.py:make`` or ``package.module:make``. Returns the
+    directory.
 
     Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """
     if model_type is not None:
         model = as_type(model, model_type)
+    if source is not None:
+        set_origin(model, modules.named(source))
     found = describe(model)
+    if found.origin.library == modules.LIBRARY:
+        check_rebuilt(model, found)
     with new_directory(directory, force) as folder:
         write_around(model, found, folder, _write(model, found, folder), Path(directory).name, title)
     return Path(directory)
@@ -101,7 +108,7 @@ def _card(model: nn.Module, found: ModelSource, tied: dict[str, str], folder: Pa
     origin = origin_of(model) or found.origin
     return {
         "format": FORMAT,
-        "origin": vars(origin),
+        "origin": {name: value for name, value in vars(origin).items() if name != "live"},
         "architecture": surgery.read(model).to_json(),
         "upstream": found.architecture is None,
         "tied": tied,
@@ -136,6 +143,10 @@ def _readme(model: nn.Module, found: ModelSource, name: str, title: str) -> str:
         lines += [f'model = diffusers.{origin.name}.from_pretrained("{name}")']
     upstream = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}.get(origin.library)
     note = "The model is leanify's own."
+    if origin.library == modules.LIBRARY:
+        note = (
+            f"`leanify.load` builds the module anew by running {origin.name}, and refuses where that file has changed."
+        )
     if upstream:
         note = f"{upstream} itself builds this shape."
         note = note if alone else f"{upstream} alone cannot express this shape, and refuses to load it."

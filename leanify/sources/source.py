@@ -10,6 +10,7 @@ from torch import nn
 
 from leanify.architecture import Architecture
 from leanify.lens import surgery
+from leanify.upstream import modules
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 
@@ -31,6 +32,14 @@ class ModelSource:
 
 
 def build_on_meta(found: ModelSource) -> nn.Module:
-    """Build the model on torch's meta device: shapes, no memory for weights."""
-    model = build_model(found.origin, "meta")
+    """Build the model on torch's meta device: shapes, no memory for weights.
+
+    A user's own module is read before it goes there, where it can be tried.
+    """
+    if found.origin.library in (modules.LIBRARY, modules.LIVE):
+        real = build_model(found.origin)
+        surgery.read(real)
+        model = modules.on_meta(real)
+    else:
+        model = build_model(found.origin, "meta")
     return model if found.architecture is None else surgery.write(model, found.architecture)

@@ -19,12 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from leanify.errors import SourceError, UnsupportedModel
+from leanify.lens.families import reading_of
+from leanify.lens.forwards import free
 from leanify.lens.located import LocatedLayer
 from leanify.lens.sites import locate
 from leanify.spectra.projections import head_kappas, output_columns
 from leanify.spectra.results import LayerProbe, Probe, Sample
 from leanify.spectra.spectrum import Spectra, spectra
+from leanify.upstream.given import given_to, named
 from leanify.upstream.hooked import hooked
+from leanify.upstream.inputs import knows_input
 from leanify.upstream.wall import wall
 
 ModelInputs = Tensor | Mapping[str, Tensor]
@@ -53,6 +57,8 @@ def condition(
 ) -> Probe:
     """Probe every layer's A on ``inputs``: one batch of any length (it is split), or an iterable of batches.
 
+    A module of the user's own may take a tuple of arguments, or a dictionary, as its one batch.
+
     Tokens that an ``attention_mask`` (batch, tokens) masks out are excluded from A. ``per_head`` and ``weights`` add κ
     of single heads and of their weights. ``on_batch`` is called with the number of samples done. The model is
     unchanged afterwards, including its training mode.
@@ -66,11 +72,13 @@ def condition(
     >>> [layer.rank for layer in probe.layers]  # of 5 tokens
     [5, 5]
     """
-    recorders = [_Recorder(layer, per_head) for layer in locate(model).layers]
+    own = _of_own(model, inputs)
+    inputs = inputs if own is None else own
+    recorders = [_Recorder(layer, per_head) for layer in locate(model, own).layers]
     check_finite(model)
     done = 0
     handles = [recorder.layer.output.register_forward_pre_hook(recorder) for recorder in recorders]
-    with hooked(handles), _evaluating(model), torch.inference_mode():
+    with hooked(handles), _evaluating(model), calling_projections(model), torch.inference_mode():
         for batch in _cut(inputs, batch_size):
             for recorder in recorders:
                 recorder.begin(batch)
@@ -86,6 +94,31 @@ def condition(
     if not layers:
         raise UnsupportedModel(f"a forward pass calls none of the output projections: {', '.join(unseen[:3])}, …")
     return Probe(layers, unseen)
+
+
+def _of_own(model: nn.Module, inputs: Any) -> dict[str, Any] | None:
+    """One batch by argument of a module of the user's own; None for other models, and for batches one by one."""
+    one = isinstance(inputs, (Tensor, Mapping, tuple))
+    return named(model, inputs) if one and (given_to(model) is not None or not knows_input(model)) else None
+
+
+@contextmanager
+def calling_projections(model: nn.Module) -> Iterator[None]:
+    """Inside this context torch's own attention calls its output projection, so that a hook sees its input.
+
+    Its forward hands the projection's weights to a kernel; here it computes the same by our forward.
+    """
+    changed = [(m, type(m)) for m in model.modules() if type(m) is nn.MultiheadAttention and reading_of(m) is not None]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        for module, _ in changed:
+            free(module)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, kind in changed:
+            module.__class__ = kind
 
 
 def check_finite(model: nn.Module) -> None:
@@ -110,7 +143,15 @@ def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[Mod
     for batch in [inputs] if isinstance(inputs, (Tensor, Mapping)) else inputs:
         for start in range(0, _length(batch), size):
             piece = slice(start, start + size)
-            yield {k: v[piece] for k, v in batch.items()} if isinstance(batch, Mapping) else batch[piece]
+            if isinstance(batch, Mapping):
+                length = _length(batch)
+                yield {k: v[piece] if _has_samples(v, length) else v for k, v in batch.items()}
+            else:
+                yield batch[piece]
+
+
+def _has_samples(value: Any, length: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == length
 
 
 @contextmanager

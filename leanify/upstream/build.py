@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from leanify.errors import ShapeError, SourceError
-from leanify.upstream import diffusion, hooks, own_models, room
+from leanify.upstream import diffusion, hooks, modules, own_models, room
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
@@ -38,6 +38,8 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     ``device="meta"`` needs no memory. Raises SourceError, also for a model larger than the memory, and ShapeError for
     one with too many parts.
     """
+    if origin.library in (modules.LIBRARY, modules.LIVE):
+        return modules.build(origin, device)
     if device == "meta":
         return _built(origin, device)
     return room.built(origin, lambda: _built(origin, device), lambda: _built(origin, "meta"))
@@ -183,8 +185,10 @@ def build_shell(origin: Origin) -> nn.Module:
     """Build a model with real buffers and, if possible, parameters on meta, ready to load weights into.
 
     Models that compute tables on their parameters' device (Swin v2) or run a part of themselves during construction (a
-    ViT with a ResNet stem) get real parameters.
+    ViT with a ResNet stem) get real parameters, and so do a user's own modules.
     """
+    if origin.library in (modules.LIBRARY, modules.LIVE):
+        return build_model(origin)
     try:
         with parameters_on_meta():
             model = _built(origin, "cpu")

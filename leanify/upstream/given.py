@@ -13,12 +13,19 @@ from leanify.errors import ShapeError, SourceError
 _KEY = "_leanify_inputs"
 
 
+class Given(dict[str, Any]):
+    """Arguments by name that a user gave, not made here. Copies of a model share them."""
+
+    def __deepcopy__(self, memo: Any) -> Given:
+        return self
+
+
 def give(model: nn.Module, inputs: Any) -> None:
     """Keep ``inputs`` with the model: a tensor, a tuple of arguments, or a dictionary by argument.
 
     Raises SourceError for anything else, and where the forward's arguments have no names.
     """
-    model.__dict__[_KEY] = named(model, inputs)
+    model.__dict__[_KEY] = Given(named(model, inputs))
 
 
 def given_to(model: nn.Module) -> dict[str, Any] | None:
@@ -50,28 +57,35 @@ def named(model: nn.Module, inputs: Any) -> dict[str, Any]:
         raise SourceError(f"{type(model).__name__}.forward does not take these inputs: {error}") from error
 
 
-def batch_of(inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
+def batch_of(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
     """As many samples of what was given as asked: its first ones, repeated where there are fewer.
 
-    Raises ShapeError where the tensors' first axes differ, so that it is not known which axis holds samples.
+    Samples lie along the first axis of the first tensor; tensors of another length there (masks) stay. Raises
+    ShapeError for torch's layers with ``batch_first=False``, where it is another axis.
     """
-    lengths = {value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.dim()}
-    if lengths == {batch}:
+    length = samples_in(inputs)
+    if length in (None, batch):
         return dict(inputs)
-    if len(lengths) != 1:
+    if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()):
         raise ShapeError(
-            f"the inputs given hold {' and '.join(map(str, sorted(lengths)))} entries on their first axes, so which of "
-            f"them are samples is not known; give inputs of {batch} samples, or ask for no other batch"
+            f"the attentions of this {type(model).__name__} have batch_first=False, so samples do not lie along the "
+            f"first axis of the inputs given: give inputs of {batch} samples, or ask for no other batch"
         )
-    (length,) = lengths
 
     def taken(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.dim():
+        if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != length:
             return value
         times = -(-batch // length)
         return value.repeat(times, *(1 for _ in value.shape[1:]))[:batch]
 
     return {name: taken(value) for name, value in inputs.items()}
+
+
+def samples_in(inputs: Mapping[str, Any] | None) -> int | None:
+    """How many samples an example holds: the length of its first tensor's first axis; None without one."""
+    tensors = (value for value in (inputs or {}).values() if isinstance(value, Tensor) and value.dim())
+    first = next(tensors, None)
+    return None if first is None else int(first.shape[0])
 
 
 def words_of_given(inputs: Mapping[str, Any]) -> str:

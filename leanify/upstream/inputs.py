@@ -14,7 +14,7 @@ from leanify.errors import ShapeError, UnsupportedModel
 from leanify.upstream import diffusion
 from leanify.upstream.caches import longest_context
 from leanify.upstream.diffusion import is_diffusers
-from leanify.upstream.given import batch_of, given_to
+from leanify.upstream.given import Given, batch_of, given_to, words_of_given
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side
 from leanify.upstream.origin import is_hf, is_own, origin_of
@@ -27,24 +27,24 @@ GRIDS = ("grid_thw", "spatial_shapes")
 
 
 def example_inputs(
-    model: nn.Module, batch: int = 1, tokens: int | None = None, device: str | torch.device = "cpu"
+    model: nn.Module, batch: int | None = None, tokens: int | None = None, device: str | torch.device = "cpu"
 ) -> dict[str, Tensor]:
     """Return a random batch by argument name: images, sound, or token ids (by default 512, or as many as fit).
 
     transformers models get their main input, their forward's required arguments, and decoder tokens. Floating-point
-    inputs have the model's dtype. An example that a user gave with his module stays as it is for ``batch`` 1, whatever
-    its batch.
+    inputs have the model's dtype. Without ``batch`` it is one sample, or the example that a user gave with his module
+    as it is.
 
     Raises UnsupportedModel for a module of unknown input without an example of it.
     """
     given = given_to(model)
     if given is not None:
-        asked = batch_of(given, batch) if batch > 1 else given
-        return {name: _on(value, device, model) for name, value in asked.items()}
+        asked = given if batch is None else batch_of(model, given, batch)
+        return Given({name: _on(value, device, model) for name, value in asked.items()})
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     meta = str(device) == "meta"
     with torch.device("meta") if meta else nullcontext(), NothingToDraw(device):  # 10⁹ pixels cost nothing there
-        made = _examples(model, batch, tokens, device)
+        made = _examples(model, batch or 1, tokens, device)
     return {name: value.to(kind) if value.is_floating_point() else value for name, value in made.items()}
 
 
@@ -245,6 +245,10 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
     """Raise ShapeError for a length that has no effect on the input, or for which the model has too few positions."""
     if tokens is None:
         return
+    if given_to(model) is not None:
+        raise ShapeError(
+            f"--tokens {tokens}: the input of this module is the example that was given; give a longer one"
+        )
     here, other = (example_inputs(model, 1, n, "meta") for n in (tokens, tokens + 1))
     if all(here[name].shape == other[name].shape for name in here):
         raise ShapeError(f"--tokens {tokens}: this model's input has no length to choose; it is {words_of(here)}")
@@ -256,6 +260,8 @@ def check_tokens(model: nn.Module, tokens: int | None) -> None:
 
 def words_of(inputs: dict[str, Tensor]) -> str:
     """Describe one sample, such as "224 × 224 image" or "512 token ids"; masks and grids are not mentioned."""
+    if isinstance(inputs, Given):
+        return words_of_given(inputs)
     in_patches = any(name.endswith(GRIDS) for name in inputs)
     silent = ("mask", "masks", "type_ids", "position_ids", *GRIDS)
     shown = {name: x for name, x in inputs.items() if not name.endswith(silent) and x.dim() > 1}

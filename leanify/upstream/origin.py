@@ -19,19 +19,25 @@ if TYPE_CHECKING:
 class Origin:
     """How upstream builds a model.
 
-    library   "timm", "hf" (transformers), "diffusers", or "leanify" for its own models
-    name      timm's model name, transformers' model type, diffusers' class, or leanify's model name
-    options   timm, diffusers, leanify: keyword arguments of the constructor; hf: the whole configuration
-    cls       hf: the class in transformers
+    library   "timm", "hf" (transformers), "diffusers", "leanify" for its own models, "module" for a user's code, "live"
+              for a module that the caller holds
+    name      timm's model name, transformers' model type, diffusers' class, leanify's model name, or ``model.py:make``
+    options   keyword arguments of the constructor; hf: the whole configuration
+    cls       hf: the class in transformers; module: the SHA-256 of the file
+    live      live: the module itself
     """
 
     library: str
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     cls: str = ""
+    live: Any = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.library}/{self.name}"
+        return self.name if self.library in ("module", "live") else f"{self.library}/{self.name}"
+
+    def __deepcopy__(self, memo: Any) -> Origin:
+        return self
 
 
 def set_origin(model: nn.Module, origin: Origin | None) -> None:

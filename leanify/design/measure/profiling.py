@@ -25,12 +25,13 @@ from leanify import machine
 from leanify.design.measure import peak
 from leanify.design.measure.peak import tensors_of as tensors_of
 from leanify.design.prices import counting
-from leanify.errors import LeanifyError, UnsupportedModel
+from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
 from leanify.tabular import Tabular
 from leanify.units import binary, millions, operations
 from leanify.units import seconds as time_of
+from leanify.upstream.given import given_to, samples_in
 from leanify.upstream.inputs import check_tokens, example_inputs
 from leanify.upstream.libraries import first_line
 from leanify.upstream.wall import wall
@@ -124,8 +125,10 @@ def _rate(value: float | None) -> str:
 
 
 def profile(
-    source: str | Path | find.ModelSource,
+    source: str | Path | find.ModelSource | nn.Module,
     *,
+    inputs: Any = None,
+    rows: Any = None,
     batch_size: int = 8,
     device: str | None = None,
     dtype: str = "float32",
@@ -139,14 +142,18 @@ def profile(
 
     ``tokens`` is the length of a text input; an image's size is an override of the source (``img_size``). Latency is
     the median of ``repeats`` forward passes at batch 1, throughput that of ``batch_size``, in seconds and per second.
+    A module of the user's own is counted and measured on ``inputs``, an example of what its forward takes, as it is.
 
     >>> import leanify
     >>> leanify.profile("vit_tiny", measure=False).params
     5717416
     """
+    if isinstance(source, nn.Module):
+        surgery.read(source, inputs, rows)
     found = source if isinstance(source, find.ModelSource) else find.find(source, overrides=overrides, cls=cls)
-    name = str(found.origin if isinstance(source, find.ModelSource) else source)
+    name = str(source if isinstance(source, (str, Path)) else found.origin)
     model = find.build_on_meta(found)
+    batch_size = samples_in(given_to(model)) or batch_size
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise LeanifyError(f"--dtype {dtype!r} is not a floating-point type of torch; try float32, bfloat16 or float16")
@@ -164,7 +171,8 @@ def profile(
         before = machine.settled_resident_set()
         with wall(f"{source} does not run here in {dtype}, {batch_size} samples at a time", LeanifyError):
             real = fresh(model, place)
-            one, many = (example_inputs(real, size, tokens, place) for size in (1, batch_size))
+            one = example_inputs(real, None, tokens, place)
+            many = one if given_to(model) is not None else example_inputs(real, batch_size, tokens, place)
             kernels = kernels_of(real, one)
             latency = seconds(real, one, repeats)
             throughput = batch_size / seconds(real, many, max(3, repeats // 3))
@@ -198,7 +206,7 @@ def _too_large(what: str, place: torch.device, free: int | None) -> str:
 def _predicted(model: nn.Module, batch: int, tokens: int | None, place: torch.device) -> int | None:
     try:
         return predicted_training_bytes(model, batch, tokens, fused=place.type == "cuda")
-    except UnsupportedModel:  # it runs, as it was counted, but not in training mode
+    except (UnsupportedModel, ShapeError):  # it runs as it was counted, but not in training mode, or in no other batch
         return None
 
 
@@ -231,7 +239,7 @@ def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None
         if device == "cpu" and weights_bytes(model) > TRACEABLE_BYTES:
             return None, [], "fvcore did not run: tracing this model needs its weights in memory"
         here = model if device == "meta" else fresh(model, torch.device("cpu"), drawn=False)
-        inputs = example_inputs(here, 1, tokens, device)
+        inputs = example_inputs(here, None, tokens, device)
         inputs.pop("attention_mask", None)
         wrapped = _Positional(here, list(inputs))
         analysis = FlopCountAnalysis(wrapped, tuple(inputs.values()))

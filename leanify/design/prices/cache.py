@@ -20,9 +20,11 @@ from leanify.runs import recipe
 from leanify.runs.cache import home
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from leanify.sources.source import ModelSource
 
-    Source: TypeAlias = str | Path | recipe.Recipe | ModelSource  # what `sources.find.find` takes
+    Source: TypeAlias = str | Path | recipe.Recipe | ModelSource | nn.Module  # what `sources.find.find` takes
 
 Value = TypeVar("Value")
 FORMAT = 2
@@ -45,14 +47,22 @@ def key_of(source: Source, options: Options) -> str | None:
 
 
 def _contents(source: Source) -> list[Any] | None:
-    """The files that say the shape of a source, with their contents: [] for a name, None for a model on the hub."""
+    """The files that say the shape of a source, with their contents: [] for a name.
+
+    None for a model on the hub, and for a user's own module, whose code may do anything.
+    """
     if isinstance(source, recipe.Recipe):
         inner = _contents(source.model.source)
         return None if inner is None else [source.to_toml(), *inner]
     if not isinstance(source, (str, Path)):
-        shape = source.architecture and source.architecture.to_json()
-        return None if isinstance(source.weights, str) else [asdict(source.origin), shape]
+        found: Any = source
+        if getattr(getattr(found, "origin", None), "library", "live") in ("module", "live"):
+            return None
+        shape = found.architecture and found.architecture.to_json()
+        return None if isinstance(found.weights, str) else [asdict(found.origin), shape]
     name, path = str(source), Path(source).expanduser()
+    if ":" in name and not path.exists():
+        return None
     try:
         if path.suffix == ".toml" or not path.exists():
             file = path if path.exists() else recipe.find(name)

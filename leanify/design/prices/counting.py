@@ -24,10 +24,11 @@ from leanify.design.prices.cost import Cost as Cost
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
-from leanify.upstream import diffusion
+from leanify.upstream import diffusion, modules
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import kept_by
 from leanify.upstream.diffusion import is_diffusers
+from leanify.upstream.given import Given, given_to
 from leanify.upstream.hooked import hooked
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf, origin_of
@@ -51,7 +52,7 @@ def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
     """One forward pass; timm takes its image by position."""
     if is_diffusers(model):
         return model(**diffusion.arguments(inputs))
-    return model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
+    return model(inputs["x"]) if set(inputs) == {"x"} and given_to(model) is None else model(**inputs)
 
 
 class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -171,10 +172,12 @@ def _has_no_values(tensor: Tensor) -> bool:
 
 
 def unmasked_inputs(
-    model: nn.Module, tokens: int | None = None, device: str = "meta", batch: int = 1
+    model: nn.Module, tokens: int | None = None, device: str = "meta", batch: int | None = None
 ) -> dict[str, Tensor]:
     """A batch without a mask: upstream would look into it, and on ``meta`` there is nothing to see."""
     inputs = example_inputs(model, batch, tokens, device)
+    if isinstance(inputs, Given):
+        return inputs
     return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
@@ -184,6 +187,7 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
     No expert turns a token away, though all choose the first.
     """
     real: nn.Module = copy.deepcopy(model).to_empty(device=device)
+    modules.empty_attributes(real, device)
     _tie(real, model)
     origin = origin_of(model)
     made: dict[str, Tensor] = {}
@@ -214,7 +218,10 @@ def observed(model: nn.Module, tokens: int | None, observe: Callable[[nn.Module,
 
 
 def observed_on_meta(
-    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
+    model: nn.Module,
+    tokens: int | None,
+    observe: Callable[[nn.Module, dict[str, Tensor]], Result],
+    batch: int | None = None,
 ) -> Result | None:
     """What ``observe`` finds in a forward pass without memory; None where it does not run."""
     try:
@@ -240,7 +247,10 @@ def _unchecked() -> Iterator[None]:
 
 
 def observed_on_cpu(
-    model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result], batch: int = 1
+    model: nn.Module,
+    tokens: int | None,
+    observe: Callable[[nn.Module, dict[str, Tensor]], Result],
+    batch: int | None = None,
 ) -> Result:
     """What ``observe`` finds in a forward pass of zeros in memory. Raises UnsupportedModel where it does not run."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -371,7 +381,8 @@ def _rows_of_layers(layers: Mapping[str, LocatedLayer], model: nn.Module, inputs
             for tensor in [each for each in given if isinstance(each, Tensor) and each.dim() > 1][:1]:
                 seen.setdefault(name, _rows(tensor))  # torch's own attention takes the projection's weights alone
 
-        hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
+        if layer.is_observable:
+            hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
         hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
     with hooked(hooks), plain(model), Countable():
         call(model, inputs)
