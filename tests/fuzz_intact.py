@@ -42,12 +42,13 @@ checkpoint_every = 1
 class Here:
     """An engine that trains in this process: a worker of its own would first import everything again."""
 
-    def submit(self, function: Any, /, study: str, design: str, seed: int, share: float | None) -> Future[None]:
+    def submit(self, function: Any, /, study: str, design: str, seed: int, *rest: float | None) -> Future[None]:
         from leanify.study import worker
         from leanify.study.folder import StudyFolder
         from leanify.study.plan import Key
 
-        worker.work(StudyFolder.open(Path(study)), Key(design, seed), share)
+        share, rate = rest
+        worker.work(StudyFolder.open(Path(study)), Key(design, seed, rate), share)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -72,7 +73,8 @@ def samples_in(home: Path) -> None:
     torch.save({"state_dict": tensors, "epoch": 3, "args": {"lr": [0.1]}}, home / "loose" / "a.bin")
     shapes = ("small=depth:1,heads:2,mlp:32", "wide=depth:1,heads:4,mlp:16", "thin=depth:2,heads:2,mlp:16")
     designs = ("baseline", *shapes)  # as many as a surface over shapes needs
-    leanify.compare(recipes.parse(RECIPE), home / "study", seeds=2, designs=designs, engine=Here(), measure=False)
+    asked = {"seeds": 2, "designs": designs, "rates": (1,)}
+    leanify.compare(recipes.parse(RECIPE), home / "study", engine=Here(), measure=False, **asked)
     _tables(home)
     _images(home / "images")
     _upstreams(home)

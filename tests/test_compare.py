@@ -20,7 +20,7 @@ from leanify import study as studies
 from leanify.errors import BudgetError, DirectoryError, LeanifyError, RecipeError, ShapeError
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import ModelSection
-from leanify.study import Request, engines, runner
+from leanify.study import Request, engines, rates, runner
 from leanify.study.designs import Designer, parse_shape, parse_sweep, split_names
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import Key, PlannedDesign, StudyPlan, ranked
@@ -35,7 +35,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obj
     folder = tmp_path_factory.mktemp("study")
     done = run(
         str(recipe_file(folder)), "-o", str(folder / "s"), "--designs", f"baseline,{NARROW}", "--seeds", "2",
-        "--jobs", "1", "--set", "schedule.epochs=2", "--json",
+        "--rates", "1,2", "--jobs", "1", "--set", "schedule.epochs=2", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "s", json.loads(done.stdout)
@@ -55,7 +55,12 @@ def test_costs_are_measured_in_fewer_rounds_where_each_takes_long(monkeypatch: p
     assert (len(calls), calls[:4]) == (2 * 3 * 7, ["a", "b", "a", "b"])
     calls.clear()
     monkeypatch.setattr(measure, "ENOUGH", -1)
-    assert measure._rounds(work) == {"a": (7, 9, 11), "b": (8, 10, 12)}
+    found = measure._rounds(work)
+    assert {name: [time.median for time in times] for name, times in found.items()} == {
+        "a": [7, 9, 11],
+        "b": [8, 10, 12],
+    }
+    assert [(time.low, time.high) for time in found["a"]] == [(4, 10), (6, 12), (8, 14)]
     assert len(calls) == 2 * 3 * 3
 
 
@@ -215,6 +220,28 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], message: str,
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 
 
+@pytest.mark.parametrize("text", ["", "fast", "0,1", "-1", "nan", "inf", "0.5;2"])
+def test_rates_that_are_no_rates_are_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"--rates takes multiples .* such as 0\.5,1,2"):
+        rates.parse(text)
+
+
+def test_a_rate_is_that_of_the_runs_and_trials_are_shorter() -> None:
+    base = replace(plan("baseline", "lean"), rates=(0.5, 1.0, 2.0))
+    optim, schedule = base.recipe.optim, base.recipe.schedule
+    assert optim is not None
+    assert schedule is not None
+    assert [str(key) for key in base.trials()][:3] == ["baseline-0-rate0.5", "baseline-0-rate1", "baseline-0-rate2"]
+    trial = base.recipe_of(Key("lean", 0, 2.0))
+    assert (trial.optim.lr, trial.schedule.epochs) == (2 * optim.lr, schedule.epochs / 2)  # type: ignore[union-attr,operator]
+    known = replace(base, designs=tuple(replace(design, rate=0.5) for design in base.designs))
+    assert list(known.trials()) == []
+    assert known.recipe_of(Key("lean", 1)).optim.lr == optim.lr / 2  # type: ignore[union-attr]
+    assert replace(base, rates=(2.0,)).recipe_of(Key("lean", 1)).optim.lr == 2 * optim.lr  # type: ignore[union-attr]
+    with pytest.raises(RecipeError, match=r"rates: 0\.5,1,2 → 1"):
+        base.joined(replace(base, rates=(1.0,)))
+
+
 # -- what is run ------------------------------------------------------------------------------------------------------
 
 
@@ -233,19 +260,25 @@ def test_the_object_has_what_the_interface_promises(study: tuple[Path, dict[str,
         quality = design["quality"]
         assert quality["low"] <= quality["mean"] <= quality["high"]
         assert (quality["seeds"], quality["failed"]) == (2, 0)
-        gain, seconds = quality["mean"], 2 * 10 * 32 / design["train_per_s"]
-        assert design["quality_per"] == pytest.approx(
-            {
-                "params": gain / design["params"] * 1e6,
-                "macs": gain / design["macs"] * 1e9,
-                "train_seconds": gain / seconds,
-            }
-        )
+        for value, span in (("latency_s", "latency_range"), ("train_per_s", "train_range")):
+            low, high = design[span]
+            assert low <= design[value] <= high
     [pair] = found["pairs"]  # type: ignore[misc]
     assert (pair["design"], pair["against"]) == ("narrow", "baseline")
     [verdict] = found["verdicts"]  # type: ignore[misc]
     assert (verdict["answer"], found["look"]) == ("undecided", 0)  # two seeds
     assert json.loads((path / "results.json").read_text()) == found
+
+
+def test_each_design_takes_the_best_of_its_rates(study: tuple[Path, dict[str, object]]) -> None:
+    path, found = study
+    plan = StudyFolder.open(path).plan
+    for design in found["designs"]:  # type: ignore[attr-defined]
+        tried = {trial["factor"]: trial["quality"] for trial in design["rates"]}
+        assert list(tried) == [1.0, 2.0]
+        best = plan.design(design["name"]).rate
+        assert tried[best] == max(tried.values())
+        assert design["rate"] == pytest.approx(best * 3e-3)
 
 
 def test_the_outcomes_of_samples_make_the_quality_of_a_run(study: tuple[Path, dict[str, object]]) -> None:
@@ -368,7 +401,7 @@ def _planned(name: str, model: ModelSection) -> PlannedDesign:
 )
 def test_killed_at_any_moment_a_study_goes_on_to_the_same_results(kills: int, jobs: int, tmp_path: Path) -> None:
     """SIGKILL to the command alone: its workers end with it. No run that has ended is started again."""
-    arguments = (str(recipe_file(tmp_path)), "--designs", f"baseline,{NARROW}", "--seeds", "2")
+    arguments = (str(recipe_file(tmp_path)), "--designs", f"baseline,{NARROW}", "--seeds", "2", "--rates", "1")
     arguments += ("--jobs", str(jobs), "-o")
     whole = run(*arguments, str(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
@@ -418,7 +451,7 @@ def test_nothing_is_left_of_a_killed_study(tmp_path: Path) -> None:
     """Its workers and their runs end with the process that was killed."""
     process = subprocess.Popen(
         command(str(recipe_file(tmp_path)), "-o", str(tmp_path / "s"), "--designs", f"baseline,{NARROW}",
-                "--set", "schedule.epochs=1000", "--seeds", "2"),
+                "--set", "schedule.epochs=1000", "--seeds", "2", "--rates", "1"),
         stderr=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
     log = tmp_path / "s" / "runs" / "baseline-0" / "metrics.jsonl"

@@ -127,7 +127,19 @@ def test_what_a_command_writes_is_whole_or_not_there(here: Path, tmp_path: Path,
 def test_room_ends_a_study_as_if_nothing_were(tmp_path: Path, kilobytes: int) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(recipes.with_settings(SHORT, ["model.override.embed_dim=32", "run.keep=0"]).to_toml())
-    words = ("compare", str(recipe), "--seeds", "2", "--designs", "baseline,x=depth:1,heads:4", "--jobs", "1", "-o")
+    words = (
+        "compare",
+        str(recipe),
+        "--seeds",
+        "2",
+        "--designs",
+        "baseline,x=depth:1,heads:4",
+        "--jobs",
+        "1",
+        "--rates",
+        "1",
+        "-o",
+    )
     assert said(*words, str(tmp_path / "whole"))[0] == 0
     with small(tmp_path / "disk", kilobytes) as disk:
         code, lines = said(*words, str(disk / "study"))

@@ -172,7 +172,9 @@ def test_another_name_of_a_file_keeps_its_content(run: Path, tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = tmp_path_factory.mktemp("compared") / "study"
-    leanify.compare(recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), engine=Here(), measure=False)
+    leanify.compare(
+        recipes.parse(RECIPE), study, seeds=2, designs=("baseline",), rates=(1,), engine=Here(), measure=False
+    )
     return study
 
 

@@ -51,7 +51,7 @@ class Board:
         name, rest = (TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[words]"))
         bar = [] if narrow else [BarColumn(bar_width=None)]
         self.progress = bars(self.console, SpinnerColumn(), name, *bar, rest)
-        longest = max(len(str(key)) for key in self.plan.runs())
+        longest = max(len(str(key)) for key in (*self.plan.runs(), *self.plan.trials()))
         self.room = self.console.width - ROOM - SPINNER - longest - 1 - (0 if narrow else LEAST)
         self.cut = is_open(self.plan)
         self.running: dict[Key, Running] = {}
@@ -137,8 +137,9 @@ def _amounts(folder: StudyFolder, plan: StudyPlan) -> tuple[int, int]:
     from leanify.study.tournament import FINALISTS, is_open, kept_of
 
     if not is_open(plan):
-        runs = len(list(plan.runs()))
-        return runs, runs - len(folder.missing())
+        trials = list(plan.trials())
+        runs, tried = len(list(plan.runs())) + len(trials), sum(folder.outcome(key) is not None for key in trials)
+        return runs, runs - len(folder.missing()) - (len(trials) - tried)
     rounds = [len(plan.designs), kept_of(len(plan.designs))]
     return sum(rounds) + FINALISTS * len(plan.seeds), sum(rounds[: len(folder.rungs())])
 
@@ -150,7 +151,14 @@ def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, ended: int) -> str
     if tournament.is_open(plan):
         return f"{plan.title} in {folder.path}: {_field(plan)} ({names})"
     done = f", {ended} done" if ended else ""
-    return f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds = {runs} runs{done}"
+    tried = f", after trials of {len(plan.rates)} learning rates each" if list(plan.trials()) else ""
+    return f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds{tried} = {runs} runs{done}{_length(plan)}"
+
+
+def _length(plan: StudyPlan) -> str:
+    """How long a run is, where that is not written in a recipe of the user's."""
+    schedule = plan.recipe.schedule
+    return f", {schedule.steps:,} steps each" if schedule is not None and schedule.steps is not None else ""
 
 
 def _field(plan: StudyPlan) -> str:

@@ -56,6 +56,18 @@ def compare(
     teacher: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="a trained model to distil into all designs")
     ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,X,…",
+            help="multiples of the recipe's learning rate; each design takes its best, tried on one seed and half "
+            "of the schedule (default: 0.5,1,2; in a tournament 1; 1: no trials)",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="M", help="length of the whole study, which sets the steps of a run (on own data: 15)"),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time on this machine")] = None,
     engine: Annotated[str, typer.Option(metavar="local|slurm|ray", help="where runs are started")] = "local",
     dry_run: Annotated[
@@ -85,6 +97,7 @@ def compare(
         from leanify.study.engines import check_engine
         from leanify.study.folder import REPORT
         from leanify.study.forecast import forecast
+        from leanify.study.rates import parse
 
     check_engine(engine)
     at_once = jobs if jobs is not None else 2 if recipe is None else 1
@@ -101,6 +114,8 @@ def compare(
         more=more,
         weights=weights,
         teacher=teacher,
+        rates=None if rates is None else parse(rates),
+        minutes=minutes,
     )
     if report and (recipe is None or not is_study(recipe)):
         raise LeanifyError("--report shows a study: name its folder, leanify compare STUDY --report")

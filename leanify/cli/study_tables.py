@@ -13,7 +13,7 @@ from rich.text import Text
 from leanify.cli.tables import print_table, table
 from leanify.spectra.report import known
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import binary, digits, heading, millions, operations, seconds
+from leanify.units import binary, heading, millions, operations, ranged
 
 if TYPE_CHECKING:
     from leanify.study import Study
@@ -26,18 +26,26 @@ def render_study(study: Study, page: Path | None) -> None:
     """Print designs with quality, costs, differences and verdicts."""
     out = console()
     out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
+    if not study.learnt:
+        out.print(Text.assemble(("not learnt", STYLES["refuted"]), f"  {study.learnt_why}."))
     out.print()
-    shown = table(("", "depth", "heads × dim", "mlp", "params", heading(study.metric or "quality"), "seeds", "κ"), [])
+    shown = table(
+        ("", "depth", "heads × dim", "mlp", "params", heading(study.metric or "quality"), "seeds", "rate", "κ"), []
+    )
     for result in study.results:
         shown.add_row(*_design_row(result))
+    if study.reference is not None and study.reference.value is not None:
+        shown.add_row("reference", "", "", "", "", f"{study.reference.value:.4g}", "", "", "")
     print_table(out, shown)
     out.print()
     out.print(f"{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads")
+    if words := about_rates(study):
+        out.print(words)
+    if study.reference is not None:
+        out.print(f"reference: {study.reference.name}")
     if any(result.costs for result in study.results):
         out.print()
         print_table(out, _costs(study))
-        out.print()
-        print_table(out, _efficiency(study))
     if study.pairs:
         out.print()
         print_table(out, _pairs(study))
@@ -61,6 +69,20 @@ def _about(study: Study) -> str:
     return " · ".join(parts)
 
 
+def about_rates(study: Study) -> str:
+    """What was tried, how much a bad rate costs, and where the best one lies at the edge; "" if none was tried."""
+    from leanify.study.rates import at_the_edge, sensitivity
+
+    worst = {result.name: sensitivity(result.trials) for result in study.results}
+    costs = ", ".join(f"{name} {cost:.3g}" for name, cost in worst.items() if cost is not None)
+    if not costs:
+        return ""
+    factors = study.plan.rates
+    edge = [result.name for result in study.results if at_the_edge(result.plan.rate, factors)]
+    words = f"rate: the best of {len(factors)}, tried on one seed; the worst of them costs, in {study.metric}: {costs}"
+    return words + (f"; at the edge of what was tried: {', '.join(edge)}" if edge else "")
+
+
 def _design_row(result: DesignResult) -> tuple[str, ...]:
     plan, quality = result.plan, result.quality
     failed = f" ({quality.failed} failed)" if quality.failed else ""
@@ -72,6 +94,7 @@ def _design_row(result: DesignResult) -> tuple[str, ...]:
         millions(plan.params),
         _interval(quality.mean, quality.low, quality.high),
         f"{quality.seeds}{failed}",
+        "–" if result.rate is None else f"{result.rate:.2g}",
         known(result.kappa, result.kappa_bounds),
     )
 
@@ -100,25 +123,11 @@ def _costs(study: Study) -> Any:
             shown.add_row(
                 result.name,
                 operations(result.plan.macs),
-                seconds(costs.latency_s),
-                f"{costs.throughput_per_s:,.0f}",
-                f"{costs.train_per_s:,.0f}",
+                ranged(costs.latency_s, costs.latency_range, 1e3, "ms"),
+                ranged(costs.throughput_per_s, costs.throughput_range),
+                ranged(costs.train_per_s, costs.train_range),
                 binary(costs.train_peak_bytes),
             )
-    return shown
-
-
-def _efficiency(study: Study) -> Any:
-    """Quality per cost, the highest of each in bold."""
-    from leanify.study.efficiency import most_for, quality_per
-
-    most = most_for(study)
-    metric = study.metric if study.higher_is_better else f"1 / {study.metric}"
-    shown = table((f"{metric} for", "1 M parameters", "1 GMAC", "1 s of training"), [])
-    for name, found in quality_per(study).items():
-        cells = ["–" if value is None else digits(value) for value in found.values()]
-        styles = ["bold" if most.get(cost) == name else "" for cost in found]
-        shown.add_row(name, *(Text(cell, style) for cell, style in zip(cells, styles, strict=True)))
     return shown
 
 

@@ -20,7 +20,6 @@ from leanify.runs.files import few, read_json
 from leanify.upstream.wall import wall
 
 Kind = Literal["images", "sentences", "text"]
-MODELS: Mapping[Kind, str] = {"images": "vit_tiny", "sentences": "bert", "text": "gpt2"}  # suggested for full training
 SOME = 1000  # rows of a table that are read
 SHOWN = 6  # classes listed by name
 
@@ -35,6 +34,8 @@ class Found:
     task       the task for labelled sentences
     classes    number of classes, if known
     samples    number of training samples, if known
+    words      words of a long text: 95 % of those read are shorter; None if not known
+    vocabulary  different words in the texts read
     columns    the text columns, or the image column, and the label column, if they were guessed by their cells
     """
 
@@ -45,6 +46,8 @@ class Found:
     classes: int | None = None
     samples: int | None = None
     columns: tuple[tuple[str, ...], str] | None = None
+    words: int | None = None
+    vocabulary: int | None = None
 
     @property
     def settings(self) -> list[str]:
@@ -265,7 +268,12 @@ def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], 
     if without:
         description += f"; {_times(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
     classes = None if what == "a number" else len(names)
-    return Found(kind, description, False, task, classes, len(rows) if len(rows) < SOME else None)
+    found = Found(kind, description, False, task, classes, len(rows) if len(rows) < SOME else None)
+    if kind != "sentences":
+        return found
+    texts = [" ".join(str(row.get(name, "")) for name in of).lower().split() for row in rows]
+    lengths = sorted(len(text) for text in texts)
+    return replace(found, words=lengths[int(0.95 * (len(lengths) - 1))], vocabulary=len({w for t in texts for w in t}))
 
 
 def _tagged(file: Path, rows: Sequence[Row], tokens: str, tags: str) -> Found:

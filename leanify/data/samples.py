@@ -62,6 +62,7 @@ class Splits:
     names: tuple[str, ...] = ()  # class names in order, saved with the run
     pooling: tuple[str, ...] = ()  # pooling modes of the embeddings that are the targets
     skipped: tuple[str, ...] = ()  # samples skipped while reading, under data.on_error = "skip"
+    unchanged: Samples | None = None  # train without augmentation, where that differs
 
     def scaled(self, inputs: Inputs) -> Inputs:
         return inputs if self.scale is None else self.scale(inputs)

@@ -52,7 +52,7 @@ def check_is_no_data(path: str, say_why: bool = False) -> None:
     rest = "" if data.validated or data.kind == "text" else " (no validation split: a share will be held out)"
     raise SourceError(
         f"{path} is data, not a model: {data.description}{rest}. Train a model on it:\n"
-        f"  leanify train {found.MODELS[data.kind]} --set data.path={place}\n"
+        f"  leanify train {data.recipe} --set data.path={place}\n"
         f"or compare baseline, lean and control on it, small enough for a laptop:\n  leanify compare {place}"
     )
 

@@ -13,7 +13,8 @@ from leanify.errors import DirectoryError, RecipeError, TrainingError
 from leanify.runs.places import is_study
 from leanify.runs.recipe import Recipe
 from leanify.sources import find
-from leanify.study import engines, runner, warm_start
+from leanify.study import duration, engines, reference, runner, warm_start
+from leanify.study import rates as learning_rates
 from leanify.study import tournament as tournaments
 from leanify.study.designs import Designer
 from leanify.study.folder import StudyFolder
@@ -21,6 +22,7 @@ from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, PlannedDesign, Stud
 from leanify.study.results import Study, study_of
 from leanify.study.runner import Engine
 from leanify.study.tournament import field_of
+from leanify.training import defaults
 from leanify.training.preparation import trainable
 from leanify.upstream.wall import wall
 
@@ -44,6 +46,8 @@ class Request:
     more: int | None = None
     weights: str | Path | None = None
     teacher: str | Path | None = None
+    rates: Sequence[float] | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -52,6 +56,17 @@ class Request:
     @property
     def usual_seeds(self) -> int:
         return SEEDS if self.tournament is None else tournaments.SEEDS
+
+    @property
+    def length(self) -> float | None:
+        """The minutes of the whole study: as asked, or the usual ones on own data; None keeps the recipe's schedule."""
+        if self.minutes is not None:
+            if self.study is not None:
+                raise RecipeError("--minutes sets the schedule of a new study; this one has begun")
+            return self.minutes
+        scheduled = any(text.strip().startswith("schedule.") for text in self.settings)
+        own = isinstance(self.recipe, str | Path) and self.study is None and defaults.is_data(str(self.recipe))
+        return duration.USUAL if own and not scheduled else None
 
     @property
     def study(self) -> StudyFolder | None:
@@ -74,6 +89,8 @@ def compare(
     more: int | None = None,
     weights: str | Path | None = None,
     teacher: str | Path | None = None,
+    rates: Sequence[float] | None = None,
+    minutes: float | None = None,
     jobs: int = 1,
     engine: str | Engine = "local",
     retry: bool = False,
@@ -93,6 +110,9 @@ def compare(
     more           add this many designs, those expected to be most informative about all others
     weights        a trained model of the recipe's shape from which all designs start
     teacher        a model from which all designs are distilled
+    rates          multiples of the recipe's learning rate of which each design takes its best, tried on one seed and
+                   half of the schedule; default: (0.5, 1, 2), in a tournament (1,)
+    minutes        the length of the whole study, which sets the steps of a run; default: 15 on own data
     jobs           runs at a time on this machine
     engine         ``"local"``, ``"slurm"``, ``"ray"``, or an object with ``submit`` as in `concurrent.futures`
     retry          run failed runs again
@@ -101,7 +121,7 @@ def compare(
     Raises LeanifyError.
     """
     request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament, more)
-    request = replace(request, weights=weights, teacher=teacher)
+    request = replace(request, weights=weights, teacher=teacher, rates=rates, minutes=minutes)
     if isinstance(engine, str):
         engines.check_engine(engine)
     folder = folder_of(request, output, here=engine == "local")
@@ -140,11 +160,19 @@ def planned(request: Request) -> StudyPlan:
         tournament=request.tournament is not None,
         weights=None if request.weights is None else find.located(request.weights),
     )
+    if request.rates is not None:
+        plan = replace(plan, rates=tuple(request.rates))
+    elif old is not None:
+        plan = replace(plan, rates=old.rates)
+    elif request.tournament is None:
+        plan = replace(plan, rates=learning_rates.USUAL)
     if plan.weights is None and old is not None:
         plan = replace(plan, weights=old.weights)
     designer = Designer(value, str(budget))
     made = _designs(request, designer, names)
     plan = replace(plan, designs=made, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
+    if request.length is not None:
+        plan = duration.fitted(plan, request.length, request.jobs)
     if old is None:
         return plan
     return old.joined(replace(plan, title=old.title, threads=old.threads, tournament=old.tournament))
@@ -212,6 +240,8 @@ def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None]
     warm_start.prepare(folder)
     if folder.plan.tournament:
         tournaments.play(folder, engine, on_end)
+    learning_rates.settle(folder, engine, on_end)
+    reference.prepare(folder)
     for key in runner.run_all(folder, folder.missing(), engine):
         if on_end is not None:
             on_end(key)

@@ -51,8 +51,9 @@ class Outcome:
     """The outcome of a run. ``quality`` is the final metric on the test split, or on validation if there is no test.
 
     ``sign`` is 1 if higher is better, −1 if lower is; ``best`` is a perfect model's quality, None in runs of earlier
-    versions, which had an absolute ``margin`` instead; ``unit`` is that of the quality. ``kappas`` are (step, κ) pairs;
-    ``kappa_bounds`` are those of the last κ, without an upper one if that is infinite. ``reason`` explains a failure.
+    versions, which had an absolute ``margin`` instead; ``unit`` is that of the quality; ``rate`` marks a trial.
+    ``kappas`` are (step, κ) pairs; ``kappa_bounds`` are those of the last κ, without an upper one if that is infinite.
+    ``reason`` explains a failure.
     """
 
     design: str
@@ -70,10 +71,11 @@ class Outcome:
     kappa_bounds: tuple[float, float | None] | None = None
     best: float | None = None
     unit: str = ""
+    rate: float | None = None
 
     @property
     def key(self) -> Key:
-        return Key(self.design, self.seed)
+        return Key(self.design, self.seed, self.rate)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -180,6 +182,14 @@ class StudyFolder:
     def missing(self) -> list[Key]:
         """The runs that have not ended."""
         return [key for key in self.plan.runs() if self.outcome(key) is None]
+
+    @property
+    def sign(self) -> int:
+        """1 if a higher quality is better, −1 if a lower one is; 1 before a run has finished."""
+        plan = self.plan
+        trials = [Key(design.name, plan.seeds[0], rate) for design in plan.designs for rate in plan.rates]
+        known = (self.outcome(key) for key in (*plan.runs(), *trials))
+        return next((found.sign for found in known if found is not None and found.status == "finished"), 1)
 
     def samples_of(self, key: Key) -> NDArray[np.float64] | None:
         """What each validation sample adds to a run's quality (N,); None in runs of earlier versions.

@@ -7,7 +7,7 @@ from typing import Any
 
 from leanify import training
 from leanify.study import tournament
-from leanify.study.plan import Key, StudyPlan
+from leanify.study.plan import TRIAL, Key, StudyPlan
 
 TENSORS = 3  # values stored per parameter in a checkpoint (weight and AdamW's two moments), 4 bytes each
 
@@ -22,6 +22,8 @@ def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
     field = tournament.is_open(plan)
     runs = tournament.runs(plan) if field else len(list(plan.runs()))
     whole = tournament.trainings(plan) if field else runs  # in units of one full training
+    trials = len(list(plan.trials()))
+    runs, whole = runs + trials, whole + TRIAL * trials
     hours = sum(fact["training_hours_predicted"] for fact in facts.values()) / count * whole
     kept = plan.recipe.run.keep + 1  # plus the best one
     disk = sum(design.params for design in plan.designs) // count * 4 * TENSORS * kept * runs

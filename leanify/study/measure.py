@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,13 +48,16 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
     device_name = machine.device_name(device)
     return {
         name: Costs(
-            latency_s=one,
-            throughput_per_s=batch / many,
-            train_per_s=batch / step,
+            latency_s=one.median,
+            throughput_per_s=batch / many.median,
+            train_per_s=batch / step.median,
             train_peak_bytes=memory[name].train_peak_bytes,
             train_predicted_bytes=memory[name].train_predicted_bytes,
             batch=batch,
             device=device_name,
+            latency_range=(one.low, one.high),
+            throughput_range=(batch / many.high, batch / many.low),
+            train_range=(batch / step.high, batch / step.low),
         )
         for name, (one, many, step) in seconds.items()
     }
@@ -86,8 +90,22 @@ def _work(shell: nn.Module, batch: int, tokens: int | None, device: torch.device
     return [lambda: forward(one), lambda: forward(many), train]
 
 
-def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[float, ...]]:
-    """The median time of each function over ROUNDS, alternating between designs; fewer where each takes long."""
+@dataclass(frozen=True)
+class Seconds:
+    """A time over the rounds: the median, and the middle half."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(times: list[float]) -> Seconds:
+        low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+        return Seconds(statistics.median(times), low, high)
+
+
+def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[Seconds, ...]]:
+    """The time of each function over ROUNDS, alternating between designs; fewer rounds where each takes long."""
     times: dict[str, list[list[float]]] = {name: [[] for _ in pieces] for name, pieces in work.items()}
     begun = time.perf_counter()
     for done in range(ROUNDS[1]):
@@ -96,4 +114,4 @@ def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[float
         for place in range(3):
             for name, pieces in work.items():
                 times[name][place].append(pieces[place]())
-    return {name: tuple(statistics.median(column) for column in columns) for name, columns in times.items()}
+    return {name: tuple(Seconds.of(column) for column in columns) for name, columns in times.items()}

@@ -17,13 +17,14 @@ from typing import Any
 from leanify.errors import DirectoryError, RecipeError, ShapeError
 from leanify.runs import recipe as recipes
 from leanify.runs.files import read_text
-from leanify.runs.recipe import ModelSection, Recipe
+from leanify.runs.recipe import ModelSection, Recipe, ScheduleSection
 from leanify.runs.run_directory import leaves
 from leanify.runs.strict_toml import read_table, to_table, toml_lines
 from leanify.upstream.libraries import first_line
 
 FORMAT = 1
 BASELINE, LEAN, CONTROL = "baseline", "lean", "control"
+TRIAL = 0.5  # the part of the schedule over which a rate is tried
 Sizes = int | tuple[int, ...]  # one number, or one per stage
 
 
@@ -33,6 +34,7 @@ class PlannedDesign:
 
     ``rank`` is its predicted rank within the study, 1 being best. ``predicted`` is the score of `redesign`'s ranking
     (lower is better), None if infinite. ``params`` and ``macs`` are exact, for one sample.
+    ``rate`` is the multiple of the recipe's learning rate that its runs take, None until it is known (`rates`).
     """
 
     name: str
@@ -45,6 +47,7 @@ class PlannedDesign:
     macs: int
     rank: int = 0
     predicted: float | None = None
+    rate: float | None = None
 
     @property
     def inner(self) -> Sizes:
@@ -58,13 +61,14 @@ class PlannedDesign:
 
 @dataclass(frozen=True)
 class Key:
-    """A run: one design, one seed."""
+    """A run: one design, one seed. With ``rate``, a short trial of that multiple of the recipe's learning rate."""
 
     design: str
     seed: int
+    rate: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.design}-{self.seed}"
+        return f"{self.design}-{self.seed}" + ("" if self.rate is None else f"-rate{self.rate:g}")
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class StudyPlan:
     margin      the non-inferiority margin in the metric's unit; None for the task's default
     tokens      the sequence length for which designs were priced
     tournament  whether the designs are a field to be reduced by early stopping
+    rates       multiples of the recipe's learning rate of which each design takes its best; one of them: no trials
     weights     the SOURCE of all designs' initial weights; None for random initialisation by each run's seed
     """
 
@@ -90,6 +95,7 @@ class StudyPlan:
     tournament: bool = False
     baseline_macs: int | None = None
     weights: str | None = None
+    rates: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         check_names([design.name for design in self.designs])
@@ -117,11 +123,24 @@ class StudyPlan:
         """All runs, seed by seed, so that a study stopped early has complete pairs."""
         return (Key(design.name, seed) for seed in self.seeds for design in self.designs)
 
+    def trials(self) -> Iterator[Key]:
+        """The trials of rates for designs that have none yet."""
+        if len(self.rates) > 1:
+            for design in self.designs:
+                if design.rate is None:
+                    yield from (Key(design.name, self.seeds[0], rate) for rate in self.rates)
+
     def recipe_of(self, key: Key) -> Recipe:
-        """The recipe of a run."""
-        return replace(
-            self.recipe, model=self.design(key.design).model, run=replace(self.recipe.run, seed=key.seed), paper=None
-        )
+        """The recipe of a run, at its design's learning rate; of a trial, at its own, over a part of the schedule."""
+        design, recipe = self.design(key.design), self.recipe
+        factor = key.rate or design.rate or (self.rates[0] if len(self.rates) == 1 else 1.0)
+        optim, schedule = recipe.optim, recipe.schedule
+        if optim is not None and factor != 1:
+            optim = replace(optim, lr=optim.lr * factor)
+        if schedule is not None and key.rate is not None:
+            schedule = _shortened(schedule)
+        run = replace(recipe.run, seed=key.seed)
+        return replace(recipe, model=design.model, optim=optim, schedule=schedule, run=run, paper=None)
 
     def fingerprint(self, key: Key) -> str:
         """A hash of everything that determines a run's result."""
@@ -141,6 +160,7 @@ class StudyPlan:
             **({"margin": self.margin} if self.margin is not None else {}),
             **({"tournament": True} if self.tournament else {}),
             **({"weights": self.weights} if self.weights is not None else {}),
+            **({"rates": list(self.rates)} if self.rates != (1.0,) else {}),
             **({"baseline_macs": self.baseline_macs} if self.baseline_macs is not None else {}),
             **({"tokens": self.tokens} if self.tokens is not None else {}),
             "recipe": self.recipe.to_dict(),
@@ -171,6 +191,8 @@ class StudyPlan:
                 conflicts.append(f"the shape of {design.name!r}")
         if other.weights != self.weights:
             conflicts.append(f"weights: {self.weights or 'random'} → {other.weights or 'random'}")
+        if other.rates != self.rates:
+            conflicts.append(f"rates: {_listed(self.rates)} → {_listed(other.rates)}")
         if other.tournament != self.tournament:
             conflicts.append("a tournament" if self.tournament else "no tournament")
         if conflicts:
@@ -181,6 +203,17 @@ class StudyPlan:
         seeds = tuple(dict.fromkeys((*self.seeds, *other.seeds)))
         margin = self.margin if other.margin is None else other.margin
         return replace(self, designs=ranked((*self.designs, *fresh)), seeds=seeds, margin=margin)
+
+
+def _shortened(schedule: ScheduleSection) -> ScheduleSection:
+    """A schedule of TRIAL of the length, and so its warm-up and cool-down."""
+    parts = {name: value * TRIAL for name in ("epochs", "warmup", "cooldown") if (value := getattr(schedule, name))}
+    whole = {name: max(1, round(value * TRIAL)) for name in ("steps", "tokens") if (value := getattr(schedule, name))}
+    return replace(schedule, **parts, **whole)
+
+
+def _listed(rates: Sequence[float]) -> str:
+    return ",".join(f"{rate:g}" for rate in rates)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -219,4 +252,5 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
         tournament=table.get("tournament", False),
         weights=table.get("weights"),
         baseline_macs=table.get("baseline_macs"),
+        rates=tuple(table.get("rates", (1.0,))),
     )

@@ -15,7 +15,7 @@ from leanify.study import efficiency
 from leanify.study.figures import figures
 from leanify.study.folder import StudyFolder
 from leanify.study.values import DesignResult, Findings, Pair
-from leanify.units import PERCENT, binary, digits, millions, operations, seconds
+from leanify.units import PERCENT, binary, millions, operations, ranged
 
 TEMPLATE = "page.html.j2"
 
@@ -76,16 +76,12 @@ def about(study: Findings) -> str:
 
 
 def describe_fronts(study: Findings) -> list[str]:
-    """Sentences about the Pareto front of each cost, and the design with the highest quality per cost."""
+    """A sentence about the Pareto front of each cost."""
     best = {cost: names for cost, names in efficiency.fronts(study).items() if names}
     if not best:
         return []
     fronts = "; ".join(f"by {efficiency.COSTS[cost]}: {', '.join(names)}" for cost, names in best.items())
-    most = "; ".join(f"per {efficiency.COSTS[cost]}: {name}" for cost, name in efficiency.most_for(study).items())
-    return [
-        f"Designs that no other beats in both mean and cost: {fronts}.",
-        f"Highest quality for its cost: {most}.",
-    ]
+    return [f"Designs that no other beats in both mean and cost: {fronts}. Costs whose ranges overlap count as equal."]
 
 
 def failures(study: Findings) -> list[str]:
@@ -118,19 +114,13 @@ def tables(study: Findings) -> list[Table]:
         ("", "MACs", "latency", "inference/s", "training/s", "training memory", "predicted"),
         tuple(_costs(result) for result in study.results if result.costs is not None),
     )
-    per = efficiency.quality_per(study)
-    efficient = Table(
-        f"{study.metric if study.higher_is_better else f'1 / {study.metric}'} per cost",
-        ("", "per million parameters", "per GMAC", "per second of training"),
-        tuple((name, *map(_value_for, found.values())) for name, found in per.items() if found["params"] is not None),
-    )
     better = "higher" if study.higher_is_better else "lower"
     pairs = Table(
         f"Paired differences; positive means {better} {study.metric}",
         ("", "mean", "95% interval", "p", "seeds"),
         tuple(_pair(pair) for pair in study.pairs),
     )
-    return [table for table in (designs, costs, efficient, pairs) if table.rows]
+    return [table for table in (designs, costs, pairs) if table.rows]
 
 
 def _design(result: DesignResult) -> tuple[Any, ...]:
@@ -157,9 +147,9 @@ def _costs(result: DesignResult) -> tuple[Any, ...]:
     return (
         result.name,
         operations(result.plan.macs),
-        seconds(costs.latency_s),
-        f"{costs.throughput_per_s:,.0f}",
-        f"{costs.train_per_s:,.0f}",
+        ranged(costs.latency_s, costs.latency_range, 1e3, "ms"),
+        ranged(costs.throughput_per_s, costs.throughput_range),
+        ranged(costs.train_per_s, costs.train_range),
         binary(costs.train_peak_bytes),
         binary(costs.train_predicted_bytes),
     )
@@ -178,7 +168,3 @@ def _sizes(size: int | tuple[int, ...]) -> str:
 
 def _value(value: float | None) -> str:
     return "failed" if value is None else f"{value:.4g}"
-
-
-def _value_for(value: float | None) -> str:
-    return "–" if value is None else digits(value)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import DirectoryError
-from leanify.study import efficiency, report, statistics
+from leanify.study import efficiency, rates, report, statistics
+from leanify.study import reference as references
 from leanify.study.folder import Outcome, StudyFolder
-from leanify.study.plan import BASELINE, CONTROL, PlannedDesign, StudyPlan
+from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
 from leanify.study.statistics import FEWEST, Estimate, Noise, Run
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
 from leanify.tabular import Tabular
@@ -63,7 +64,6 @@ class Study(Findings, Tabular):
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``leanify compare --json`` prints and ``results.json`` stores."""
-        per = efficiency.quality_per(self)
         return {
             "study": str(self.path),
             "task": None if self.plan.recipe.data is None else self.plan.recipe.data.task,
@@ -75,9 +75,12 @@ class Study(Findings, Tabular):
             "margin_words": self.margin_words,
             "evaluated": self.evaluated,
             "look": self.look,
+            "reference": None if self.reference is None else self.reference.to_json(),
+            "learnt": self.learnt,
+            "learnt_why": self.learnt_why,
             "seeds": list(self.plan.seeds),
             "missing": self.missing,
-            "designs": [result.to_json() | {"quality_per": per[result.name]} for result in self.results],
+            "designs": [result.to_json() for result in self.results],
             "pairs": [pair.to_json() for pair in self.pairs],
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "tournament": [asdict(rung) for rung in self.rungs],
@@ -142,7 +145,7 @@ def _study(folder: StudyFolder) -> Study:
     ]
     look = _look(folder, [len(noise.seeds_of(str(plan.focus), against)) for against, _ in asked])
     pairs = _pairs(plan, noise, [against for against, _ in asked], look)
-    study = replace(study, pairs=pairs, look=look)
+    study = replace(study, pairs=pairs, look=look, **_learnt(folder, study, noise, first))
     return replace(study, verdicts=tuple(_verdicts(study, noise, asked)))
 
 
@@ -164,9 +167,13 @@ def _design(
     begin, end = ([o.kappas[i][1] for o in finished if o.kappas] for i in (0, -1))
     costs = None
     if measured.get("latency_s"):
-        costs = Costs(**{key: measured[key] for key in Costs.__dataclass_fields__ if key in measured})
+        ranges = {key: tuple(value) for key, value in measured.items() if key.endswith("_range") and value}
+        costs = Costs(**{key: measured[key] for key in Costs.__dataclass_fields__ if key in measured} | ranges)
     quality = _quality(design.name, finished, len(outcomes) - len(finished), noise)
-    return DesignResult(design, quality, runs, _mean(begin), _mean(end), _bounds(finished), costs)
+    optim = folder.plan.recipe_of(Key(design.name, folder.plan.seeds[0])).optim
+    rate = None if optim is None else optim.lr
+    kappas = (_mean(begin), _mean(end), _bounds(finished))
+    return DesignResult(design, quality, runs, *kappas, costs, rate, rates.trials_of(folder, design.name))
 
 
 def _quality(name: str, finished: Sequence[Outcome], failed: int, noise: Noise) -> Quality:
@@ -197,6 +204,32 @@ def _mean(values: Sequence[float]) -> float | None:
 def _number(value: float) -> float | None:
     """JSON has no NaN."""
     return None if math.isnan(value) else value
+
+
+# -- has it learnt? ---------------------------------------------------------------------------------------------------
+
+
+def _learnt(folder: StudyFolder, study: Findings, noise: Noise, first: Outcome) -> dict[str, Any]:
+    """Whether the baseline (without one: the best design) beats the reference, and its loss has come to rest."""
+    trained = [result for result in study.results if result.quality.mean is not None]
+    judged = next((result for result in trained if result.name == BASELINE), None)
+    judged = judged or max(trained, key=lambda result: first.sign * float(result.quality.mean or 0))
+    name, mean = f"the {judged.name}" if judged.name == BASELINE else judged.name, float(judged.quality.mean or 0)
+    trivial = references.known(folder)
+    found: dict[str, Any] = {"reference": trivial if trivial is not None and trivial.value is not None else None}
+    more = "more steps, another rate (--rates), or pretrained weights (--weights)"
+    if trivial is not None and trivial.value is not None:
+        above = noise.above(judged.name, first.sign * trivial.value, references.values_of(trivial, first.sign))
+        if not references.beaten(above):
+            why = f"{name} ({mean:.4g}) does not beat {trivial.name} ({trivial.value:.4g}) by more than the noise"
+            return found | {"learnt": False, "learnt_why": f"{why}. What helps: {more}"}
+        found["learnt_why"] = f"{name} ({mean:.4g}) beats {trivial.name} ({trivial.value:.4g})"
+    keys = [Key(judged.name, run.seed) for run in judged.runs if run.status == "finished"]
+    falling = sum(references.still_falls(folder.rows(key), study.steps or 0) for key in keys)
+    if 2 * falling > len(keys):
+        why = f"the validation loss of {name} still falls steeply at the end: its models have not learnt what they can"
+        return found | {"learnt": False, "learnt_why": f"{why}. What helps: more steps, or another rate (--rates)"}
+    return found | {"learnt": True}
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
@@ -283,11 +316,15 @@ def _verdict(study: Findings, pair: Pair, found: Estimate, margin: float) -> Ver
         question = f"Does {name} beat the {pair.against}?"
     decision = statistics.decide(found, margin, max(study.look, 1))
     broken = [study.result(one) for one in (name, pair.against) if study.result(one).quality.failed]
-    answer = "undecided" if broken else decision.answer  # the mean over the runs that survived is biased
+    answer = decision.answer
+    if broken or not study.learnt:  # the mean over the runs that survived is biased
+        answer = "undecided"
     said = {"shown": claim, "refuted": contrary, "undecided": f"not decided whether {claim}"}[answer]
     parts = [_size(study, pair, found)]
     parts += [f"{one.quality.failed} of {len(one.runs)} runs of {one.name} failed" for one in broken]
-    if answer == "undecided" and not broken:
+    if not study.learnt:
+        parts.append("models that have not learnt say nothing about their shapes")
+    elif answer == "undecided" and not broken:
         parts.append(_needed(found, decision.needed))
     words = f"{said[0].upper()}{said[1:]}: {'; '.join(parts)}."
     needed = decision.needed or statistics.Needed(None, None, None)

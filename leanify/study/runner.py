@@ -82,7 +82,8 @@ class Worker:
         assert self.process.stdout is not None
         if on_row is not None:
             on_row(key, {"prepares": str(key)})
-        print(key.design, key.seed, "" if share is None else share, file=self.process.stdin, flush=True)
+        asked = {"design": key.design, "seed": key.seed, "rate": key.rate, "share": share}
+        print(json.dumps(asked), file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             row = json.loads(line)
             if "ended" in row:
@@ -101,11 +102,11 @@ class Worker:
         self.process.stdout.close()
 
 
-def execute(study: str, design: str, seed: int, share: float | None = None) -> None:
+def execute(study: str, design: str, seed: int, share: float | None = None, rate: float | None = None) -> None:
     """Execute one run in its own process. This is the function that engines submit."""
     folder = StudyFolder.open(Path(study))
     with contextlib.closing(Worker(folder)) as worker:
-        perform(worker, Key(design, seed), share)
+        perform(worker, Key(design, seed, rate), share)
 
 
 def perform(worker: Worker, key: Key, share: float | None = None, on_row: OnRow | None = None) -> None:
@@ -121,7 +122,7 @@ def perform(worker: Worker, key: Key, share: float | None = None, on_row: OnRow 
         )
     if code and not worker.closed and folder.outcome(key) is None:  # a run stopped by `close` has not failed
         reason = _death(code, folder.path / RUNS / LOG)
-        folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))
+        folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason, rate=key.rate))
 
 
 def _death(code: int, log: Path) -> str:
@@ -136,7 +137,7 @@ def _death(code: int, log: Path) -> str:
 
 def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, share: float | None = None) -> Iterator[Key]:
     """Submit runs and yield each as it ends. An exception, including Ctrl-C, cancels runs that have not started."""
-    jobs = {key: engine.submit(execute, str(folder.path), key.design, key.seed, share) for key in keys}
+    jobs = {key: engine.submit(execute, str(folder.path), key.design, key.seed, share, key.rate) for key in keys}
     try:
         while jobs:
             ended = [key for key, job in jobs.items() if job.done()]
@@ -180,8 +181,8 @@ class Local:
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Job:
         """Run `execute` in an existing worker."""
         assert function is execute
-        _, design, seed, share = arguments
-        return self.pool.submit(self._perform, Key(design, seed), share)
+        _, design, seed, share, rate = arguments
+        return self.pool.submit(self._perform, Key(design, seed, rate), share)
 
     def _perform(self, key: Key, share: float | None) -> None:
         worker = self.idle.get()

@@ -154,6 +154,14 @@ class Noise:
         ]
         return self._estimate(values, outcomes, self.between, 2)
 
+    def above(self, design: str, value: float, outcomes: Array | None) -> Estimate:
+        """A design's mean − a fixed model's quality, with that model's outcomes on the same samples."""
+        runs = [self.runs[design, seed] for seed in self.seeds_of(design)]
+        values = np.array([run.quality - value for run in runs])
+        same = outcomes if outcomes is not None and len(outcomes) == self.samples else None
+        rest = [None if run.outcomes is None or same is None else run.outcomes - same for run in runs]
+        return self._estimate(values, rest, self.within, 1)
+
     def _estimate(
         self, values: Array, outcomes: Sequence[Array | None], noise: Part | None, runs_each: int
     ) -> Estimate:

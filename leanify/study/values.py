@@ -12,7 +12,10 @@ from typing import Any
 
 from leanify.study.folder import Rung
 from leanify.study.plan import PlannedDesign, StudyPlan
+from leanify.study.reference import Reference
 from leanify.study.statistics import Answer
+
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Quality:
 class Costs:
     """Costs measured in interleaved rounds, ``batch`` samples at a time except for the latency of one sample.
 
-    Rates are in samples per second; bytes are of training, measured and predicted.
+    Rates are in samples per second; bytes are of training, measured and predicted. Each value is the median over the
+    rounds; its range has the middle half of them, None in studies of earlier versions.
     """
 
     latency_s: float
@@ -40,6 +44,9 @@ class Costs:
     train_predicted_bytes: int | None
     batch: int
     device: str
+    latency_range: Range | None = None
+    throughput_range: Range | None = None
+    train_range: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,15 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One learning rate of a design, as a multiple of the recipe's and in full; ``quality`` is None if it failed."""
+
+    factor: float
+    rate: float
+    quality: float | None
+
+
+@dataclass(frozen=True)
 class DesignResult:
     """One design: shape and prices, quality, κ at the start and the end of training, and measured costs."""
 
@@ -64,6 +80,8 @@ class DesignResult:
     kappa: float | None
     kappa_bounds: tuple[float, float] | None  # of ``kappa``, under the rounding of what it is computed from
     costs: Costs | None
+    rate: float | None = None  # the learning rate of its runs
+    trials: tuple[Trial, ...] = ()  # the rates that were tried
 
     @property
     def name(self) -> str:
@@ -83,6 +101,8 @@ class DesignResult:
             "kappa_begin": self.kappa_begin,
             "kappa": self.kappa,
             "kappa_bounds": self.kappa_bounds and ["inf" if math.isinf(one) else one for one in self.kappa_bounds],
+            "rate": self.rate,
+            "rates": [asdict(trial) for trial in self.trials],
             "runs": [asdict(run) for run in self.runs],
         }
 
@@ -132,6 +152,8 @@ class Findings:
 
     margin     the acceptable loss in the metric's unit; ``margin_words`` has the unit and what it is a share of
     evaluated  validation samples behind each quality, or blocks of them; 0 if the runs kept no outcomes of samples
+    reference  a trivial model on the same samples; None if there is none for the task
+    learnt     whether the baseline has learnt, for the reason in ``learnt_why``; if not, nothing is answered
     look       how often the answers have been looked at, this time included; 0 if nothing can be answered yet
     """
 
@@ -147,6 +169,9 @@ class Findings:
     pairs: tuple[Pair, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     look: int = 0
+    reference: Reference | None = None
+    learnt: bool = True
+    learnt_why: str = ""
     rungs: tuple[Rung, ...] = ()
     steps: int | None = None
 

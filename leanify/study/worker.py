@@ -1,9 +1,10 @@
 """Execute runs of a study, each in its own process: ``python -m leanify.study.worker STUDY``.
 
-Each line of standard input requests a run: ``DESIGN SEED``, or ``DESIGN SEED SHARE`` to stop after that share of the
-schedule with a checkpoint. A forked process starts or resumes the run, so that imports are paid for once and runs share
-no state. It probes κ on the way and writes the outcome beside the run. Standard output has one JSON object per row of
-the run's log, and at the end one with its exit code.
+Each line of standard input requests a run, as a JSON object of ``design``, ``seed``, ``rate`` and ``share``: with a
+rate it is a trial of that multiple of the learning rate, with a share it stops after that part of the schedule, with a
+checkpoint. A forked process starts or resumes the run, so that imports are paid for once and runs share no state. It
+probes κ on the way and writes the outcome beside the run. Standard output has one JSON object per row of the run's log,
+and at the end one with its exit code.
 
 When standard input is closed, the worker kills the run and exits, so nothing is left running if its parent is killed.
 """
@@ -55,7 +56,8 @@ class Onlooker:
     depend only on the step, so a resumed run probes at the same ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, probes: bool = True) -> None:
+        self.probes = probes
         self.stop: int | None = None
         self.evaluated, self.parent = False, os.getppid()
         self.file: Path | None = None
@@ -89,6 +91,8 @@ class Onlooker:
 
     def probe(self, step: int) -> None:
         """Probe κ at a step, unless this eighth of the run already has a value."""
+        if not self.probes:
+            return
         places = {int(known) * POINTS // self.last for known in self.kappas}
         if step * POINTS // self.last in places and step != self.last:
             return
@@ -154,7 +158,8 @@ def work(folder: StudyFolder, key: Key, share: float | None = None) -> None:
         except LeanifyError as error:
             if _is_full_disk(error):
                 raise
-            folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", str(error)))
+            print_ = folder.plan.fingerprint(key)
+            folder.record(Outcome(key.design, key.seed, print_, "failed", str(error), rate=key.rate))
             return
         if trainer is not None:
             folder.record_samples(key, _outcomes(folder, key, trainer))
@@ -174,7 +179,7 @@ def _train(folder: StudyFolder, key: Key, share: float | None) -> Trainer | None
     for leftover in path.parent.glob(f".{path.name}.leanify-*"):
         if writing.is_beside(leftover):  # of a run that was killed while its folder was made
             shutil.rmtree(leftover)
-    watcher = Onlooker()
+    watcher = Onlooker(probes=key.rate is None)
     recipe = with_tokenizer_of(RunDirectory.open(path)) if is_run(path) else folder.recipe_of(key)
     trainer = Trainer(recipe, watcher)
     run = RunDirectory.open(path) if is_run(path) else trainer.new_run(path)
@@ -218,6 +223,7 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
         metric=task.metric,
         split=last["split"],
         sign=task.sign,
+        rate=key.rate,
         best=task.best,
         unit=task.unit,
         quality=last[task.metric],
@@ -233,11 +239,11 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
 def serve(folder: StudyFolder) -> None:
     """Execute the runs requested on standard input, one after another."""
     for line in sys.stdin:
-        design, seed, *share = line.split()
+        asked = json.loads(line)
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            _run(folder, Key(design, int(seed)), float(share[0]) if share else None)
+            _run(folder, Key(asked["design"], asked["seed"], asked["rate"]), asked["share"])
         waiter = threading.Thread(target=_report, args=(child,))
         waiter.start()
         if not _waited(waiter):

@@ -21,6 +21,7 @@ from leanify.tasks.classification import Classification
 from leanify.tasks.glue import Glue, name_of
 from leanify.tasks.masked_lm import MaskedLm
 from leanify.tasks.multi_label import MultiLabel
+from leanify.tasks.references import Reference
 from leanify.tasks.regression import Regression
 from leanify.tasks.sentence_embedding import SentenceEmbedding
 from leanify.tasks.text_regression import TextRegression
@@ -36,6 +37,7 @@ class Task(Protocol):
     best     the metric of a perfect model; how far it is away is what is left to lose
     unit     of the metric, as in "0.5 points of top1"
     summed   the column of a tally that the metric is the mean of, and its factor; None for other metrics, such as F1
+    reference    a trivial model that a trained one must beat to have learnt, not yet fitted; None if none fits
     """
 
     @property
@@ -52,6 +54,9 @@ class Task(Protocol):
 
     @property
     def summed(self) -> tuple[str, float] | None: ...
+
+    @property
+    def reference(self) -> Reference | None: ...
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """The loss of a training step, summed over targets."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from leanify.data.samples import IGNORED, Inputs
 from leanify.tasks.outputs import answer, mean
+from leanify.tasks.references import Grams
 
 
 class CausalLm:
@@ -20,6 +21,7 @@ class CausalLm:
 
     def __init__(self, smoothing: float, bytes_per_target: float | None) -> None:
         self.smoothing, self.bytes_per_target = smoothing, bytes_per_target
+        self.reference = Grams(masked=False)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """input_ids and targets (B, N) → the loss summed over targets"""

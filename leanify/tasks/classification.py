@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
 from leanify.tasks.outputs import answer, mean
+from leanify.tasks.references import Linear
 
 
 class Classification:
@@ -23,6 +24,7 @@ class Classification:
         self, classes: int, mixup: float, cutmix: float, smoothing: float, constant: int | None = None
     ) -> None:
         self.classes, self.smoothing, self.constant = classes, smoothing, constant
+        self.reference = Linear(classes)
         self.mixup: Any = None
         if mixup or cutmix:
             from timm.data import Mixup

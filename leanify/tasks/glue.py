@@ -15,6 +15,7 @@ from leanify.data.samples import Inputs
 from leanify.errors import RecipeError
 from leanify.runs.recipe import DataSection
 from leanify.tasks.outputs import answer, mean
+from leanify.tasks.references import Linear
 
 PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -125,6 +126,7 @@ class Glue:
         self.name, self.classes, self.smoothing = name, len(TASKS[name].labels), smoothing
         self.metric = next(iter(METRICS[name]))
         self.unit = f"points of {self.metric}"
+        self.reference = Linear(self.classes)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B,) → the loss summed over B"""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from leanify.data.samples import IGNORED, Inputs
 from leanify.errors import RecipeError
 from leanify.tasks.outputs import logits_of, mean
+from leanify.tasks.references import Grams
 from leanify.upstream import own_models
 
 
@@ -25,6 +26,7 @@ class MaskedLm:
     def __init__(self, smoothing: float, most: int | None = None) -> None:
         """``most`` is the largest number of masked tokens in a sample, where it is known."""
         self.smoothing, self.most = smoothing, most
+        self.reference = Grams(masked=True)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """input_ids and targets (B, N) → the loss summed over targets"""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
 from leanify.tasks.outputs import answer, mean
+from leanify.tasks.references import Linear
 
 THRESHOLD = 0.5  # of a label's probability
 
@@ -19,6 +20,9 @@ class MultiLabel:
 
     metric, sign, best, unit = "f1_micro", 1, 100.0, "points of micro F1"
     summed = None
+
+    def __init__(self) -> None:
+        self.reference = Linear(labels=True)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B, labels) of zeros and ones → the mean over labels, summed over B"""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from leanify.data.samples import Inputs
 from leanify.tasks.outputs import answer, mean
+from leanify.tasks.references import Mean
 
 
 class Regression:
@@ -16,6 +17,9 @@ class Regression:
 
     metric, sign, best, unit = "loss", -1, 0.0, "squared error"
     summed = ("loss", 1.0)
+
+    def __init__(self) -> None:
+        self.reference = Mean()
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B, N, d) → the loss summed over B and N"""

@@ -18,6 +18,7 @@ class SentenceEmbedding:
 
     metric, sign, best, unit = "cosine", 1, 1.0, "of cosine similarity"
     summed = ("cosine", 1.0)
+    reference = None
 
     def __init__(self, pooling: Sequence[str]) -> None:
         self.pooling = tuple(pooling)

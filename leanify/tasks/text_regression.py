@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from leanify.data.samples import Inputs
 from leanify.tasks.glue import pearson, spearman
 from leanify.tasks.outputs import answer, mean
+from leanify.tasks.references import Linear
 
 
 class TextRegression:
@@ -18,6 +19,9 @@ class TextRegression:
 
     metric, sign, best, unit = "spearman", 1, 100.0, "points of Spearman's correlation"
     summed = None
+
+    def __init__(self) -> None:
+        self.reference = Linear()
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B,) → the loss summed over B"""

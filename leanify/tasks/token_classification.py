@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from leanify.data.samples import IGNORED, Inputs
 from leanify.data.texts.tagged_text import OUTSIDE
 from leanify.tasks.outputs import answer, mean
+from leanify.tasks.references import Tags
 
 Entity = tuple[str, int, int]  # kind, first token, end (exclusive)
 ALONE, LAST = "SU", "ELSU"  # prefixes of single-token entities, and of tokens that end an entity (IOBES and BILOU)
@@ -27,6 +28,7 @@ class TokenClassification:
         self.of_entities = have_entities(names)
         self.metric = "f1" if self.of_entities else "accuracy"
         self.unit = f"points of {self.metric}"
+        self.reference = Tags(len(names))
         self.summed = None if self.of_entities else ("right", 100.0)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,6 +21,8 @@ from leanify.training import defaults, guards, heap, rates
 from leanify.training.loop import Trainer, Watcher
 from leanify.training.watcher import Bar
 from leanify.upstream.wall import wall
+
+TIMED, ENOUGH = 8, 2.0  # steps that a rehearsal times at most, and the seconds after which it stops
 
 
 def train(
@@ -120,15 +123,18 @@ def new_folder(recipe: str | Path | Recipe) -> Path:
 
 
 def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
-    """Build everything and do two steps; what the run would take. Nothing is written. Raises LeanifyError."""
+    """Build everything and time a few steps; what the run would take. Nothing is written. Raises LeanifyError."""
     trainer = Trainer(recipe, watcher)
-    first = min(trainer.order.ramp, max(trainer.steps - 2, 0))  # the batch has grown to its size
-    batches, begun = trainer.batches(first), 0.0
+    first = min(trainer.order.ramp, max(trainer.steps - TIMED, 0))  # the batch has grown to its size
+    batches, times = trainer.batches(first), list[float]()
     with heap.kept():
-        for step in range(first, min(first + 2, trainer.steps)):
+        for step in range(first, min(first + TIMED, trainer.steps)):
             begun = time.perf_counter()
             trainer.step(step, batches)
-    seconds = time.perf_counter() - begun  # of the second step: the first one warms up
+            times.append(time.perf_counter() - begun)
+            if len(times) > 1 and sum(times) > ENOUGH:
+                break
+    seconds = statistics.median(times[1:] or times)  # the first step warms up
     passes = -(-trainer.order.batch_size // (trainer.accelerator.num_processes * recipe.run.accumulate))
     available = machine.available(trainer.accelerator.device)
     return {

@@ -1,0 +1,46 @@
+"""How long a study's runs are, from the minutes that the whole study may take on this machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from leanify import training
+from leanify.errors import RecipeError
+from leanify.runs import recipe as recipes
+from leanify.study.plan import TRIAL, Key, StudyPlan
+
+USUAL = 15.0  # minutes of a whole study on own data
+SPARE = 0.85  # the rest is for evaluations, checkpoints and costs
+FEWEST = 100  # steps of a run
+MOST = 200  # epochs of a run
+
+
+def fitted(plan: StudyPlan, minutes: float, jobs: int) -> StudyPlan:
+    """The plan with a schedule that takes about these minutes here. Raises RecipeError if they are too few for a run.
+
+    A few steps of each design are timed.
+    """
+    if not 0 < minutes < math.inf:
+        raise RecipeError(f"--minutes must be above 0, the length of the whole study; not {minutes:g}")
+    facts = [training.rehearse(plan.recipe_of(Key(design.name, plan.seeds[0]))) for design in plan.designs]
+    runs = len(plan.seeds) + (TRIAL * len(plan.rates) if len(plan.rates) > 1 else 0)
+    a_step = sum(fact["seconds_a_step"] for fact in facts) * runs / jobs
+    steps = int(60 * minutes * SPARE / a_step)
+    if steps < FEWEST:
+        least = math.ceil(FEWEST * a_step / 60 / SPARE)
+        raise RecipeError(
+            f"--minutes {minutes:g} is too few: {len(plan.designs)} designs with {len(plan.seeds)} seeds and at least "
+            f"{FEWEST} steps each take about {least} minutes here. --minutes {least}, fewer --seeds, or --rates 1"
+        )
+    return replace(plan, recipe=recipes.with_settings(plan.recipe, _settings(plan, facts[0], steps)))
+
+
+def _settings(plan: StudyPlan, fact: dict[str, Any], steps: int) -> list[str]:
+    schedule = plan.recipe.schedule
+    assert schedule is not None
+    if schedule.epochs is not None:
+        steps = min(steps, math.ceil(MOST * fact["steps"] / schedule.epochs))
+    often = [f"run.eval_every={max(1, steps // 10)}", f"run.log_every={max(1, steps // 40)}"]
+    return [f"schedule.steps={steps}", *often]

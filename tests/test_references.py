@@ -1,0 +1,125 @@
+"""Trivial references beside a study, and whether its models have learnt."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from test_compare_page import study as study  # a study that is trained by nobody
+
+from leanify import study as studies
+from leanify.runs import recipe as recipes
+from leanify.study import reference
+from leanify.study.folder import StudyFolder
+from leanify.study.plan import PlannedDesign, StudyPlan
+from leanify.study.results import Study
+from leanify.tasks.references import Grams, Linear, Mean, Tags
+
+RNG = np.random.default_rng(5)
+
+
+def test_pixels_are_judged_as_scikit_learn_judges_them() -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    found = load_digits()
+    pictures, classes = torch.from_numpy(found.images)[:, None].float(), torch.from_numpy(found.target)
+    model = Linear(10)
+    model.fit([(pictures[:600], classes[:600]), (pictures[600:1200], classes[600:1200])])
+    oracle = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200))
+    oracle.fit(found.data[:1200].astype(np.float32), found.target[:1200])
+    guesses = model(pictures[1200:]).argmax(1).numpy()
+    assert (guesses == oracle.predict(found.data[1200:].astype(np.float32))).mean() > 0.995
+    assert model.name == "logistic regression on pixels"
+
+
+def test_words_tell_classes_labels_and_numbers() -> None:
+    """Word 7 decides; padding is no word, and unknown words are none either."""
+    ids = torch.from_numpy(RNG.integers(1, 20, (200, 12)))
+    mask = torch.ones_like(ids)
+    mask[:, 10:] = 0
+    has = (ids[:, :10] == 7).any(1)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    model = Linear(3)
+    model.fit([(inputs, has.long())])
+    answers = model(**inputs)
+    assert answers.shape == (200, 3)
+    assert (answers.argmax(1) == has.long()).float().mean() > 0.95
+    assert model(input_ids=ids + 1000, attention_mask=mask).shape == (200, 3)
+    number = Linear()
+    number.fit([(inputs, has.float())])
+    assert np.corrcoef(number(**inputs)[:, 0], has.float())[0, 1] > 0.8
+    labels = Linear(labels=True)
+    labels.fit([(inputs, torch.stack([has, ~has], 1).float())])
+    assert ((labels(**inputs)[:, 0] > 0) == has).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_counts_of_pairs_are_probabilities_and_know_what_follows(masked: bool) -> None:
+    """In the text every token t is followed by t + 1, modulo 5."""
+    text = torch.arange(400).view(20, 20) % 5
+    ids, targets = text[:, :-1], text[:, 1:]
+    if masked:
+        ids, targets = text.clone(), torch.full_like(text, -100)
+        ids[:, 4], targets[:, 4] = 5, text[:, 4]
+    model = Grams(masked)
+    model.fit([({"input_ids": ids}, targets)])
+    logits = model(input_ids=ids)
+    assert logits.exp().sum(-1) == pytest.approx(torch.ones(ids.shape), abs=1e-5)
+    there = targets != -100
+    assert (logits.argmax(-1)[there] == targets[there]).all()
+
+
+def test_the_tag_of_a_word_and_the_mean_of_targets() -> None:
+    ids, tags = torch.tensor([[1, 2, 1, 3]]), torch.tensor([[0, 1, 0, -100]])
+    model = Tags(2)
+    model.fit([({"input_ids": ids}, tags)])
+    assert model(input_ids=torch.tensor([[1, 2, 9]])).argmax(-1).tolist() == [[0, 1, 0]]
+    mean = Mean()
+    mean.fit([({"points": torch.zeros(1, 2, 4)}, torch.tensor([[[1.0, 3.0], [3.0, 5.0]]]))])
+    assert mean(points=torch.zeros(3, 2, 4)).tolist() == [[[2.0, 4.0]] * 2] * 3
+
+
+def test_the_reference_of_the_digits_is_on_the_samples_of_the_study() -> None:
+    recipe = recipes.load("digits-study")
+    designs = (PlannedDesign("baseline", recipe.model, 8, 2, 16, 128, 1, 1),)
+    found = reference.computed(StudyPlan("digits", recipe, None, (0, 1), designs, 1))
+    assert (found.name, len(found.outcomes)) == ("logistic regression on pixels", 540)
+    assert found.value == pytest.approx(np.mean(found.outcomes))
+    assert found.value is not None
+    assert 93 < found.value < 99
+
+
+# -- has it learnt? ---------------------------------------------------------------------------------------------------
+
+
+def with_reference(study: Study, value: float) -> Study:
+    folder = StudyFolder(study.path)
+    outcomes = [100.0] * int(5 * value) + [0.0] * (500 - int(5 * value))
+    (folder.path / reference.FILE).write_text(json.dumps({"name": "guessing", "value": value, "outcomes": outcomes}))
+    return studies.finished(folder)
+
+
+def test_below_its_reference_a_study_answers_nothing(study: Study) -> None:
+    better, worse = with_reference(study, 20.0), with_reference(study, 96.0)
+    assert better.learnt
+    assert [verdict.answer for verdict in better.verdicts] == [verdict.answer for verdict in study.verdicts]
+    assert not worse.learnt
+    assert {"guessing", "96", "--rates"} <= set(worse.learnt_why.replace("(", " ").replace(")", " ").split())
+    assert {verdict.answer for verdict in worse.verdicts} == {"undecided"}
+    found = worse.to_json()
+    assert (found["reference"], found["learnt"]) == ({"name": "guessing", "value": 96.0}, False)
+
+
+def test_a_loss_that_still_falls_is_seen() -> None:
+    def rows(losses: list[float]) -> list[dict[str, object]]:
+        return [{"step": 10 * (i + 1), "split": "validation", "loss": loss} for i, loss in enumerate(losses)]
+
+    assert reference.still_falls(rows([5, 4, 3, 2, 1]), 50)
+    assert not reference.still_falls(rows([5, 2, 1.2, 1.05, 1.0]), 50)
+    assert not reference.still_falls(rows([5, 1]), 20)  # too few points to tell
+    assert not reference.still_falls(rows([5, 4, 3, 2, 1]), 60)  # it has not ended
