@@ -62,7 +62,7 @@ def test_texts_decide_length_and_vocabulary(tmp_path: Path) -> None:
     assert short.length is not None
     assert 6 < short.length < 32
     assert long.length == 128
-    known = found.look(table(6))
+    known = found.recognise(table(6))
     assert known is not None
     assert known.words == 6
     assert known.vocabulary is not None

@@ -181,8 +181,8 @@ class Local:
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Job:
         """Run `execute` in an existing worker."""
         assert function is execute
-        _, design, seed, share, rate = arguments
-        return self.pool.submit(self._perform, Key(design, seed, rate), share)
+        _, design, seed, share, *rate = arguments
+        return self.pool.submit(self._perform, Key(design, seed, *rate), share)
 
     def _perform(self, key: Key, share: float | None) -> None:
         worker = self.idle.get()
