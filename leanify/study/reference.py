@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import DirectoryError
 from leanify.runs import writing
 from leanify.runs.files import parsed, read_text
 from leanify.study.statistics import Estimate
+from leanify.study.values import Reference
 from leanify.upstream.libraries import first_line
 
 if TYPE_CHECKING:
@@ -24,18 +25,6 @@ FILE = "reference.json"
 MOST, NUMBERS = 10_000, 50_000_000  # training samples that it is fitted to, and numbers in their inputs
 BATCH = 16
 LAST, STEEP = 0.2, 0.1  # over the last fifth of the steps, the loss may fall by at most a tenth of its whole fall
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A trivial model's ``value`` in the study's metric, None if no model fits; ``outcomes`` are as those of a run."""
-
-    name: str
-    value: float | None
-    outcomes: tuple[float, ...] = ()
-
-    def to_json(self) -> dict[str, Any] | None:
-        return None if self.value is None else {"name": self.name, "value": self.value}
 
 
 def known(folder: StudyFolder) -> Reference | None:

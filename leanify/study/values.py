@@ -12,10 +12,21 @@ from typing import Any
 
 from leanify.study.folder import Rung
 from leanify.study.plan import PlannedDesign, StudyPlan
-from leanify.study.reference import Reference
 from leanify.study.statistics import Answer
 
 Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A trivial model's ``value`` in the study's metric, None if no model fits; ``outcomes`` are as those of a run."""
+
+    name: str
+    value: float | None
+    outcomes: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any] | None:
+        return None if self.value is None else {"name": self.name, "value": self.value}
 
 
 @dataclass(frozen=True)
