@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from leanify.design.measure.profiling import profile
     from leanify.design.redesign import redesign
     from leanify.exporting.export import export
+    from leanify.exporting.hub import push_to_hub
     from leanify.lens.surgery import grow, read, write
     from leanify.sources.find import load
     from leanify.sources.lean_directory import save
@@ -56,6 +57,7 @@ _HOMES = {
     "export": "exporting.export",
     "grow": "lens.surgery",
     "load": "sources.find",
+    "push_to_hub": "exporting.hub",
     "profile": "design.measure.profiling",
     "read": "lens.surgery",
     "redesign": "design.redesign",
@@ -83,6 +85,7 @@ __all__ = [
     "grow",
     "load",
     "profile",
+    "push_to_hub",
     "read",
     "redesign",
     "save",

@@ -50,6 +50,8 @@ def app(*names: str, by_name: bool = False) -> typer.Typer:
     """Build the app with these commands; a single one takes its arguments directly. ``by_name``: only to list them."""
     import typer
 
+    from leanify.cli.help import GroupedCommand
+
     made = typer.Typer(
         help=ABOUT,
         epilog=EVERYWHERE,
@@ -61,7 +63,7 @@ def app(*names: str, by_name: bool = False) -> typer.Typer:
     )
     for name in names:
         command = _only_named if by_name else keeping_exit_code(getattr(import_module(f"leanify.cli.{name}"), name))
-        made.command(name, epilog=EVERYWHERE, short_help=COMMANDS[name])(command)
+        made.command(name, cls=GroupedCommand, epilog=EVERYWHERE, short_help=COMMANDS[name])(command)
     return made
 
 

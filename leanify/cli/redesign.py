@@ -11,6 +11,7 @@ from leanify.cli import redesign_options as option
 from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
 from leanify.errors import LeanifyError
+from leanify.terminal import say
 
 AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
 DEFAULT, HALF = "vit_base", "0.5"
@@ -28,6 +29,7 @@ def redesign(
     control: option.Control = False,
     force: option.Force = False,
     as_type: option.AsType = None,
+    push: option.Push = None,
     seed: option.Seed = 0,
     study: option.Study = None,
     format: Format = None,
@@ -46,6 +48,8 @@ def redesign(
         budgets = [HALF]
     asked = [replace(options, target_params=budget) for budget in budgets] or [options]
     _check_written(output, as_type, control, force, len(named) * len(asked))
+    if push is not None and (output is None or control):
+        raise LeanifyError("--push pushes the one design that -o DIR writes: give -o, and leave out --control")
     if data is not None and weights is None and not pretrained:
         raise LeanifyError("--data chooses which weights to carry over, so it needs --weights SOURCE or --pretrained")
 
@@ -57,10 +61,21 @@ def redesign(
     carried = planned.Carried(weights, pretrained, data, samples, seed)
     written = planned.Written(output, control, force, as_type)
     found = list(planned.planned(named, asked, carried, written, study, typed["overrides"] or ()))
+    address = None if push is None else _pushed(str(output), push)
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
     show(kind, data_of, [row for one in found for row in one.rows()], lambda: planned.render(found))
     for one in found if kind != "table" else ():
         plans.print_warnings(one.plan)
+    if address is not None:
+        say(f"pushed to {address}")
+
+
+def _pushed(directory: str, repo: str) -> str:
+    from leanify.exporting.hub import push_to_hub
+    from leanify.terminal import progress
+
+    with progress(f"pushing {repo}", None):
+        return push_to_hub(directory, repo)
 
 
 def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[str]]:

@@ -168,6 +168,20 @@ class Plan(Tabular):
             )
         return weights_of.fresh(replace(self.found, architecture=shape))
 
+    def made(self, role: str, design: Design, weights: str = "", carry: Carry | None = None) -> dict[str, Any]:
+        """How a design was made, for its card: the source, the budget, both shapes, and the damage of carrying."""
+        keys = ("params", "macs")
+        found = getattr(carry, "results", {}).get(role)
+        return {
+            "source": self.source,
+            "role": role,
+            "budget": self.budget,
+            "original": {**self.baseline.sizes, **{key: getattr(self.baseline, key) for key in keys}},
+            "this": {**design.sizes, **{key: getattr(design, key) for key in keys}},
+            "weights": weights,
+            "damage": None if found is None else f"{found.unit} {found.damage:.4g}",
+        }
+
     def _streamed(self, weights: str | Path | None, seed: int, directory: str | Path, force: bool) -> bool:
         """Whether the weights lie in shards; they are then carried over tensor by tensor."""
         import torch
@@ -211,7 +225,9 @@ class Plan(Tabular):
             return replace(self, directory=str(directory))
         if not control:
             room_for(4 * self.chosen.params, Path(directory))
-            lean_directory.save(self.build(weights, seed, pretrained, None, carry), directory, force, model_type)
+            built = self.build(weights, seed, pretrained, None, carry)
+            made = self.made("lean", self.chosen, str(weights or pretrained or ""), carry)
+            lean_directory.save(built, directory, force, model_type, made=made)
             return replace(self, directory=str(directory))
         if self.control is None:
             raise LeanifyError(f"there is no control to write beside lean ({'; '.join(self.warnings)})")
@@ -220,7 +236,8 @@ class Plan(Tabular):
             for name, design in (("lean", self.chosen), ("control", self.control)):
                 built = self.build(weights, seed, pretrained, design, carry)
                 title = "A lean model" if name == "lean" else "The control of a lean model"
-                lean_directory.save(built, folder / name, False, model_type, title)
+                made = self.made(name, design, str(weights or pretrained or ""), carry)
+                lean_directory.save(built, folder / name, False, model_type, title, made)
         return replace(self, directory=str(directory), with_control=True)
 
 

@@ -16,6 +16,7 @@ Writing is atomic (`new_directory`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -51,13 +52,14 @@ def save(
     model_type: str | None = None,
     title: str = TITLE,
     source: str | None = None,
+    made: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
     Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another transformers type
     that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README. ``source`` says what builds a
-    module of the user's own, before it was reshaped: ``model.py:make`` or ``package.module:make``. Returns the
-    directory.
+    module of the user's own, before it was reshaped: ``model.py:make`` or ``package.module:make``. ``made`` is kept in
+    its card: how it was made, for those who ask later. Returns the directory.
 
     Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """
@@ -69,17 +71,24 @@ def save(
     if found.origin.library == modules.LIBRARY:
         check_rebuilt(model, found)
     with new_directory(directory, force) as folder:
-        write_around(model, found, folder, _write(model, found, folder), Path(directory).name, title)
+        write_around(model, found, folder, _write(model, found, folder), Path(directory).name, title, made)
     return Path(directory)
 
 
 def write_around(
-    model: nn.Module, found: ModelSource, folder: Path, tied: dict[str, str], name: str, title: str = TITLE
+    model: nn.Module,
+    found: ModelSource,
+    folder: Path,
+    tied: dict[str, str],
+    name: str,
+    title: str = TITLE,
+    made: Mapping[str, Any] | None = None,
 ) -> None:
     """Write what accompanies the weights in a lean directory called ``name``: side files, card and README."""
     if found.origin.library == "hf":
         side_files.carry(model, folder)
-    writing.write(folder / CARD, json.dumps(_card(model, found, tied, folder), indent=2) + "\n")
+    kept = {"made": dict(made)} if made else {}
+    writing.write(folder / CARD, json.dumps({**_card(model, found, tied, folder), **kept}, indent=2) + "\n")
     writing.write(folder / "README.md", _readme(model, found, name, title))
 
 
