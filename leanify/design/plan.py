@@ -237,7 +237,7 @@ class Plan(Tabular):
                 built = self.build(weights, seed, pretrained, design, carry)
                 title = "A lean model" if name == "lean" else "The control of a lean model"
                 made = self.made(name, design, str(weights or pretrained or ""), carry)
-                lean_directory.save(built, folder / name, False, model_type, title, made)
+                lean_directory.save(built, folder / name, False, model_type, title, made=made)
         return replace(self, directory=str(directory), with_control=True)
 
 
