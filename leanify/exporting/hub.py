@@ -100,7 +100,9 @@ def _made(made: Mapping[str, Any]) -> Iterator[str]:
 
 def _measured(report: Mapping[str, Any]) -> Iterator[str]:
     """What `leanify shrink` measured: the metric of a trivial model, the original and this one."""
-    chosen: Mapping[str, Any] = next((one for one in report.get("candidates", []) if one.get("name") == report.get("chosen")), {})
+    chosen: Mapping[str, Any] = next(
+        (one for one in report.get("candidates", []) if one.get("name") == report.get("chosen")), {}
+    )
     found = {"trivial model": report.get("reference"), "original": report.get("original")}
     found["this model"] = chosen.get("healed") or chosen.get("carried")
     rows = [(name, value) for name, each in found.items() if (value := _quality(each)) is not None]
