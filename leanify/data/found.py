@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -113,7 +113,8 @@ def _folder(place: Path, named: Named) -> Found | None:
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _on_disk(place)
     train = folder_of_split(place, "train") or place
-    counts = {folder.name: number for folder in _folders(train) if (number := _images(folder))}
+    counts = {folder.name: _images(folder) for folder in _folders(train)}
+    counts = {name: number for name, number in counts.items() if number}
     if len(counts) > 1 and not splits_among(list(counts)):
         return _of_classes(place, train, counts)
     from leanify.data.images import tar_shards  # imports numpy
@@ -121,7 +122,8 @@ def _folder(place: Path, named: Named) -> Found | None:
     if shards := tar_shards.of(place, "train"):
         return _of_shards(place, shards)
     tables = (*columns.TABLES, *columns.CONLL)
-    if (file := columns.file_of(place, "train", (*tables, ".txt")) or columns.only_file(place, tables)) is not None:
+    file = columns.file_of(place, "train", (*tables, ".txt")) or columns.only_file(place, tables)
+    if file is not None:
         kinds = tables if file.suffix in tables else (".txt", *columns.TABLES)
         return _file(file, columns.file_of(place, "validation", kinds), named)
     texts = sorted(place.glob("*.txt"))
@@ -146,29 +148,30 @@ def _of_shards(place: Path, shards: Sequence[Path]) -> Found:
 def _on_disk(place: Path) -> Found | None:
     """A data set saved by ``datasets``' save_to_disk, if its features include an image and a class label."""
     with wall(f"{place} is no data set", DataError):
-        return _described(place)
-
-
-def _described(place: Path) -> Found | None:
-    whole = (place / "state.json").is_file()
-    splits = [] if whole else read_json(place / "dataset_dict.json", DataError)["splits"]
-    part = place if whole else place / ("train" if "train" in splits else splits[0])
-    features = read_json(part / "dataset_info.json", DataError)["features"]
-    kinds = {name: entry.get("_type") for name, entry in features.items() if isinstance(entry, dict)}
-    image, label = (next((name for name in kinds if kinds[name] == kind), None) for kind in ("Image", "ClassLabel"))
-    if image is None or label is None:
-        return None
-    names = features[label]["names"]
-    shown = f"{', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
-    text = f"a data set of images ({image}) of {len(names):,} classes ({label}: {shown}) in {place}"
-    return Found("images", text, any(name in splits for name in columns.SPLITS["validation"]), classes=len(names))
+        splits, part = [], place
+        if not (place / "state.json").is_file():  # a data set of several splits
+            splits = read_json(place / "dataset_dict.json", DataError)["splits"]
+            part = place / ("train" if "train" in splits else splits[0])
+        features = read_json(part / "dataset_info.json", DataError)["features"]
+        first: dict[str, str] = {}  # the first column of each type
+        for name, feature in features.items():
+            if isinstance(feature, dict):
+                first.setdefault(str(feature.get("_type")), name)
+        if "Image" not in first or "ClassLabel" not in first:
+            return None
+        label = first["ClassLabel"]
+        names = features[label]["names"]
+        classes = f"{len(names):,} classes ({label}: {few(names, SHOWN)})"
+        text = f"a data set of images ({first['Image']}) of {classes} in {place}"
+        validated = any(name in splits for name in columns.SPLITS["validation"])
+        return Found("images", text, validated, classes=len(names))
 
 
 def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
     names = sorted(counts)
-    shown = f"{', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
-    description = f"{sum(counts.values()):,} images of {len(names):,} classes ({shown}) in {train}"
-    if inside := _same_folders([train / name for name in names]):
+    description = f"{sum(counts.values()):,} images of {len(names):,} classes ({few(names, SHOWN)}) in {train}"
+    inside = _same_folders([train / name for name in names])
+    if inside:
         description += f"; each of these folders has the folders {few(inside)}: if those are the classes, name one of "
         description += "the outer ones"
     other = folder_of_split(place, "validation")
@@ -189,9 +192,12 @@ def _images(folder: Path) -> int:
 def _same_folders(classes: Sequence[Path]) -> list[str]:
     """The folders in every class, where all have the same two or more and no image beside them; else []."""
     inside = [sorted(folder.name for folder in _folders(place)) for place in classes]
-    alike = len(inside[0]) > 1 and all(names == inside[0] for names in inside)
-    flat = any(path.name.lower().endswith(columns.IMAGES) for place in classes for path in place.iterdir())
-    return inside[0] if alike and not flat else []
+    if len(inside[0]) < 2 or any(names != inside[0] for names in inside):
+        return []
+    for place in classes:
+        if any(path.name.lower().endswith(columns.IMAGES) for path in place.iterdir()):
+            return []
+    return inside[0]
 
 
 def _file(file: Path, validation: Path | None, named: Named) -> Found | None:
@@ -210,18 +216,23 @@ def _file(file: Path, validation: Path | None, named: Named) -> Found | None:
 
 
 def _of_rows(file: Path, rows: Sequence[Row], validation: Path | None, named: Named) -> Found | None:
-    names = list(rows[0]) if rows else []
-    if rows and (tagged := named.tagged_in(rows[0])) is not None:
+    """What the rows of a table are: tagged sentences, images with labels, texts with labels, or texts alone."""
+    if not rows:
+        return None
+    tagged = named.tagged_in(rows[0])
+    if tagged is not None:
         return _validated(_tagged(file, rows, *tagged), validation, tagged[1])
+    names = list(rows[0])
     texts, label = named.texts_in(names), named.label_in(names)
-    if rows and (picture := named.picture_in(rows[0])) is not None:
+    picture = named.picture_in(rows[0])
+    if picture is not None:
         answer = label or guessing.label_in(rows, (picture,))
         if answer is not None:
             found = _validated(_labelled(file, rows, "images", (picture,), answer), validation, answer)
             named_so = (picture, answer) == (columns.one_of(columns.PICTURES, names), label)
             return found if named_so else replace(found, columns=((picture,), answer))
     by_name = (texts, label)
-    if rows and named.task not in columns.WITHOUT_LABELS:
+    if named.task not in columns.WITHOUT_LABELS:
         texts = texts or guessing.text_in(rows)
         if texts and (label is None or (label in texts and named.label is None)):
             label = guessing.label_in(rows, texts)
@@ -245,46 +256,60 @@ def _validated(found: Found, validation: Path | None, label: str) -> Found:
 
 
 def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], label: str) -> Found:
+    """Images or texts (the columns ``of``) with one label each, several, or a number."""
     flags = guessing.flags_of(label, list(rows[0]))
     order = columns.class_names(file, label)
-    cells = [guessing.flags_set(row, flags) if flags else columns.by_class_name(row.get(label), order) for row in rows]
+    cells: list[Any] = []
+    for row in rows:
+        cells.append(guessing.flags_set(row, flags) if flags else columns.by_class_name(row.get(label), order))
     task: str | None = None if kind == "images" else "text-classification"
     without = 0
+    classes: int | None
     if task and columns.have_several(cells):
         task, separator = "multi-label-classification", columns.separator_of(cells)
-        names = flags or sorted({name for cell in cells for name in columns.labels_of(cell, separator) or ()})
-        what = f"any number of {_some(names, 'labels')}"
+        names = flags or _distinct(columns.labels_of(cell, separator) for cell in cells)
+        classes, what = len(names), f"any number of {len(names)} labels: {few(names, SHOWN)}"
     else:
-        without = sum(columns.label_of(cell) is None for cell in cells)
-        names = columns.in_order({name for cell in cells if (name := columns.label_of(cell)) is not None}, order)
-        what = _some(names, "classes")
+        labels = [columns.label_of(cell) for cell in cells]
+        without = labels.count(None)
+        names = columns.in_order({name for name in labels if name is not None}, order)
+        classes, what = len(names), f"{len(names)} classes: {few(names, SHOWN)}"
         if all(_is_number(name) for name in names) and any(float(name) % 1 for name in names):
-            task, what = task and "text-regression", "a number"
+            task, classes, what = task and "text-regression", None, "a number"
     samples = "images" if kind == "images" else "rows of texts"
     name = "columns of 0 and 1" if flags else label
-    description = (
-        f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what}) in {columns.described(file)}"
-    )
+    samples = f"{samples} ({' and '.join(of)}) with labels ({name}, {what})"
+    description = f"{_many(rows)} {samples} in {columns.described(file)}"
     if without:
         description += f"; {_times(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
-    classes = None if what == "a number" else len(names)
-    found = Found(kind, description, False, task, classes, len(rows) if len(rows) < SOME else None)
-    if kind != "sentences":
+    found = Found(kind, description, False, task, classes, _count(rows))
+    if kind == "images":
         return found
     texts = [" ".join(str(row.get(name, "")) for name in of).lower().split() for row in rows]
-    lengths = sorted(len(text) for text in texts)
-    return replace(found, words=lengths[int(0.95 * (len(lengths) - 1))], vocabulary=len({w for t in texts for w in t}))
+    lengths = sorted(len(words) for words in texts)
+    vocabulary = {word for words in texts for word in words}
+    return replace(found, words=lengths[int(0.95 * (len(lengths) - 1))], vocabulary=len(vocabulary))
 
 
 def _tagged(file: Path, rows: Sequence[Row], tokens: str, tags: str) -> Found:
     order = columns.class_names(file, tags)
-    names = sorted(
-        {name for row in rows for name in columns.parts_of(columns.by_class_name(row.get(tags), order)) or ()}
-    )
-    tagged = f"sentences ({tokens}) with a tag for each token ({tags}, {_some(names, 'tags')})"
-    text = f"{_many(rows)} {tagged} in {columns.described(file)}"
-    samples = len(rows) if len(rows) < SOME else None
-    return Found("sentences", text, False, "token-classification", len(names), samples)
+    names = _distinct(columns.parts_of(columns.by_class_name(row.get(tags), order)) for row in rows)
+    tagged = f"sentences ({tokens}) with a tag for each token ({tags}, {len(names)} tags: {few(names, SHOWN)})"
+    description = f"{_many(rows)} {tagged} in {columns.described(file)}"
+    return Found("sentences", description, False, "token-classification", len(names), _count(rows))
+
+
+def _distinct(cells: Iterable[Sequence[str] | None]) -> list[str]:
+    """All names in some cells, sorted."""
+    names: set[str] = set()
+    for cell in cells:
+        names.update(cell or ())
+    return sorted(names)
+
+
+def _count(rows: Sequence[Any]) -> int | None:
+    """The number of rows; None where there may be more than were read."""
+    return len(rows) if len(rows) < SOME else None
 
 
 def _many(rows: Sequence[Any]) -> str:
@@ -293,10 +318,6 @@ def _many(rows: Sequence[Any]) -> str:
 
 def _times(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def _some(names: Sequence[str], what: str) -> str:
-    return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{', …' * (len(names) > SHOWN)}"
 
 
 def _is_picture(cell: Any) -> bool:

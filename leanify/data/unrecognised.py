@@ -108,10 +108,12 @@ def _of_table(file: Path, place: Path) -> str:
 
 def _texts_like(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The column with the longest strings of several words."""
-    lengths = {
-        name: sum(len(cell) for row in rows if isinstance(cell := row.get(name), str) and " " in cell.strip())
-        for name in rows[0]
-    }
+    lengths = dict.fromkeys(rows[0], 0)
+    for row in rows:
+        for name in lengths:
+            cell = row.get(name)
+            if isinstance(cell, str) and " " in cell.strip():
+                lengths[name] += len(cell)
     best = max(lengths, key=lambda name: lengths[name])
     return best if lengths[best] else None
 

@@ -48,7 +48,10 @@ def one_of(names: Sequence[str], found: Sequence[str]) -> str | None:
 def texts_in(found: Sequence[str]) -> tuple[str, ...]:
     """Guess the text columns by name, as spelt in the file; () if no name is known."""
     known = {name.lower(): name for name in found if isinstance(name, str)}
-    return tuple(known[name] for name in next((some for some in TEXTS if all(each in known for each in some)), ()))
+    for names in TEXTS:
+        if set(names) <= known.keys():
+            return tuple(known[name] for name in names)
+    return ()
 
 
 def missing_columns(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]) -> DataError:
@@ -64,37 +67,60 @@ def missing_columns(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[s
         column = one_of(usual, list(known.values()))
         there = [known.get(name.lower()) for name in asked] or [column]
         (wrong if None in there else right)[key] = there
-    left = [name for name in known.values() if name not in [one for names in right.values() for one in names]]
+    taken = {name for names in right.values() for name in names}
+    left = [name for name in known.values() if name not in taken]
     missing, settings = [], []
     for key in wrong:
         asked, usual = wanted[key]
         absent = [name for name in asked if name.lower() not in known]
-        missing.append(
-            " and ".join(f"no column {name[:80]}" for name in absent) or f"no column of {MEANT.get(key, key)}"
-        )
-        near = [known[name] for one in absent for name in get_close_matches(one.lower(), map(str.lower, left), 1)]
-        guess = one_of(usual, left)
-        each = near or ([guess] if guess else left if len(left) == 1 else ["COLUMN"])
-        left = [name for name in left if name not in each]
-        plain = key != "text" and re.fullmatch(r"(?!true$|false$)[A-Za-z_][\w-]*", each[0])
-        value = each[0] if plain else json.dumps(each if key == "text" else each[0], ensure_ascii=False)
-        settings.append(f"--set {quote(f'data.{key}={value}')}")
+        named = " and ".join(f"no column {name[:80]}" for name in absent)
+        missing.append(named or f"no column of {MEANT.get(key, key)}")
+        proposed = _proposed(absent, usual, left)
+        left = [name for name in left if name not in proposed]
+        settings.append(f"--set {quote(f'data.{key}={_as_setting(key, proposed)}')}")
     return DataError(
         f"{file} has {' and '.join(missing)}; it has {few([*known.values()], 8)}. Name one that it has: "
         f"{' '.join(settings)}"
     )
 
 
+def _proposed(absent: Sequence[str], usual: Sequence[str], left: Sequence[str]) -> list[str]:
+    """The columns that were meant: those spelt nearly so, one of a usual name, the only one left; else ``COLUMN``."""
+    lower = {name.lower(): name for name in left}
+    near = []
+    for name in absent:
+        near += [lower[match] for match in get_close_matches(name.lower(), lower, 1)]
+    if near:
+        return near
+    guess = one_of(usual, left)
+    if guess is not None:
+        return [guess]
+    return list(left) if len(left) == 1 else ["COLUMN"]
+
+
+def _as_setting(key: str, names: Sequence[str]) -> str:
+    """The value of a setting that names columns: text takes a list, the others one, quoted where TOML needs it."""
+    if key == "text":
+        return json.dumps(names, ensure_ascii=False)
+    is_plain = re.fullmatch(r"(?!true$|false$)[A-Za-z_][\w-]*", names[0])
+    return names[0] if is_plain else json.dumps(names[0], ensure_ascii=False)
+
+
 def file_of(folder: Path, split: str, suffixes: Sequence[str]) -> Path | None:
     """A split's file under one of its usual names, or the first of its Parquet shards; None if there is none."""
-    stems = dict.fromkeys((split, *SPLITS.get(split, ())))
-    found = (file for stem in stems for suffix in suffixes for file in (folder / f"{stem}{suffix}",) if file.is_file())
-    if (file := next(found, None)) is not None or ".parquet" not in suffixes or not folder.is_dir():
-        return file
-    first = {
-        part[1]: path for path in sorted(folder.iterdir()) if (part := SHARD.fullmatch(path.name)) and not int(part[2])
-    }
-    return next((first[stem] for stem in stems if stem in first), None)
+    stems = (split, *SPLITS.get(split, ()))
+    for stem in stems:
+        for suffix in suffixes:
+            if (folder / f"{stem}{suffix}").is_file():
+                return folder / f"{stem}{suffix}"
+    if ".parquet" not in suffixes or not folder.is_dir():
+        return None
+    first_shards = {}
+    for path in sorted(folder.iterdir()):
+        part = SHARD.fullmatch(path.name)
+        if part and int(part[2]) == 0:
+            first_shards[part[1]] = path
+    return next((first_shards[stem] for stem in stems if stem in first_shards), None)
 
 
 def shards_of(file: Path) -> list[Path]:
@@ -102,8 +128,12 @@ def shards_of(file: Path) -> list[Path]:
     first = SHARD.fullmatch(file.name)
     if first is None or int(first[2]):
         return [file]
-    parts = ((path, SHARD.fullmatch(path.name)) for path in sorted(file.parent.iterdir()))
-    return [path for path, part in parts if part and (part[1], part[3]) == (first[1], first[3])]
+    shards = []
+    for path in sorted(file.parent.iterdir()):
+        part = SHARD.fullmatch(path.name)
+        if part and (part[1], part[3]) == (first[1], first[3]):
+            shards.append(path)
+    return shards
 
 
 def stem_of(file: Path) -> str:
@@ -180,7 +210,8 @@ def labels_of(cell: Any, separator: str | None) -> tuple[str, ...] | None:
         parts = cell
     else:
         return None
-    return tuple(dict.fromkeys(name for part in parts if (name := str(part).strip())))
+    names = [str(part).strip() for part in parts]
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def separator_of(cells: Sequence[Any]) -> str | None:

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 def text_in(rows: Sequence[Row]) -> tuple[str, ...]:
     """The column with strings of several words, if there is exactly one; else ()."""
-    found = tuple(name for name in _columns(rows) if _is_text([row.get(name) for row in rows]))
+    found = tuple(name for name, cells in _columns(rows).items() if _is_text(cells))
     return found if len(found) == 1 else ()
 
 
@@ -27,12 +27,12 @@ def label_in(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
 
     Else columns of 0 and 1, joined by commas. None where nothing fits.
     """
-    cells = {name: [row.get(name) for row in rows] for name in _columns(rows) if name not in texts}
-    if len(cells) == 1:
-        fits = (_is_label, _are_fractions, _are_several)
-        return next((name for name, column in cells.items() if any(fit(column) for fit in fits)), None)
-    flags = bool(cells) and all("," not in name and _are_flags(column) for name, column in cells.items())
-    return ",".join(cells) if flags else None
+    left = {name: cells for name, cells in _columns(rows).items() if name not in texts}
+    if len(left) == 1:
+        ((name, cells),) = left.items()
+        return name if _is_label(cells) or _are_fractions(cells) or _are_several(cells) else None
+    flags = bool(left) and all("," not in name and _are_flags(cells) for name, cells in left.items())
+    return ",".join(left) if flags else None
 
 
 def flags_of(label: str, names: Sequence[str]) -> list[str]:
@@ -54,16 +54,23 @@ def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """
     if any(name.strip().lower() in KNOWN for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False
-    columns = [[row[place] for row in rows if len(row) > place] for place in range(len(names))]
-    return any(
-        (name in column and _is_label(column)) or (_are_fractions([name]) and _are_fractions(column))
-        for name, column in zip(names, columns, strict=True)
-    )
+    for place, name in enumerate(names):
+        cells = [row[place] for row in rows if len(row) > place]
+        if name in cells and _is_label(cells):
+            return True
+        if _are_fractions([name]) and _are_fractions(cells):
+            return True
+    return False
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
-    names = [name for name in rows[0] if isinstance(name, str) and name.strip().lower() not in INDICES]
-    return [name for name in names if not _counts([row.get(name) for row in rows])]
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """The cells of every column but those that number the rows."""
+    found = {}
+    for name in rows[0]:
+        cells = [row.get(name) for row in rows]
+        if isinstance(name, str) and name.strip().lower() not in INDICES and not _counts(cells):
+            found[name] = cells
+    return found
 
 
 def _counts(cells: Sequence[Any]) -> bool:
@@ -87,9 +94,10 @@ def _is_label(cells: Sequence[Any]) -> bool:
 
 def _are_several(cells: Sequence[Any]) -> bool:
     """Whether cells are lists of labels: a few strings or whole numbers, again and again."""
-    if not all(isinstance(cell, list) and all(isinstance(each, (str, int)) for each in cell) for cell in cells):
+    if not all(isinstance(cell, list) for cell in cells):
         return False
-    return 2 <= len({each for cell in cells for each in cell}) <= len(cells) / EACH
+    labels = [label for cell in cells for label in cell]
+    return all(isinstance(label, (str, int)) for label in labels) and 2 <= len(set(labels)) <= len(cells) / EACH
 
 
 def _are_fractions(cells: Sequence[Any]) -> bool:
