@@ -7,6 +7,7 @@ lie, what the parts are called, what a forward takes for granted, where blocks s
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -404,7 +405,237 @@ def inline() -> Made:
     return tower(InlineBlock)
 
 
+class VisionAttention(nn.Module):
+    """As DINOv2's and timm's: one map, reshaped to three, permuted; B, N, C taken from the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.scale = HEADS, (WIDTH // HEADS) ** -0.5
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = (q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1)
+        return self.proj((weights @ v).transpose(1, 2).reshape(B, N, C))
+
+
+class ScaledBlock(nn.Module):
+    """Layer scale, and a gated MLP with both maps in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.attn = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), VisionAttention()
+        self.w12, self.w3 = nn.Linear(WIDTH, 2 * UNITS), nn.Linear(UNITS, WIDTH)
+        self.ls1, self.ls2 = nn.Parameter(torch.full((WIDTH,), 0.1)), nn.Parameter(torch.full((WIDTH,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1 * self.attn(self.norm1(x))
+        one, two = self.w12(self.norm2(x)).chunk(2, dim=-1)
+        return x + self.ls2 * self.w3(F.silu(one) * two)
+
+
+class ImageTower(nn.Module):
+    """Patches by a convolution, a class token, blocks in a Sequential whose keys are names."""
+
+    def __init__(self, block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.cls, self.pos = nn.Parameter(torch.zeros(1, 1, WIDTH)), nn.Parameter(torch.randn(1, 17, WIDTH) / 5)
+        self.layers = nn.Sequential(OrderedDict((f"layer_{i}", block()) for i in range(DEPTH)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1) + self.pos
+        return self.head(self.norm(self.layers(x))[:, 0])
+
+
+def vision() -> Made:
+    return ImageTower(ScaledBlock), torch.randn(2, 3, 16, 16)
+
+
+class ToQkv(nn.Module):
+    """As vit-pytorch's: the norm inside, an inner width of its own, the output projection in a Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.scale = HEADS, (WIDTH // HEADS) ** -0.5
+        self.norm, self.to_qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(self.norm(x)).chunk(3, dim=-1))
+        return self.to_out(((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class PairBlock(nn.ModuleList):
+    """A block that is a list of two, called by the stack around it."""
+
+    def __init__(self) -> None:
+        feed = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, UNITS), nn.GELU(), nn.Linear(UNITS, WIDTH))
+        super().__init__([ToQkv(), feed])
+
+
+class PairTower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks, self.head = nn.Linear(10, WIDTH), nn.ModuleList(), nn.Linear(WIDTH, 3)
+        self.blocks.extend(PairBlock() for _ in range(DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for attn, feed in self.blocks:
+            x = x + attn(x)
+            x = x + feed(x)
+        return self.head(x.mean(1))
+
+
+def pairs() -> Made:
+    return PairTower(), torch.randn(2, LENGTH, 10)
+
+
+class Interleaved(nn.Module):
+    """As lit-GPT's: in one map the queries of each group, then its key and its value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head, self.n_query_groups, self.head_size = HEADS, 2, WIDTH // HEADS
+        self.attn = nn.Linear(WIDTH, (HEADS + 2 * 2) * self.head_size, bias=False)
+        self.proj = nn.Linear(HEADS * self.head_size, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        each = self.n_head // self.n_query_groups
+        qkv = self.attn(x).view(batch, tokens, self.n_query_groups, each + 2, self.head_size).permute(0, 2, 3, 1, 4)
+        q, k, v = qkv.split((each, 1, 1), dim=2)
+        k, v = (t.expand(-1, -1, each, -1, -1).reshape(batch, -1, tokens, self.head_size) for t in (k, v))
+        q = q.reshape(batch, -1, tokens, self.head_size)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(heads.transpose(1, 2).reshape(batch, tokens, self.head_size * self.n_head))
+
+
+class Parallel(nn.Module):
+    """Attention and MLP from one norm, added at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attn, self.mlp = nn.LayerNorm(WIDTH), Interleaved(), Gated(WIDTH, UNITS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + self.attn(y) + self.mlp(y)
+
+
+def interleaved() -> Made:
+    return tower(Parallel)
+
+
+class OneKey(nn.Module):
+    """One key and value for all heads; q and k normalised; the square of a ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.dim = HEADS, WIDTH // HEADS
+        self.to_q, self.to_kv = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 2 * self.dim, bias=False)
+        self.o, self.fc, self.back = (
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.Linear(WIDTH, UNITS, bias=False),
+            nn.Linear(UNITS, WIDTH, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.rms_norm(x, (WIDTH,))
+        q = self.to_q(y).view(*x.shape[:2], self.heads, self.dim).transpose(1, 2)
+        k, v = self.to_kv(y).chunk(2, dim=-1)
+        q, k = F.rms_norm(q, (self.dim,)), F.rms_norm(k, (self.dim,))
+        heads = torch.einsum("bhij,bjd->bhid", torch.einsum("bhid,bjd->bhij", q, k).softmax(-1), v)
+        x = x + self.o(heads.transpose(1, 2).reshape(*x.shape[:2], self.heads * self.dim))
+        return x + self.back(F.relu(self.fc(F.rms_norm(x, (WIDTH,)))).square())
+
+
+def one_key() -> Made:
+    return tower(OneKey)
+
+
+class Bert(nn.Module):
+    """The output projection outside the module that counts heads; the MLP in two modules beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.ModuleDict({"self": BertHeads(), "output": nn.Linear(WIDTH, WIDTH)})
+        self.intermediate, self.output = nn.Linear(WIDTH, UNITS), nn.Linear(UNITS, WIDTH)
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x + self.attention["output"](self.attention["self"](x)))
+        return self.norm2(x + self.output(F.gelu(self.intermediate(x))))
+
+
+class BertHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_attention_heads, self.attention_head_size = HEADS, WIDTH // HEADS
+        self.all_head_size = WIDTH
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(*x.size()[:-1], self.num_attention_heads, self.attention_head_size).permute(0, 2, 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
+        heads = (q @ k.transpose(-1, -2) / math.sqrt(self.attention_head_size)).softmax(-1) @ v
+        heads = heads.permute(0, 2, 1, 3).contiguous()
+        return heads.view(*heads.size()[:-2], self.all_head_size)
+
+
+def bert() -> Made:
+    return tower(Bert)
+
+
+def sequential() -> Made:
+    """Everything in one Sequential: an embedding, blocks, a head."""
+    return nn.Sequential(nn.Linear(10, WIDTH), *(PlainBlock() for _ in range(DEPTH)), nn.Linear(WIDTH, 3)), torch.randn(
+        2, LENGTH, 10
+    )
+
+
+class ByNumber(nn.Module):
+    """Loops over a number that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_layer, self.embed = DEPTH, nn.Linear(10, WIDTH)
+        self.blocks = nn.ModuleList(InlineBlock() for _ in range(DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for i in range(self.n_layer):
+            x = self.blocks[i](x)
+        return x.mean(1)
+
+
+def by_number() -> Made:
+    return ByNumber(), torch.randn(2, LENGTH, 10)
+
+
+class ByName(nn.Module):
+    """Blocks as numbered attributes, called one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(10, WIDTH)
+        self.block1, self.block2, self.block3 = InlineBlock(), InlineBlock(), InlineBlock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block3(self.block2(self.block1(self.embed(x)))).mean(1)
+
+
+def by_name() -> Made:
+    return ByName(), torch.randn(2, LENGTH, 10)
+
+
 MADE: tuple[Callable[[], Made], ...] = (
     gpt, llama, kernels, lecture, encoder_decoder, torch_attention, torch_encoder, torch_encoder_post_norm,
-    torch_transformer, inline,
+    torch_transformer, inline, vision, pairs, interleaved, one_key, bert, sequential, by_number, by_name,
 )  # fmt: skip

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture, Block, Layer, Stage
 from leanify.errors import UnsupportedModel
+from leanify.lens.blocks import container_of, paths_of, prefix_of
 from leanify.lens.families import Reading
 from leanify.lens.resize import attribute_of, features_of, part_of
 from leanify.upstream.hooked import hooked
@@ -123,7 +124,7 @@ class LocatedStage:
     """One stage in a model: its list of blocks (None if upstream has no list) and the layers of each block."""
 
     name: str
-    container: nn.Module | None
+    container: Any  # a module, or a `blocks.Run`
     blocks: list[list[LocatedLayer]]
 
     def read(self) -> Stage:
@@ -180,15 +181,16 @@ class LocatedModel:
     def by_block(self) -> Iterator[tuple[nn.Module, list[LocatedLayer]]]:
         """Yield every block with its layers."""
         for stage in self.stages:
-            alone = [self.model.get_submodule(stage.name)]
+            alone = [self.model.get_submodule(stage.name)] if stage.container is None else []
             yield from zip(alone if stage.container is None else stage.container.children(), stage.blocks, strict=True)
 
     def copied_to(self, model: nn.Module) -> LocatedModel:
         """Locate the same layers in a copy of the model whose lists were cut, or extended by repeating the last."""
         lists = {stage.name for stage in self.stages if stage.container is not None}
         in_block: dict[str, list[Site]] = {}  # by the path of the block around; "" outside every list
+        every = {path for name in lists for path in paths_of(self.model, name)}
         for site in self.sites:
-            block = next((path for path in ancestors(site.path) if path and path.rpartition(".")[0] in lists), "")
+            block = next((path for path in ancestors(site.path) if path in every), "")
             in_block.setdefault(block, []).append(site)
         inside = [(old, new) for stage in self.stages for _, old, new in _moves(stage, model)]
         moves = [("", ""), *(move for move in inside if move != ("", ""))]
@@ -211,10 +213,8 @@ def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
     """
     if stage.container is None:
         return [(0, "", "")]
-    old, new = (
-        [f"{stage.name}.{name}".lstrip(".") for name, _ in container.named_children()]
-        for container in (stage.container, model.get_submodule(stage.name))
-    )
+    old = [f"{prefix_of(stage.name)}.{name}".lstrip(".") for name, _ in stage.container.named_children()]
+    new = paths_of(model, stage.name)
     return [(index := min(i, len(old) - 1), old[index], path) for i, path in enumerate(new)]
 
 
@@ -234,7 +234,7 @@ def _relinked(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Site]) 
         ]
         for index, old, new in _moves(stage, model)
     ]
-    return LocatedStage(stage.name, None if stage.container is None else model.get_submodule(stage.name), blocks)
+    return LocatedStage(stage.name, None if stage.container is None else container_of(model, stage.name), blocks)
 
 
 def name_of(model: nn.Module) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 
 from leanify.errors import UnsupportedModel
-from leanify.lens import discovery, families
+from leanify.lens import depth, discovery, families
+from leanify.lens.blocks import container_of, numbered_place, paths_of, prefix_of, why_fixed
 from leanify.lens.families import class_of, expanded, reading_of
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, routers_of, within
 from leanify.lens.resize import sizes_of
@@ -48,7 +49,10 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     stages: dict[str, dict[str, list[Site]]] = {}
     for attention, (container, block) in zip(attentions, _blocks(model, attentions, mlps), strict=True):
         stages.setdefault(container, {}).setdefault(block, []).append(attention)
-    return LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
+    located = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
+    if given_to(model) is not None and not depth.is_tried(model) and depth.check(located):
+        return locate(model)
+    return located
 
 
 def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
@@ -69,13 +73,31 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
     block, first = next(iter(attentions.items()))
     if name == first[0].path:  # an attention outside any list of blocks
         return LocatedStage(name, None, [_layers(first, [m for m in mlps if within(m.path, block)])])
-    container = model.get_submodule(name)
-    depth = name.count(".") + 2 if name else 1
+    name = _without_ends(model, name, attentions, mlps)
+    container = container_of(model, name)
+    level = prefix_of(name).count(".") + 2 if prefix_of(name) else 1
     by_block: dict[str, list[Site]] = {}
     for mlp in mlps:
-        by_block.setdefault(".".join(mlp.path.split(".")[:depth]), []).append(mlp)
-    paths = [f"{name}.{child}".lstrip(".") for child, _ in container.named_children()]
+        by_block.setdefault(".".join(mlp.path.split(".")[:level]), []).append(mlp)
+    paths = paths_of(model, name)
     return LocatedStage(name, container, [_layers(attentions.get(p, []), by_block.get(p, [])) for p in paths])
+
+
+def _without_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> str:
+    """The place of the blocks of a user's list, without other modules before and behind them (an embedding, a head)."""
+    if given_to(model) is None or name.endswith("*"):
+        return name
+    entries = model.get_submodule(name)
+    if not isinstance(entries, (nn.ModuleList, nn.Sequential)):
+        return name
+    paths = [f"{name}.{child}".lstrip(".") for child in entries._modules]
+    kinds = {class_of(model.get_submodule(path)) for path in attentions}
+    alike = [i for i, path in enumerate(paths) if class_of(model.get_submodule(path)) in kinds]
+    before, after = alike[0], len(paths) - 1 - alike[-1]
+    behind = paths[alike[-1] + 1 :]
+    if not before + after or any(within(mlp.path, path) for mlp in mlps for path in behind):
+        return name
+    return f"{name}[{before}:-{after}]"
 
 
 def _layers(attentions: list[Site], mlps: list[Site]) -> list[LocatedLayer]:
@@ -200,7 +222,9 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
     for path, (container, block) in zip((a.path for a in attentions), found, strict=True):
         if block in around_lists:  # a stage that contains lists of blocks is not a block itself
             pairs.append((path, path))
-        elif len(in_list[container]) == 1 < len(list(model.get_submodule(container).children())):  # no list of blocks
+        elif why_fixed(model, container) is not None or (
+            len(in_list[container]) == 1 < len(list(container_of(model, container).children()))  # no list of blocks
+        ):
             pairs.append((path, block if last[block] == path else path))
         else:
             pairs.append((container, block))
@@ -227,7 +251,13 @@ class _BlockFinder:
         for block in ancestors(whole):  # if a row describes a whole block, lists inside it are not lists of blocks
             container, _, index = block.rpartition(".")
             around = self.model.get_submodule(container)
-            if not isinstance(around, (nn.ModuleList, nn.Sequential)) or not index.isdigit():
+            if given_to(self.model) is not None and block and not isinstance(around, (nn.ModuleList, nn.Sequential)):
+                place = numbered_place(around, container, index)
+                if place is not None and self._holds_more(block):
+                    return place, block
+            if not isinstance(around, (nn.ModuleList, nn.Sequential)):
+                continue
+            if not index.isdigit() and not (isinstance(around, nn.Sequential) and self._is_a_stage(around)):
                 continue
             module = self.model.get_submodule(block)
             if block in self.around_mlps or attention.reading.is_mlp or self._has_other_matrices(module, block):
@@ -246,6 +276,13 @@ class _BlockFinder:
         kinds = [type(layer) for layer in layers.children()]
         repeated = len(kinds) == len(set(kinds)) > 1 and _is_uniform(self.model.get_submodule(outer))
         return (outer, container) if repeated else (container, block)
+
+    def _holds_more(self, block: str) -> bool:
+        return block in self.around_mlps or self._has_other_matrices(self.model.get_submodule(block), block)
+
+    def _is_a_stage(self, around: nn.Sequential) -> bool:
+        """Whether a Sequential with names for keys repeats one kind of block."""
+        return given_to(self.model) is not None and len(around) > 1 and _is_uniform(around)
 
     def _has_other_matrices(self, block: nn.Module, path: str) -> bool:
         return any(

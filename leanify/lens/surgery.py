@@ -19,13 +19,14 @@ from torch import nn
 
 from leanify.architecture import Architecture, Layer
 from leanify.errors import ShapeError, UnsupportedModel
+from leanify.lens.blocks import container_of, prefix_of
 from leanify.lens.families import Rows
 from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, routers_of, within
 from leanify.lens.resize import part_of, repeat_rows, resize
 from leanify.lens.sites import locate
 from leanify.upstream.given import given_to
-from leanify.upstream.initialise import initialise_model
+from leanify.upstream.initialise import has_initialiser, initialise_model
 from leanify.upstream.origin import origin_of, set_origin
 from leanify.upstream.settle import drop_path_rates, leave_fast_path, settle
 
@@ -87,10 +88,22 @@ def write_located(located: LocatedModel, architecture: Architecture, weights: We
             leave_fast_path(cut.model, layer.attention.path)
     new = cut.resized(sizes)
     _tie(new.model, located.model)
-    settle(new.model, old, architecture, {s.name: drop_path_rates(_children(s)) for s in located.stages})
+    rates = {stage.name: drop_path_rates(_children(stage)) for stage in located.stages}
+    settle(new.model, old, architecture, rates, {stage.name: _children(stage) for stage in new.stages})
     if weights == "fresh":
         initialise_model(new.model)
+        if given_to(new.model) is not None and not has_initialiser(new.model):
+            _redraw(new.model, located.model)
     return new
+
+
+def _redraw(new: nn.Module, old: nn.Module) -> None:
+    """Draw every parameter of another shape anew, as large as the constructor drew it: grown columns are not zero."""
+    shapes = dict(old.named_parameters(remove_duplicate=False))
+    for name, parameter in new.named_parameters():
+        before = shapes.get(name)
+        if before is not None and before.shape != parameter.shape and not parameter.is_meta:
+            parameter.normal_(float(before.mean()), float(before.std(correction=0)))
 
 
 def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
@@ -156,8 +169,8 @@ def unread(located: LocatedModel) -> Iterator[str]:
             )
         if stage.container is None:
             yield (
-                f"{stage.name or 'the model'}: this attention stands in no list of alike blocks, so its depth stays; "
-                "its heads can change"
+                f"{stage.name or 'the model'}: this attention stands in no list of alike blocks whose length could "
+                "change, so its depth stays; its heads can change"
             )
 
 
@@ -285,8 +298,7 @@ def _cut(located: LocatedModel, architecture: Architecture) -> LocatedModel:
     set_origin(model, origin_of(located.model))
     for stage in located.stages:
         if stage.container is not None:
-            blocks = model.get_submodule(stage.name)
-            assert isinstance(blocks, (nn.ModuleList, nn.Sequential))
+            blocks = container_of(model, stage.name)
             originals = _children(stage)
             del blocks[depths[stage.name] :]
             for _ in range(depths[stage.name] - len(originals)):
@@ -362,7 +374,7 @@ def _sizes_of_table(located: LocatedModel, table: Site, of_layers: dict[str, Siz
     changed = {name: around[0][name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].keys()}
     if "l" in table.sizes:
         lists = (stage for stage in located.stages if stage.container is not None)
-        changed["l"] = next(len(stage.blocks) for stage in lists if within(stage.name, table.path))
+        changed["l"] = next(len(stage.blocks) for stage in lists if within(prefix_of(stage.name), table.path))
     return {**table.sizes, **changed}
 
 

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from leanify.upstream.diffusion import is_diffusers
@@ -20,7 +21,8 @@ def initialise_module(model: Any, name: str, module: Any) -> None:
     initialiser = getattr(model, "_init_weights", None)
     if initialiser is not None:
         arguments = len(inspect.signature(initialiser).parameters)
-        initialiser(module, name) if arguments > 1 else initialiser(module)
+        if arguments:  # torchvision's MaxViT has one of this name for the whole model
+            initialiser(module, name) if arguments > 1 else initialiser(module)
     elif hasattr(model, "weight_init_mode"):
         from timm.models.vision_transformer import get_init_weights_vit
 
@@ -42,10 +44,17 @@ def initialise_model(model: Any) -> None:
                 module.reset_parameters()
     elif hasattr(model, "init_weights"):
         model.init_weights()
+    elif hasattr(model, "_init_weights") and not inspect.signature(model._init_weights).parameters:
+        model._init_weights()
     elif hasattr(model, "_init_weights"):
         named = len(inspect.signature(model._init_weights).parameters) > 1  # GCViT's asks for the module's name
         for name, module in reversed(list(model.named_modules())):
             model._init_weights(module, name) if named else model._init_weights(module)
+
+
+def has_initialiser(model: nn.Module) -> bool:
+    """Whether a model can be initialised again after construction."""
+    return is_hf(model) or is_diffusers(model) or hasattr(model, "init_weights") or hasattr(model, "_init_weights")
 
 
 class NothingToDraw(TorchFunctionMode):

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str, list[float]]) -> None:
+def settle(
+    model: Any,
+    old: Architecture,
+    new: Architecture,
+    rates: Mapping[str, list[float]],
+    blocks_of: Mapping[str, Sequence[nn.Module]] | None = None,
+) -> None:
     """Update in place what upstream fixed at construction.
 
     In transformers: the configuration (which from now on stores the shape), cache indices and rotary tables. In timm:
-    feature info and the drop-path rates; ``rates`` are those of each stage's old blocks.
+    feature info and the drop-path rates; ``rates`` are those of each stage's old blocks, ``blocks_of`` its new ones.
     """
     before_surgery = model.config.to_dict() if is_hf(model) else {}
     if is_hf(model):
@@ -39,8 +45,9 @@ def settle(model: Any, old: Architecture, new: Architecture, rates: Mapping[str,
                 table.config = config  # loading computes the tables again
     for before, after in zip(old.stages, new.stages, strict=True):
         if before.depth != after.depth:
-            _update_depth(model, after.name, before.depth, after.depth)
-            blocks: list[Any] = list(model.get_submodule(after.name).children())
+            if is_hf(model):
+                _update_depth(model, after.name, before.depth, after.depth)
+            blocks: list[Any] = list((blocks_of or {}).get(after.name) or model.get_submodule(after.name).children())
             for index, block in enumerate(blocks):
                 for module in block.modules():
                     if hasattr(module, "layer_idx"):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from leanify.errors import ShapeError, UnsupportedModel
+from leanify.lens.blocks import Run
 from leanify.lens.located import LocatedModel, LocatedStage
 from leanify.lens.sites import locate
 from leanify.upstream.origin import origin_of, set_origin
@@ -26,6 +27,8 @@ def with_blocks(located: LocatedModel, blocks: Mapping[str, Sequence[nn.Module]]
     for name, new in blocks.items():
         if stage_of(located, name).container is None:
             raise ShapeError(f"stage {name!r} is no list of blocks: none can be taken out or replaced")
+        if isinstance(stage_of(located, name).container, Run):
+            raise ShapeError(f"the blocks of stage {name!r} do not fill a list of their own: none can be replaced")
         for place, (old, block) in enumerate(zip(list_of(located, name), new, strict=False)):
             _check_place(located, name, place, old, block)
     model = structure_of(located.model, [old for name in blocks for old in list_of(located, name)])
@@ -105,7 +108,7 @@ SIZES = {"in_features", "out_features", "nf", "nx", "in_channels", "out_channels
 
 def counts_of(located: LocatedModel, stage: str, index: int) -> set[str]:
     """The attributes of a block, by path, that say how many heads or hidden units there are."""
-    path = f"{stage}.{list(dict(stage_of(located, stage).container.named_children()))[index]}"  # type: ignore[union-attr]
+    path = f"{stage}.{list(dict(stage_of(located, stage).container.named_children()))[index]}"
     found: set[str] = set()
     for site in sites_in(located, stage, index):
         inner = site.path.removeprefix(path.lstrip(".")).lstrip(".")

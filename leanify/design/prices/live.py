@@ -22,6 +22,7 @@ from leanify.design.prices.counting import (
 from leanify.design.prices.facts import Facts
 from leanify.design.prices.price_list import PriceList
 from leanify.errors import UnsupportedModel
+from leanify.lens.blocks import prefix_of
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, LocatedStage
 from leanify.lens.sites import locate
@@ -142,7 +143,7 @@ def context_of(model: nn.Module) -> int:
 def _modules_of(stage: LocatedStage) -> list[nn.Module]:
     """The modules that hold a stage's parameters: its list of blocks, or its attentions and MLPs if it has none."""
     if stage.container is not None:
-        return [stage.container]
+        return list(stage.container.children())
     return [site.module for layer in stage.layers for site in (layer.attention, layer.mlp) if site is not None]
 
 
@@ -156,7 +157,7 @@ def _kinds(model: nn.Module, stage: LocatedStage, macs: Mapping[str, int]) -> li
             tuple(type(module).__qualname__ for module in block.modules()),
             tuple(parameter.shape for parameter in block.parameters()),
             tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),
-            macs.get(f"{stage.name}.{name}"),
+            macs.get(f"{prefix_of(stage.name)}.{name}".lstrip(".")),
         )
         for layers, (name, block) in zip(stage.blocks, stage.container.named_children(), strict=True)
     ]
