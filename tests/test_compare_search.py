@@ -6,9 +6,11 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
 from studies import NARROW, command, environment, outcomes, recipe_file, starts
 from test_compare_page import study as study  # a study that is trained by nobody
 
@@ -21,8 +23,9 @@ from leanify.study import Request, engines, tournament, warm_start
 from leanify.study.designs import Designer
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.measure import on_meta
+from leanify.study.plan import Key
 from leanify.study.results import Study
-from leanify.study.surface import Surface, features, of_grid, surface_of
+from leanify.study.surface import Surface, features, of_design, of_grid, surface_of
 
 RNG = np.random.default_rng(11)
 
@@ -93,63 +96,93 @@ def test_the_field_spends_the_budget_and_is_spread_out() -> None:
     designer = Designer(recipes.load("digits-study"), "0.5")
     field = tournament.field_of(designer, 8)
     names = [design.name for design in field]
-    assert names[:3] == ["lean", "control", "depth-only"]
+    assert names[:4] == ["baseline", "lean", "control", "depth-only"]
     assert tournament.shallow(designer.plan).request.options.min_depth == 2  # of eight
     assert len(set(names)) == 8
     budget = designer.plan.request.limits["params"]
-    assert all(0.85 * budget <= design.params <= budget for design in field[3:])
+    assert all(0.85 * budget <= design.params <= budget for design in field[4:])
     grid, inside = tournament.spending(tournament.shallow(designer.plan), 16)
     assert grid.params[inside].min() == np.sort(grid.params[grid.params <= budget])[-len(inside)]
-    points = of_grid(grid)[inside]
-    apart = [np.linalg.norm(points[i] - points[j]) for i in range(len(points)) for j in range(i)]
-    chosen = np.concatenate([features(d.depth, d.heads, d.head_dim, d.mlp) for d in field[3:]])
-    among = [np.linalg.norm(chosen[i] - chosen[j]) for i in range(len(chosen)) for j in range(i)]
-    assert np.median(among) > np.median(apart)
+    points, known = of_grid(grid)[inside], np.concatenate([of_design(design) for design in field[:4]])
+    span = np.ptp(np.concatenate([points, known]), axis=0)
+    taken = known
+    for place in tournament.spread(points, known, 4):  # each is the farthest from all that were taken before
+        nearest = cdist(points / span, taken / span).min(1)
+        assert nearest[place] == pytest.approx(nearest.max())
+        taken = np.concatenate([taken, points[[place]]])
     with pytest.raises(RecipeError, match="must be above"):
-        tournament.field_of(designer, 3)
+        tournament.field_of(designer, 4)
 
 
-def test_a_tournament_costs_four_trainings_where_it_can() -> None:
-    """The first cut follows from the cost; what is said of it is a sum over its parts."""
-    plan = studies.planned(Request(recipe="digits-study", tournament=12))
-    assert (len(plan.designs), plan.seeds) == (12, (0, 1))
-    assert {"lean", "control", "depth-only"} <= {design.name for design in plan.designs}
-    mean = np.mean([design.macs for design in plan.designs]) / plan.baseline_macs
-    first, last = tournament.shares(plan)
-    parts = 6 * first + 3 * last + 3 + 3  # given up first, given up second, to the end, again with another seed
-    assert tournament.cost(plan) == pytest.approx(parts * mean)
-    assert 3.9 < tournament.cost(plan) <= 4
-    for seeds, count in ((2, 6), (5, 12)):
-        changed = replace(plan, seeds=tuple(range(seeds)), designs=plan.designs[:count])
-        assert 0.1 <= tournament.shares(changed)[0] <= 0.2
-    assert tournament.shares(replace(plan, designs=plan.designs[:6]))[0] > first
+def test_no_cut_lies_in_the_warm_up() -> None:
+    plan = studies.planned(Request(recipe="digits-study", tournament=6))
+    assert tournament.shares(plan) == (0.25, 0.5)
+    for warmup, expected in ((6, (0.6,)), (4, (0.4, 0.5)), (12, ())):  # of 20 epochs
+        late = replace(
+            plan, recipe=recipes.with_settings(plan.recipe, ["schedule.epochs=20", f"schedule.warmup={warmup}"])
+        )
+        assert tournament.shares(late) == expected
+
+
+def test_the_cost_of_a_tournament_is_a_sum_over_its_parts() -> None:
+    plan = studies.planned(Request(recipe="digits-study", tournament=7))
+    assert (len(plan.designs), plan.seeds, plan.judging) == (7, (0, 1, 2, 3), (1, 2, 3))
+    assert {"baseline", "lean", "control", "depth-only"} <= {design.name for design in plan.designs}
+    assert plan.baseline_macs is not None
+    sizes = {design.name: design.macs / plan.baseline_macs for design in plan.designs}
+    fixed = sum(sizes[name] for name in ("baseline", "lean", "control"))
+    others = sum(sizes.values()) - fixed
+    assert tournament.cost(plan) == pytest.approx((1.25 * fixed + 0.25 * others, 1.5 * fixed + others))
+
+
+def test_noise_decides_who_goes() -> None:
+    """Baseline, lean and control have two seeds; the others one."""
+    losses = {"baseline": 2.30, "lean": 2.32, "control": 2.34, "near": 2.31, "far": 2.60}
+    quiet = tournament.noise_of(losses, {"baseline": 2.301, "lean": 2.318, "control": 2.343})
+    loud = tournament.noise_of(losses, {"baseline": 2.50, "lean": 2.10, "control": 2.30})
+    assert quiet is not None
+    assert loud is not None
+    assert quiet < 0.3 < loud
+    assert tournament.noise_of(losses, {}) is None
+    assert tournament.noise_of(losses, {"baseline": 2.4, "lean": None, "control": None}) is None
+
+
+def test_a_winner_is_judged_by_seeds_that_did_not_choose_it(study: Study) -> None:
+    """The page's study as a tournament: seed 0 chooses, and is left out of differences and answers."""
+    folder = StudyFolder(study.path)
+    folder.replan(replace(study.plan, tournament=True, winner="wide"))
+    found = studies.finished(folder)
+    assert found.plan.focus == "wide"
+    pairs = {(pair.design, pair.against): [seed for seed, _ in pair.seeds] for pair in found.pairs}
+    assert pairs["wide", "baseline"] == [1, 2]  # seed 3 has failed
+    assert pairs["lean", "baseline"] == [1, 2, 3]
+    assert found.look == 0
+    assert found.result("wide").quality.seeds == 3
+    dropped = [replace(design, dropped=design.name == "lean") for design in study.plan.designs]
+    folder.replan(replace(study.plan, tournament=True, winner="wide", designs=tuple(dropped)))
+    assert [result.name for result in studies.finished(folder).results] == ["baseline", "control", "wide"]
 
 
 @pytest.mark.long
-def test_a_tournament_ends_with_three_designs_that_were_trained_like_any_other(tmp_path: Path) -> None:
-    """The field is cut, losers are left where they stopped, and the same call finds everything done."""
-    settings = ["schedule.epochs=2", "data.samples=300", "run.log_every=1"]
-    found = leanify.compare(
-        "digits-study", tmp_path / "t", tournament=5, seeds=2, settings=settings, jobs=2, measure=False
-    )
-    [first] = found.rungs
-    assert (len(first.losses), len(first.kept)) == (5, 3)
-    assert sorted(first.losses, key=lambda name: first.losses[name] or 0)[:3] == list(first.kept)
-    assert {result.name for result in found.results} == set(first.kept)
-    assert [result.quality.seeds for result in found.results] == [2, 2, 2]
+def test_a_tournament_is_played_goes_on_and_takes_new_designs(tmp_path: Path) -> None:
+    settings = ["schedule.epochs=3", "data.samples=300", "run.log_every=1", "schedule.warmup=0.2"]
+    asked: dict[str, Any] = {"settings": settings, "jobs": 2, "measure": False}
+    found = leanify.compare("digits-study", tmp_path / "t", tournament=6, seeds=3, **asked)
+    folder = StudyFolder(tmp_path / "t")
+    plan = folder.plan
+    assert plan.winner in {design.name for design in plan.kept}
+    assert [rung.share for rung in found.rungs] == [0.25, 0.5]
     assert found.missing == 0
-    out = next(name for name in first.losses if name not in first.kept)
-    rows = [
-        json.loads(line) for line in (tmp_path / "t" / "runs" / f"{out}-0" / "metrics.jsonl").read_text().splitlines()
-    ]
-    whole = StudyFolder(tmp_path / "t").rows(next(iter(StudyFolder(tmp_path / "t").plan.runs())))
-    assert rows[-1]["step"] <= 0.3 * whole[-1]["step"]
+    for design in plan.designs:
+        done = [seed for seed in plan.seeds if folder.outcome(Key(design.name, seed)) is not None]
+        judged = design.name in (plan.winner, "baseline", "lean", "control")
+        assert done == ([] if design.dropped else [0, 1, 2] if judged else [0])
     before = starts(tmp_path / "t")
-    again = leanify.compare(
-        "digits-study", tmp_path / "t", tournament=5, seeds=2, settings=settings, jobs=2, measure=False
-    )
-    assert again == found
-    assert starts(tmp_path / "t") == before
+    more = leanify.compare(tmp_path / "t", designs=["flat=depth:2,heads:12,mlp:300"], jobs=2, measure=False)
+    assert "flat" in more.rungs[0].losses
+    assert {name: starts(tmp_path / "t")[name] for name in before} == before
+    again = leanify.compare(tmp_path / "t", designs=["flat=depth:2,heads:12,mlp:300"], jobs=2, measure=False)
+    assert again.plan == more.plan
 
 
 # -- who starts the runs ----------------------------------------------------------------------------------------------

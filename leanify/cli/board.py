@@ -134,14 +134,16 @@ def _left(since: float, done: float, rest: float) -> str:
 
 def _amounts(folder: StudyFolder, plan: StudyPlan) -> tuple[int, int]:
     """How many runs there are to end, and how many have ended; of a tournament, each of its rounds counts anew."""
-    from leanify.study.tournament import FINALISTS, is_open, kept_of
+    from leanify.study.plan import ALWAYS
+    from leanify.study.tournament import is_open, shares
 
     if not is_open(plan):
         trials = list(plan.trials())
         runs, tried = len(list(plan.runs())) + len(trials), sum(folder.outcome(key) is not None for key in trials)
         return runs, runs - len(folder.missing()) - (len(trials) - tried)
-    rounds = [len(plan.designs), kept_of(len(plan.designs))]
-    return sum(rounds) + FINALISTS * len(plan.seeds), sum(rounds[: len(folder.rungs())])
+    each, done = len(plan.kept) + len(ALWAYS), sum(rung.step > 0 for rung in folder.rungs())
+    last = len(plan.kept) + (len(ALWAYS) + 1) * len(plan.judging)
+    return each * len(shares(plan)) + last, each * done
 
 
 def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, ended: int) -> str:
@@ -162,11 +164,12 @@ def _length(plan: StudyPlan) -> str:
 
 
 def _field(plan: StudyPlan) -> str:
-    from leanify.study.tournament import FINALISTS, cost, kept_of, shares
+    from leanify.study.tournament import cost, shares
 
-    first, last = shares(plan)
+    cuts = " and ".join(f"{share:.0%}" for share in shares(plan))
+    least, most = cost(plan)
     return (
-        f"{len(plan.designs)} designs, {kept_of(len(plan.designs))} of them after {first:.0%} of the schedule and "
-        f"{FINALISTS} after {last:.0%}, these with {len(plan.seeds)} seeds: {cost(plan):.1f} × the multiply-adds of "
-        "training the baseline once"
+        f"{len(plan.designs)} designs; after {cuts} of the schedule those go that are worse than the best by more than "
+        f"the noise: {least:.1f} to {most:.1f} × the multiply-adds of training the baseline once; then the winner is "
+        f"judged by {len(plan.judging)} other seeds"
     )

@@ -47,7 +47,8 @@ def compare(
         Path | None, typer.Option("--output", "-o", metavar="STUDY", help="the folder (default: studies/NAME)")
     ] = None,
     tournament: Annotated[
-        int | None, typer.Option(metavar="N", help="try N designs, stop most early, finish the best three")
+        int | None,
+        typer.Option(metavar="N", help="try N designs, stop the worse ones early, judge the winner by fresh seeds"),
     ] = None,
     more: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="add the N most informative designs to a study")

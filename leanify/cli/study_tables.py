@@ -155,14 +155,27 @@ def _pair_row(pair: Pair) -> tuple[str, ...]:
 
 
 def _conclusions(study: Study) -> Iterator[str | Text]:
-    if study.rungs and study.pairs:
-        yield f"best of {len(study.rungs[0].losses)} designs: {study.pairs[0].design}, among the last by its mean"
+    yield from about_tournament(study)
     for verdict in study.verdicts:
         yield Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}")
     for result in study.results:
         for run in result.runs:
             if run.status == "failed":
                 yield Text.assemble(("failed", STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
+
+
+def about_tournament(study: Study) -> Iterator[str]:
+    """The cuts of a tournament, and by which seeds its winner was chosen and is judged."""
+    for rung in study.rungs:
+        gone = [name for name in rung.losses if name not in rung.kept]
+        known = [loss for loss in rung.losses.values() if loss is not None]
+        behind = [f"{name} by {loss - min(known):.3g}" for name in gone if (loss := rung.losses[name]) is not None]
+        noise = "" if rung.noise is None else f" (noise {rung.noise:.3g})"
+        words = ", ".join(behind + [f"{name} failed" for name in gone if rung.losses[name] is None]) or "none"
+        yield f"dropped after {rung.share:.0%} of the schedule, behind the best training loss{noise}: {words}"
+    if study.plan.winner is not None:
+        field = len(study.plan.designs)
+        yield f"best of {field} designs on seed {study.plan.seeds[0]}: {study.plan.winner}; judged by the other seeds"
 
 
 def render_predictions(predicted: Mapping[str, Any]) -> None:
@@ -197,7 +210,9 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
     out.print()
     memory = f" · memory {binary(forecast['memory_predicted_bytes'])}" if forecast["memory_predicted_bytes"] else ""
     share = forecast["baseline_trainings"]
-    cost = f" · {share:.1f} × training the baseline once, by multiply-adds" if share else ""
+    cost = ""
+    if share:
+        cost = f" · {share[0]:.1f} to {share[1]:.1f} × training the baseline once to find the winner, by multiply-adds"
     out.print(
         f"{forecast['runs']} runs, {forecast['jobs']} at a time · {_hours(forecast['hours_predicted'])} · "
         f"at most {binary(forecast['bytes_predicted'])} of disk{memory}{cost}"

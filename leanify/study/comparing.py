@@ -28,6 +28,7 @@ from leanify.upstream.wall import wall
 
 ALONE = "digits-study"  # the default recipe
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL), 3, "0.5"
+ALONE_MARGIN = 2.0  # points: 540 digits to validate on cannot answer for 5 % of so few errors
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def compare(
     sweep          values per axis, ``{"heads": [2, 4]}``; every combination becomes a design
     settings       changes of the recipe: ``["schedule.epochs=5"]``
     margin         the non-inferiority margin in the metric's unit; default: the task's
-    tournament     try this many designs within the budget and train the best three to the end
+    tournament     try this many designs within the budget, drop those that are worse than the best by more than the
+                   noise, and judge the winner by fresh seeds
     more           add this many designs, those expected to be most informative about all others
     weights        a trained model of the recipe's shape from which all designs start
     teacher        a model from which all designs are distilled
@@ -160,11 +162,13 @@ def planned(request: Request) -> StudyPlan:
         tournament=request.tournament is not None,
         weights=None if request.weights is None else find.located(request.weights),
     )
+    if request.recipe is None and request.margin is None:
+        plan = replace(plan, margin=ALONE_MARGIN)
     if request.rates is not None:
         plan = replace(plan, rates=tuple(request.rates))
     elif old is not None:
         plan = replace(plan, rates=old.rates)
-    elif request.tournament is None:
+    elif request.tournament is None and request.recipe is not None:
         plan = replace(plan, rates=learning_rates.USUAL)
     if plan.weights is None and old is not None:
         plan = replace(plan, weights=old.weights)
@@ -236,7 +240,7 @@ def new_folder(request: Request) -> Path:
 
 
 def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
-    """Train every run that has not ended; in a tournament, first reduce the field to its finalists."""
+    """Train every run that has not ended; in a tournament, first find the winner."""
     warm_start.prepare(folder)
     if folder.plan.tournament:
         tournaments.play(folder, engine, on_end)

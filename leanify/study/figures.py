@@ -34,7 +34,7 @@ def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
     for title, caption, draw in _FIGURES:
         figure = _draw(draw, study, folder)
         if figure is not None:
-            drawn.append((title, caption.format(metric=study.metric), figure))
+            drawn.append((title, caption.format(towards="Up" if study.higher_is_better else "Down"), figure))
     return drawn
 
 
@@ -86,7 +86,7 @@ def _against(axes: Axes, study: Findings, label: str, cost: Callable[[DesignResu
     """Quality with its interval against a cost, one point per design. Returns whether anything was drawn."""
     from matplotlib.ticker import EngFormatter
 
-    found = False
+    found, points = False, list[tuple[float, float]]()
     for result in study.results:
         price, quality = cost(result), result.quality
         if price is None or quality.mean is None:
@@ -95,10 +95,22 @@ def _against(axes: Axes, study: Findings, label: str, cost: Callable[[DesignResu
         half = 0.0 if quality.low is None or quality.high is None else (quality.high - quality.low) / 2
         style = _style(study, result.name)
         axes.errorbar(price, quality.mean, yerr=half, capsize=3, linestyle="none", label=result.name, **style)
+        points.append((price, quality.mean))
+    _front(axes, points, study.higher_is_better)
     axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95 % interval")
     axes.xaxis.set_major_formatter("{x:,.4g}" if axes.get_xlim()[1] < 1e4 else EngFormatter(sep=" "))
     _legend(axes) if found else None
     return found
+
+
+def _front(axes: Axes, points: Sequence[tuple[float, float]], higher: bool) -> None:
+    """A step line through the points that no other beats in both cost and quality."""
+    best: list[tuple[float, float]] = []
+    for price, quality in sorted(points, key=lambda point: (point[0], -point[1] if higher else point[1])):
+        if not best or (quality > best[-1][1] if higher else quality < best[-1][1]):
+            best.append((price, quality))
+    if len(best) > 1:
+        axes.plot(*zip(*best, strict=True), color=INK, linewidth=0.8, linestyle="--", drawstyle="steps-post", zorder=0)
 
 
 def quality_params(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
@@ -236,9 +248,10 @@ def costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 _FIGURES: Sequence[tuple[str, str, Callable[[Any, Findings, StudyFolder], bool]]] = (
-    ("Paired differences", "Each faint dot is a seed, the bar the mean with its 95 % interval; the dotted line is the "
-     "margin.", differences),
-    ("Quality against parameters", "Up and to the left is better if higher {metric} is better.", quality_params),
+    ("Paired differences", "A dot is a seed, the bar the mean with its 95 % interval, the dotted line the margin.",
+     differences),
+    ("Quality against parameters", "{towards} and left is better; the dashed line joins what no other beats in both.",
+     quality_params),
     ("Quality against multiply-adds", "", quality_macs),
     ("Quality against training time", "Measured in turn on one machine.", quality_time),
     ("Learning curves", "Mean over seeds; the band is their range.", learning),

@@ -91,11 +91,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Rung:
-    """One cut of a tournament: training loss of each remaining design (None if failed), and those kept, best first."""
+    """One cut of a tournament: training loss of each design up to ``step`` (None if it failed), and those kept.
+
+    A design goes if it is behind the best by more than ``noise``, which follows from ``again``, losses on a second
+    seed; None if it is unknown. Earlier versions wrote neither and no step.
+    """
 
     share: float
     losses: dict[str, float | None]
     kept: tuple[str, ...]
+    step: int = 0
+    noise: float | None = None
+    again: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -250,7 +257,7 @@ class StudyFolder:
             return ()
         try:
             entries = parsed(read_text(file, DirectoryError))
-            return tuple(Rung(entry["share"], entry["losses"], tuple(entry["kept"])) for entry in entries)
+            return tuple(Rung(**{**entry, "kept": tuple(entry["kept"])}) for entry in entries)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DirectoryError(
                 f"{file} is damaged: {first_line(error)}; remove it, and the designs will be compared again"

@@ -7,7 +7,7 @@ from typing import Any
 
 from leanify import training
 from leanify.study import tournament
-from leanify.study.plan import TRIAL, Key, StudyPlan
+from leanify.study.plan import ALWAYS, BASELINE, TRIAL, Key, StudyPlan
 
 TENSORS = 3  # values stored per parameter in a checkpoint (weight and AdamW's two moments), 4 bytes each
 
@@ -19,12 +19,15 @@ def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
         if plan.weights is not None:  # they are carried over when the study is run; here models are only timed
             warnings.filterwarnings("ignore", ".* has no weights", UserWarning)
         facts = {design.name: training.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
-    field = tournament.is_open(plan)
-    runs = tournament.runs(plan) if field else len(list(plan.runs()))
-    whole = tournament.trainings(plan) if field else runs  # in units of one full training
-    trials = len(list(plan.trials()))
-    runs, whole = runs + trials, whole + TRIAL * trials
-    hours = sum(fact["training_hours_predicted"] for fact in facts.values()) / count * whole
+    each = sum(fact["training_hours_predicted"] for fact in facts.values()) / count
+    cost = tournament.cost(plan) if tournament.is_open(plan) else None
+    trials, runs = len(list(plan.trials())), len(list(plan.runs()))
+    hours = each * (runs + TRIAL * trials)
+    if cost is not None:  # the winner, baseline, lean and control are judged by the other seeds
+        judged = (len(ALWAYS) + 1) * len(plan.judging)
+        hours = facts[BASELINE]["training_hours_predicted"] * cost[1] + each * judged
+        runs += judged
+    runs += trials
     kept = plan.recipe.run.keep + 1  # plus the best one
     disk = sum(design.params for design in plan.designs) // count * 4 * TENSORS * kept * runs
     needs = [fact["memory_predicted_bytes"] for fact in facts.values() if fact["memory_predicted_bytes"]]
@@ -35,7 +38,7 @@ def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
         "budget": plan.budget,
         "seeds": list(plan.seeds),
         "runs": runs,
-        "baseline_trainings": tournament.cost(plan) if field else None,
+        "baseline_trainings": None if cost is None else list(cost),
         "jobs": jobs,
         "hours_predicted": hours / jobs,
         "bytes_predicted": disk,

@@ -40,7 +40,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
     before = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
     try:
-        shells = {design.name: on_meta(design.model) for design in plan.designs}
+        shells = {design.name: on_meta(design.model) for design in plan.kept}
         memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}
         seconds = _rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
     finally:

@@ -24,6 +24,7 @@ from leanify.upstream.libraries import first_line
 
 FORMAT = 1
 BASELINE, LEAN, CONTROL = "baseline", "lean", "control"
+ALWAYS = (BASELINE, LEAN, CONTROL)  # designs that a tournament does not drop
 TRIAL = 0.5  # the part of the schedule over which a rate is tried
 Sizes = int | tuple[int, ...]  # one number, or one per stage
 
@@ -35,6 +36,7 @@ class PlannedDesign:
     ``rank`` is its predicted rank within the study, 1 being best. ``predicted`` is the score of `redesign`'s ranking
     (lower is better), None if infinite. ``params`` and ``macs`` are exact, for one sample.
     ``rate`` is the multiple of the recipe's learning rate that its runs take, None until it is known (`rates`).
+    ``dropped`` is whether a tournament stopped it early.
     """
 
     name: str
@@ -48,6 +50,7 @@ class PlannedDesign:
     rank: int = 0
     predicted: float | None = None
     rate: float | None = None
+    dropped: bool = False
 
     @property
     def inner(self) -> Sizes:
@@ -79,7 +82,8 @@ class StudyPlan:
     threads     CPU threads of each run; part of the plan because results depend on it in the last bits
     margin      the non-inferiority margin in the metric's unit; None for the task's default
     tokens      the sequence length for which designs were priced
-    tournament  whether the designs are a field to be reduced by early stopping
+    tournament  whether the designs are a field to be reduced by early stopping (`tournament`)
+    winner      the best design of a tournament by its first seed; None until it is known
     rates       multiples of the recipe's learning rate of which each design takes its best; one of them: no trials
     weights     the SOURCE of all designs' initial weights; None for random initialisation by each run's seed
     """
@@ -96,6 +100,7 @@ class StudyPlan:
     baseline_macs: int | None = None
     weights: str | None = None
     rates: tuple[float, ...] = (1.0,)
+    winner: str | None = None
 
     def __post_init__(self) -> None:
         check_names([design.name for design in self.designs])
@@ -115,13 +120,32 @@ class StudyPlan:
 
     @property
     def focus(self) -> str | None:
-        """The design that the verdicts are about: lean, else the first that is neither baseline nor control."""
+        """The design that the verdicts are about: a tournament's winner, lean, or the first other one."""
+        if self.tournament and self.winner not in (BASELINE, CONTROL):
+            return self.winner
         names = [design.name for design in self.designs if design.name not in (BASELINE, CONTROL)]
         return LEAN if LEAN in names else next(iter(names), None)
 
+    @property
+    def kept(self) -> tuple[PlannedDesign, ...]:
+        """The designs that have not been dropped."""
+        return tuple(design for design in self.designs if not design.dropped)
+
+    @property
+    def judging(self) -> tuple[int, ...]:
+        """The seeds that judge: of a tournament all but the first, which chose the winner."""
+        return self.seeds[1:] if self.tournament else self.seeds
+
     def runs(self) -> Iterator[Key]:
-        """All runs, seed by seed, so that a study stopped early has complete pairs."""
-        return (Key(design.name, seed) for seed in self.seeds for design in self.designs)
+        """All runs, seed by seed, so that a study stopped early has complete pairs.
+
+        In a tournament, only the winner and the designs that always run have more than one seed.
+        """
+        for seed in self.seeds:
+            for design in self.kept:
+                judged = self.winner is not None and design.name in (self.winner, *ALWAYS)
+                if not self.tournament or seed == self.seeds[0] or judged:
+                    yield Key(design.name, seed)
 
     def trials(self) -> Iterator[Key]:
         """The trials of rates for designs that have none yet."""
@@ -159,6 +183,7 @@ class StudyPlan:
             **({"budget": self.budget} if self.budget is not None else {}),
             **({"margin": self.margin} if self.margin is not None else {}),
             **({"tournament": True} if self.tournament else {}),
+            **({"winner": self.winner} if self.winner is not None else {}),
             **({"weights": self.weights} if self.weights is not None else {}),
             **({"rates": list(self.rates)} if self.rates != (1.0,) else {}),
             **({"baseline_macs": self.baseline_macs} if self.baseline_macs is not None else {}),
@@ -240,6 +265,7 @@ def _design_table(design: PlannedDesign) -> dict[str, Any]:
 def _plan(table: Mapping[str, Any]) -> StudyPlan:
     if table["format"] > FORMAT:
         raise RecipeError(f"it was written by a newer leanify (format {table['format']}); upgrade leanify")
+    finalists = "winner" not in table and BASELINE not in table["designs"]  # what earlier versions kept of a tournament
     return StudyPlan(
         title=table["title"],
         recipe=recipes.from_dict(table["recipe"]),
@@ -249,7 +275,8 @@ def _plan(table: Mapping[str, Any]) -> StudyPlan:
         threads=table["threads"],
         margin=table.get("margin"),
         tokens=table.get("tokens"),
-        tournament=table.get("tournament", False),
+        tournament=table.get("tournament", False) and not finalists,
+        winner=table.get("winner"),
         weights=table.get("weights"),
         baseline_macs=table.get("baseline_macs"),
         rates=tuple(table.get("rates", (1.0,))),

@@ -13,7 +13,8 @@ from leanify.spectra.report import figures as in_figures
 from leanify.spectra.report import known
 from leanify.study import efficiency
 from leanify.study.figures import figures
-from leanify.study.folder import StudyFolder
+from leanify.study.folder import Rung, StudyFolder
+from leanify.study.methods import methods
 from leanify.study.values import DesignResult, Findings, Pair
 from leanify.units import PERCENT, binary, millions, operations, ranged
 
@@ -52,7 +53,9 @@ def write(study: Findings, path: Path) -> Path:
     text = engine.get_template(TEMPLATE).render(
         title=study.plan.title,
         about=about(study),
+        not_learnt="" if study.learnt else f"{study.learnt_why}.",
         verdicts=study.verdicts,
+        methods=methods(study, StudyFolder(study.path)),
         notes=[*describe_fronts(study), *failures(study)],
         tables=tables(study),
         figures=figures(study, StudyFolder(study.path)),
@@ -103,11 +106,12 @@ def tables(study: Findings) -> list[Table]:
             "MLP",
             "parameters",
             f"{study.metric}{' %' if study.metric in PERCENT else ''} (95%)",
+            "rate",
             "κ start → end",
             "predicted",
             "runs",
         ),
-        tuple(_design(result) for result in study.results),
+        (*(_design(result) for result in study.results), *_reference(study)),
     )
     costs = Table(
         "Costs",
@@ -115,12 +119,20 @@ def tables(study: Findings) -> list[Table]:
         tuple(_costs(result) for result in study.results if result.costs is not None),
     )
     better = "higher" if study.higher_is_better else "lower"
+    cuts = [_cut(rung) for rung in study.rungs]
     pairs = Table(
         f"Paired differences; positive means {better} {study.metric}",
         ("", "mean", "95% interval", "p", "seeds"),
         tuple(_pair(pair) for pair in study.pairs),
     )
-    return [table for table in (designs, costs, pairs) if table.rows]
+    return [table for table in (designs, costs, *cuts, pairs) if table.rows]
+
+
+def _reference(study: Findings) -> list[tuple[Any, ...]]:
+    found = study.reference
+    if found is None or found.value is None:
+        return []
+    return [(f"reference: {found.name}", "", "", "", "", f"{found.value:.4g}", "", "", "", "")]
 
 
 def _design(result: DesignResult) -> tuple[Any, ...]:
@@ -135,6 +147,7 @@ def _design(result: DesignResult) -> tuple[Any, ...]:
         _sizes(plan.mlp),
         millions(plan.params),
         mean + span,
+        "–" if result.rate is None else f"{result.rate:.2g}",
         f"{in_figures(result.kappa_begin)} → {known(result.kappa, result.kappa_bounds)}",
         f"rank {plan.rank}",
         links if links.links else "–",
@@ -152,6 +165,19 @@ def _costs(result: DesignResult) -> tuple[Any, ...]:
         ranged(costs.train_per_s, costs.train_range),
         binary(costs.train_peak_bytes),
         binary(costs.train_predicted_bytes),
+    )
+
+
+def _cut(rung: Rung) -> Table:
+    """A cut of a tournament: who was how far behind the best."""
+    known = [loss for loss in rung.losses.values() if loss is not None]
+    noise = "" if rung.noise is None else f"; who is behind by more than the noise, {rung.noise:.3g}, goes"
+    rows = []
+    for name, loss in sorted(rung.losses.items(), key=lambda entry: (entry[1] is None, entry[1])):
+        behind = ("failed", "–") if loss is None else (f"{loss:.4g}", f"{loss - min(known):.3g}")
+        rows.append((name, *behind, "stays" if name in rung.kept else "dropped"))
+    return Table(
+        f"Tournament after {rung.share:.0%} of the schedule{noise}", ("", "training loss", "behind", ""), tuple(rows)
     )
 
 

@@ -130,7 +130,7 @@ def _study(folder: StudyFolder) -> Study:
     finished = [outcome for outcome in outcomes if outcome.status == "finished" and outcome.quality is not None]
     noise = Noise([_run(folder, outcome) for outcome in finished])
     results = []
-    for design in plan.designs:
+    for design in plan.kept:
         own = [outcome for outcome in outcomes if outcome.design == design.name]
         results.append(_design(folder, design, own, noise, measured.get(design.name, {})))
     study = Study(folder.path, plan, tuple(results), margin=plan.margin, rungs=folder.rungs())
@@ -140,12 +140,14 @@ def _study(folder: StudyFolder) -> Study:
     study = replace(study, metric=first.metric, split=first.split, higher_is_better=first.sign > 0, steps=first.step)
     margin = _margin(study, first)
     study = replace(study, margin=margin, margin_words=_margin_words(study, first, margin), evaluated=noise.samples)
+    learnt = _learnt(folder, study, noise, first)
+    noise = Noise([run for run in noise.runs.values() if run.seed in plan.judging])
     asked = [
         (against, allowed) for against, allowed in ((BASELINE, margin), (CONTROL, 0.0)) if _comparable(plan, against)
     ]
     look = _look(folder, [len(noise.seeds_of(str(plan.focus), against)) for against, _ in asked])
     pairs = _pairs(plan, noise, [against for against, _ in asked], look)
-    study = replace(study, pairs=pairs, look=look, **_learnt(folder, study, noise, first))
+    study = replace(study, pairs=pairs, look=look, **learnt)
     return replace(study, verdicts=tuple(_verdicts(study, noise, asked)))
 
 
@@ -268,12 +270,9 @@ def _look(folder: StudyFolder, seeds: Sequence[int]) -> int:
 
 def _pairs(plan: StudyPlan, noise: Noise, asked: Sequence[str], look: int) -> tuple[Pair, ...]:
     """Every design against the baseline and the control; those asked about keep their own p."""
-    names = [design.name for design in plan.designs]
+    names = [design.name for design in plan.kept]
     wanted = [(name, BASELINE) for name in names if name != BASELINE and BASELINE in names]
     wanted += [(name, CONTROL) for name in names if name not in (BASELINE, CONTROL) and CONTROL in names]
-    if not wanted and plan.tournament and names:
-        means = {name: noise.mean(name).mean for name in names if noise.seeds_of(name)}
-        wanted = [(best, name) for best in sorted(means, key=means.__getitem__)[-1:] for name in names if name != best]
     wanted = [pair for pair in wanted if noise.seeds_of(*pair)]
     ours = {(str(plan.focus), against) for against in asked}
     others = [pair for pair in wanted if pair not in ours]

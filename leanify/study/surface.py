@@ -6,6 +6,7 @@ fitted to every finished run. Prices remain exact; only quality is predicted.
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """A design's predicted mean quality with its 95 % interval, without the noise of individual runs."""
+    """A design's predicted quality, and the 95 % interval for a run of it, which is wider than one for its mean."""
 
     mean: float
     low: float
@@ -53,6 +54,24 @@ class Surface:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound: the axis hardly matters
             self.process = process.fit(points, (qualities - self.center) / self.scale)
+        self.reach = self._reach(qualities)
+
+    def _reach(self, qualities: Array) -> float:
+        """How many standard deviations a 95 % interval takes, by how well each design is predicted from the others."""
+        from sklearn.gaussian_process import GaussianProcessRegressor
+
+        scaled, errors = (qualities - self.center) / self.scale, []
+        shapes = np.unique(self.points, axis=0)
+        for shape in shapes:
+            out = (self.points == shape).all(1)
+            if out.all():
+                break
+            process: Any = GaussianProcessRegressor(self.process.kernel_, optimizer=None)
+            mean, deviation = process.fit(self.points[~out], scaled[~out]).predict(shape[None], return_std=True)
+            errors.append(float(np.mean((scaled[out] - mean) ** 2) / deviation[0] ** 2))
+        if not errors:
+            return math.inf
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(errors))) * math.sqrt(max(1.0, float(np.mean(errors))))
 
     def predict(self, points: Array) -> tuple[Array, Array]:
         """Mean quality (n,) and its standard deviation (n,), without the noise of individual runs."""
@@ -63,7 +82,8 @@ class Surface:
     def of(self, depth: Any, heads: Any, head_dim: Any, mlp: Any) -> Prediction:
         """Predict one shape's quality."""
         mean, deviation = (float(column[0]) for column in self.predict(features(depth, heads, head_dim, mlp)))
-        half = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation
+        noise = self.scale**2 * self.process.kernel_.k2.noise_level
+        half = self.reach * math.sqrt(deviation**2 + noise)
         return Prediction(mean, mean - half, mean + half)
 
     def ranking(self, designs: Grid) -> Array:

@@ -1,25 +1,30 @@
-"""Compare many designs of one budget and stop most of them early: successive halving (Jamieson and Talwalkar 2016).
+"""Compare many designs of one budget and stop the worse ones early, as far as the noise of a run allows it.
 
-All designs train with one seed for a short share of the schedule, the better half trains longer, and the last three
-train to the end with every seed. A stopped run is resumed from its checkpoint, so nothing is trained twice, and the
-learning rate always follows the full schedule.
+All designs train on one seed. At a quarter and at half of the schedule, but not before twice the warm-up, a design is
+dropped if its training loss is worse than the leader's by more than the noise; the others go on. Baseline, lean and
+control run to the end in any case. They also train on a second seed up to the cuts, from which the noise of a run is
+pooled (a fit of design + seed, `statistics`). A stopped run is resumed from its checkpoint, so nothing is trained
+twice, and the learning rate always follows the full schedule.
 
-Designs are ranked by their mean training loss before the stop, which is less noisy than a single early evaluation. Its
-rank correlation with the final quality of ten designs (Spearman's ρ, six tasks, `recipes/results/ranking.md`) is on
-average 0.24 after 10 % of the schedule, 0.45 after 15 %, 0.65 after 30 % and 0.72 after 40 %; on the worst task −0.7,
-−0.4, 0.1 and 0.5. Therefore the first cut only halves the field, the second is three times as late, and both are as
-late as the cost allows. If the first cut is too early for a task, a smaller field makes it later.
+The design with the best final quality wins. It was chosen by the first seed, so that seed is left out of what is said
+about it: winner, baseline, lean and control train on the other seeds, and only these are compared.
+
+Early losses tell little: their rank correlation with the final quality of ten designs (Spearman's ρ, six tasks,
+`recipes/results/ranking.md`) is on average 0.24 after 10 % of the schedule, 0.65 after 30 % and 0.72 after 40 %.
+Successive halving and ASHA drop a fixed part of the field at each cut, within the noise of the leader or not. Here the
+noise decides, so a tournament costs more where designs are alike, and says by how much each of the others was worse.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from leanify.design.plan import Plan
 from leanify.design.search import alternatives
@@ -28,15 +33,16 @@ from leanify.errors import BudgetError, RecipeError, ShapeError
 from leanify.study import runner
 from leanify.study.designs import Designer
 from leanify.study.folder import Rung, StudyFolder
-from leanify.study.plan import CONTROL, LEAN, Key, PlannedDesign, StudyPlan, ranked
+from leanify.study.plan import ALWAYS, BASELINE, Key, PlannedDesign, StudyPlan, ranked
 from leanify.study.runner import Engine
+from leanify.study.statistics import Noise, Run
 from leanify.study.surface import of_design, of_grid
 
-COST = 4.0  # target cost of a tournament, in trainings of the baseline; exceeded if FIRST requires it
-FIRST = (0.1, 0.2)  # earliest and latest first cut, as shares of the schedule
-LATER = 3  # the second cut is this many times as late as the first
-FINALISTS = 3
-SEEDS = 2  # default number of seeds for the finalists
+CUTS = (0.25, 0.5)  # shares of the schedule
+WARM_UPS = 2  # no cut before this many times the warm-up
+CERTAIN = 0.9  # probability that a design which is as good as the leader stays at a cut
+SEEDS = 4  # default number of seeds: one that chooses, three that judge
+KNOWN = (*ALWAYS, "depth-only")  # designs of every field
 SHALLOWEST = 4  # a design has at least 1/SHALLOWEST of the baseline's layers; shallower ones were never measured
 SPENT = 0.97  # share of the budget that a design must use
 CHOICE = 2  # choose from at least this many times the number of designs taken
@@ -47,12 +53,12 @@ WINDOW = 0.2  # the training loss is averaged over this last share of the steps 
 
 
 def field_of(asked: Designer, count: int) -> tuple[PlannedDesign, ...]:
-    """Choose ``count`` designs that use the budget: lean, control, depth-only, and those that differ most from them.
+    """Choose ``count`` designs: baseline, lean, control, depth-only, and others of the budget that differ most.
 
-    Raises RecipeError if ``count`` is not above the number of finalists.
+    Raises RecipeError if ``count`` leaves no room for others.
     """
-    if count <= FINALISTS:
-        raise RecipeError(f"--tournament must be above its {FINALISTS} finalists, for instance 12; it is {count}")
+    if count <= len(KNOWN):
+        raise RecipeError(f"--tournament must be above {len(KNOWN)}, the designs of every field; it is {count}")
     return ranked(tuple(asked.priced(lambda: _field(asked, count))))
 
 
@@ -77,9 +83,9 @@ def shallow(plan: Plan) -> Plan:
 def _known(asked: Designer, plan: Plan) -> Iterator[PlannedDesign]:
     """The named designs that exist under this budget, without duplicates of the same shape."""
     seen: list[Any] = []
-    for name in (LEAN, CONTROL, "depth-only"):
+    for name in KNOWN:
         try:
-            design = alternatives.named(plan, name)
+            design = asked.baseline if name == BASELINE else alternatives.named(plan, name)
         except (BudgetError, ShapeError):
             continue
         if design.architecture not in seen:
@@ -118,87 +124,114 @@ def spread(points: NDArray[np.float64], taken: NDArray[np.float64], count: int) 
 # -- cost -------------------------------------------------------------------------------------------------------------
 
 
-def shares(plan: StudyPlan) -> tuple[float, float]:
-    """The shares of the schedule at which the two cuts take place: as late as `COST` allows, within `FIRST`."""
-    dropped_first, dropped_second = _dropped(plan)
-    left = COST / _relative_macs(plan) - FINALISTS * len(plan.seeds)
-    first = min(max(left / (dropped_first + LATER * dropped_second), FIRST[0]), FIRST[1])
-    first = math.floor(1000 * first) / 1000
-    return first, round(LATER * first, 3)
+def shares(plan: StudyPlan) -> tuple[float, ...]:
+    """The shares of the schedule at which designs may be dropped."""
+    schedule = plan.recipe.schedule
+    assert schedule is not None
+    whole = schedule.epochs or schedule.steps or schedule.tokens or 1
+    earliest = WARM_UPS * schedule.warmup / whole
+    return tuple(sorted({share for cut in CUTS if (share := round(max(cut, earliest), 3)) < 1}))
 
 
-def trainings(plan: StudyPlan) -> float:
-    """The tournament's cost in full trainings of a design."""
-    parts = zip(_dropped(plan), shares(plan), strict=True)
-    return sum(number * share for number, share in parts) + FINALISTS * len(plan.seeds)
+def cost(plan: StudyPlan) -> tuple[float, float]:
+    """The least and the most that finding the winner costs, in trainings of the baseline, by multiply-adds.
 
-
-def _dropped(plan: StudyPlan) -> tuple[int, int]:
-    """The number of designs dropped at each cut."""
-    kept = kept_of(len(plan.designs))
-    return len(plan.designs) - kept, kept - FINALISTS
-
-
-def runs(plan: StudyPlan) -> int:
-    """The number of runs, including those stopped early."""
-    return len(plan.designs) + FINALISTS * (len(plan.seeds) - 1)
-
-
-def cost(plan: StudyPlan) -> float:
-    """The tournament's cost in trainings of the baseline, by multiply-adds."""
-    return _relative_macs(plan) * trainings(plan)
+    The least if every design that may go is dropped at the first cut, the most if none is.
+    """
+    cuts = shares(plan)
+    sizes = {design.name: design.macs / (plan.baseline_macs or design.macs) for design in plan.kept}
+    fixed = sum(size for name, size in sizes.items() if name in ALWAYS)
+    others = sum(sizes.values()) - fixed
+    first, last = (cuts[0], cuts[-1]) if cuts else (1.0, 0.0)
+    return fixed + fixed * first + others * first, fixed + fixed * last + others
 
 
 def is_open(plan: StudyPlan) -> bool:
-    """Whether a tournament's field has not yet been reduced to its finalists."""
-    return plan.tournament and len(plan.designs) > FINALISTS
-
-
-def _relative_macs(plan: StudyPlan) -> float:
-    """The designs' mean multiply-adds as a share of the baseline's; 1 if those are unknown."""
-    if not plan.baseline_macs:
-        return 1.0
-    return sum(design.macs for design in plan.designs) / len(plan.designs) / plan.baseline_macs
-
-
-def kept_of(count: int) -> int:
-    """The number of designs kept at the first cut."""
-    return max(FINALISTS, math.ceil(count / 2))
+    """Whether a tournament has no winner yet."""
+    return plan.tournament and plan.winner is None
 
 
 # -- playing ----------------------------------------------------------------------------------------------------------
 
 
 def play(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
-    """Reduce the field to its finalists, which then form the study's plan. Resumes where it was interrupted."""
-    plan, rungs = folder.plan, list(folder.rungs())
-    if not is_open(plan):
+    """Find the winner and write it into the plan. Goes on where it was interrupted, and where designs were added."""
+    for share in shares(folder.plan):
+        _cut(folder, engine, share, on_end)
+    first = folder.plan.seeds[0]
+    _run(folder, engine, [Key(design.name, first) for design in folder.plan.kept], None, on_end)
+    winner = _best(folder)
+    if winner is not None and winner != folder.plan.winner:
+        folder.replan(replace(folder.plan, winner=winner))
+
+
+def _run(
+    folder: StudyFolder,
+    engine: Engine,
+    keys: Sequence[Key],
+    share: float | None,
+    on_end: Callable[[Key], None] | None,
+) -> None:
+    todo = [key for key in keys if folder.outcome(key) is None]
+    for key in runner.run_all(folder, todo, engine, share):
+        if on_end is not None:
+            on_end(key)
+
+
+def _best(folder: StudyFolder) -> str | None:
+    """The design with the best quality on the first seed; None if all failed."""
+    first, sign = folder.plan.seeds[0], folder.sign
+    ended = [folder.outcome(Key(design.name, first)) for design in folder.plan.kept]
+    known = [found for found in ended if found is not None and found.quality is not None]
+    return max(known, key=lambda found: sign * float(found.quality or 0)).design if known else None
+
+
+def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: Callable[[Key], None] | None) -> None:
+    """Train the designs that have not been at this cut up to it, and drop those that are worse than the leader."""
+    plan, rungs = folder.plan, {rung.share: rung for rung in folder.rungs() if rung.step}
+    rung = rungs.get(share, Rung(share, {}, ()))
+    names = [design.name for design in plan.kept if design.name not in rung.losses]
+    if not names:
         return
-    names = [design.name for design in plan.designs]
-    for number, share in enumerate(shares(plan)):
-        if number < len(rungs):
-            names = list(rungs[number].kept)
-            continue
-        keys = [Key(name, plan.seeds[0]) for name in names]
-        for key in runner.run_all(folder, [key for key in keys if folder.outcome(key) is None], engine, share):
-            if on_end is not None:
-                on_end(key)
-        losses = {key.design: loss_before(folder, key) for key in keys}
-        names = best(losses)[: kept_of(len(names)) if number == 0 else FINALISTS]
-        rungs.append(Rung(share, losses, tuple(names)))
-        folder.write_rungs(rungs)
-    folder.replan(replace(plan, designs=ranked(tuple(plan.design(name) for name in names))))
+    first, second = plan.seeds[:2]
+    keys = [Key(name, first) for name in names] + [Key(name, second) for name in names if name in ALWAYS]
+    _run(folder, engine, keys, share, on_end)
+    step = rung.step or max((last_step(folder, key) for key in keys), default=0)
+    losses = rung.losses | {name: loss_before(folder, Key(name, first), step) for name in names}
+    again = rung.again | {name: loss_before(folder, Key(name, second), step) for name in names if name in ALWAYS}
+    noise = noise_of(losses, again)
+    known = [loss for loss in losses.values() if loss is not None]
+    behind = {name: math.inf if loss is None else loss - min(known) for name, loss in losses.items()}
+    may_go = [name for name in names if name not in ALWAYS and folder.outcome(Key(name, first)) is None]
+    dropped = {name for name in may_go if noise is not None and behind[name] > noise}
+    rungs[share] = Rung(share, losses, tuple(n for n in losses if n not in dropped), step, noise, again)
+    folder.write_rungs([rungs[one] for one in sorted(rungs)])
+    designs = tuple(replace(design, dropped=design.dropped or design.name in dropped) for design in plan.designs)
+    folder.replan(replace(plan, designs=designs))
 
 
-def best(losses: Mapping[str, float | None]) -> list[str]:
-    """Design names sorted by loss, failed ones last."""
-    return sorted(losses, key=lambda name: math.inf if (loss := losses[name]) is None else loss)
+def noise_of(losses: Mapping[str, float | None], again: Mapping[str, float | None]) -> float | None:
+    """How far behind the leader a design that is as good may be, from losses on two seeds; None if that is unknown."""
+    runs = [Run(name, seed, loss) for seed, column in enumerate((losses, again)) for name, loss in _known_in(column)]
+    noise = Noise(runs).between
+    if noise is None:
+        return None
+    return float(stats.t.ppf(CERTAIN, noise.freedom)) * math.sqrt(2 * noise.variance)
 
 
-def loss_before(folder: StudyFolder, key: Key) -> float | None:
-    """The mean training loss over the last WINDOW of a run's steps so far; None if it failed."""
+def _known_in(losses: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+    return ((name, loss) for name, loss in losses.items() if loss is not None)
+
+
+def last_step(folder: StudyFolder, key: Key) -> int:
+    """The last step of a run of which its log has a row; 0 without one."""
+    return max((row["step"] for row in folder.rows(key) if row["split"] == "train"), default=0)
+
+
+def loss_before(folder: StudyFolder, key: Key, step: int) -> float | None:
+    """The mean training loss over the last WINDOW of a run's first ``step`` steps; None if it failed."""
     outcome = folder.outcome(key)
-    rows = [row for row in folder.rows(key) if row["split"] == "train"]
+    rows = [row for row in folder.rows(key) if row["split"] == "train" and row["step"] <= step]
     if (outcome is not None and outcome.status == "failed") or not rows:
         return None
     first = (1 - WINDOW) * rows[-1]["step"]

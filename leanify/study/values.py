@@ -195,7 +195,7 @@ class Findings:
     @property
     def missing(self) -> int:
         """Runs that have not ended."""
-        return sum(len(self.plan.seeds) - len(result.runs) for result in self.results)
+        return len(list(self.plan.runs())) - sum(len(result.runs) for result in self.results)
 
     def result(self, name: str) -> DesignResult:
         return next(result for result in self.results if result.name == name)

@@ -3,6 +3,8 @@
     python tests/benchmarks/ranking_sweep.py RUNS --fashion-mnist DIR --cifar10 DIR --enwik8 DIR --tinystories DIR \
         [--only enwik8,listops] [--minutes 60]
     python tests/benchmarks/ranking_sweep.py RUNS --table recipes/results/ranking.csv
+    python tests/benchmarks/ranking_sweep.py RUNS … --rates 0.5,1,2     the same designs at several learning rates
+    python tests/benchmarks/ranking_sweep.py RUNS --rates 0.5,1,2 --table recipes/results/ranking-rates.csv
 
 Every run is an ordinary run of ``leanify train`` by a recipe in ``ranking/`` beside this file: RUNS/TASK/DESIGN-SEED.
 The baseline has 8 layers of 4 heads; all other designs have half of the parameters in its blocks, to within 1 %: the
@@ -93,10 +95,12 @@ class Job(NamedTuple):
     task: str
     design: str
     seed: int
+    rate: float = 1.0  # a multiple of the recipe's learning rate
 
     @property
     def name(self) -> str:
-        return f"{self.task}/{self.design}-{self.seed}"
+        rate = "" if self.rate == 1 else f"-rate{self.rate:g}"
+        return f"{self.task}/{self.design}-{self.seed}{rate}"
 
 
 def jobs() -> Iterator[Job]:
@@ -112,6 +116,13 @@ def jobs() -> Iterator[Job]:
         yield from (Job(task, design, seed) for task in MOST_SEEDS for design in EVIDENCE)
     yield from (Job(task, design, 1) for tasks in (quick, slow) for design in others for task in tasks)
     yield from (Job(task, design, seed) for seed in (3, 4) for design in EVIDENCE for task in TASKS)
+
+
+def jobs_of_rates(rates: list[float]) -> Iterator[Job]:
+    """Ten designs and their baseline at every rate, seed by seed; tasks in turn, so that all have some rows early."""
+    for seed in (0, 1):
+        for design in DESIGNS:
+            yield from (Job(task, design, seed, rate) for task in TASKS for rate in rates)
 
 
 # -- designs ----------------------------------------------------------------------------------------------------------
@@ -222,6 +233,8 @@ def train(job: Job, runs: Path, data: str | None) -> None:
     settings = [f"run.seed={job.seed}", f"run.log_every={steps // ROWS}", f"run.eval_every={steps}", "run.keep=1"]
     if data is not None:
         settings.append(f"data.path={data}")
+    if job.rate != 1:
+        settings.append(f"optim.lr={told['optim']['lr'] * job.rate:g}")
     if job.design != "baseline":
         settings += [f"model.{name}={cost[name]}" for name in ("depth", "heads", "head_dim", "mlp")]
     watcher, begun, used = Measuring(), time.perf_counter(), time.process_time()
@@ -252,10 +265,10 @@ def claimed(place: Path) -> bool:
     return True
 
 
-def work(runs: Path, folders: dict[str, str | None], only: list[str], until: float) -> None:
+def work(plan: list[Job], runs: Path, folders: dict[str, str | None], only: list[str], until: float) -> None:
     failed: set[Job] = set()
     while time.time() < until:
-        for job in jobs():
+        for job in plan:
             folder, option = runs / job.name, KNOWN[job.task].data
             if job in failed or job.task not in only or (folder / "measured.json").exists():
                 continue
@@ -302,6 +315,7 @@ def row_of(job: Job, folder: Path) -> dict[str, Any]:
         "design": job.design,
         **{name: measured[name] for name in COSTS[:-1]},
         "seed": job.seed,
+        "rate": job.rate,
         "metric_name": task.metric,
         "metric": round(last[task.metric], 5),
         "eval_loss": round(last["loss"], 6),
@@ -319,11 +333,11 @@ def row_of(job: Job, folder: Path) -> dict[str, Any]:
     }
 
 
-def table(runs: Path, file: Path) -> int:
-    done = [job for job in jobs() if (runs / job.name / "measured.json").exists()]
+def table(plan: list[Job], runs: Path, file: Path) -> int:
+    done = [job for job in plan if (runs / job.name / "measured.json").exists()]
     rows = [
         row_of(job, runs / job.name)
-        for job in sorted(done, key=lambda j: (j.task, list(DESIGNS).index(j.design), j.seed))
+        for job in sorted(done, key=lambda j: (j.task, list(DESIGNS).index(j.design), j.seed, j.rate))
     ]
     with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -341,9 +355,14 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(KNOWN), metavar="TASK,…")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--table", type=Path, metavar="FILE.csv", help="write the table of what is done, train nothing")
+    parser.add_argument(
+        "--rates", metavar="X,X,…", help="multiples of the recipes' learning rates, for a table of rates"
+    )
     parser.add_argument("--list", action="store_true", help="print the designs with their costs, train nothing")
     told = vars(parser.parse_args())
     only = told["only"].split(",")
+    rates = told["rates"]
+    plan = list(jobs()) if rates is None else list(jobs_of_rates([float(rate) for rate in rates.split(",")]))
     if told["list"]:
         for task in only:
             for name in DESIGNS:
@@ -351,10 +370,10 @@ def main() -> None:
                 shape = f"{d.depth} × {d.heads} × {d.head_dim}, mlp {d.mlp}"
                 print(f"{task:20}{name:12}{shape}: {d.params_body:,} {d.macs:,} κ {d.kappa_predicted:.2f}")
     elif told["table"] is not None:
-        print(f"{table(told['runs'], told['table'])} runs")
+        print(f"{table(plan, told['runs'], told['table'])} runs")
     else:
         folders = {option: told[option.replace("-", "_")] for option in options}
-        work(told["runs"], folders, only, time.time() + 60 * told["minutes"])
+        work(plan, told["runs"], folders, only, time.time() + 60 * told["minutes"])
 
 
 if __name__ == "__main__":
