@@ -11,7 +11,7 @@ the baseline, on six tasks. Fixed before the runs:
    judged by Spearman's ρ with the order of losses over the ten designs, and by regret: the loss of the design that
    it puts first, 0 being the best design's and 1 the mean of all. Both at the recipe's rate and at each design's best.
 3. A cheaper way to a rate is taken if the mean loss that it costs, over designs and tasks, is less than a fifth of the
-   noise of a run (pooled, a fit of design + seed at the best rates): the recipe's rate for all; the baseline's best rate
+   noise of a run (pooled, a fit of design + seed at best rates): the recipe's rate for all; the baseline's best rate
    for all; a rate that grows with the square root of the baseline's depth over the design's.
 
 Tasks and designs with fewer rates or seeds than planned are left out and named.
@@ -81,7 +81,7 @@ def ways(losses: Losses, best: dict[str, float], shapes: dict[str, dict[str, str
         found["the baseline's best rate"] = dict.fromkeys(losses, shared)
         depth = float(shapes["baseline"]["depth"])
         wanted = {design: shared * math.sqrt(depth / float(shapes[design]["depth"])) for design in losses}
-        nearest = {d: min(rates, key=lambda rate: abs(math.log(rate / wanted[d]))) for d in losses}  # noqa: B023
+        nearest = {d: min(rates, key=lambda rate: abs(math.log(rate / wanted[d]))) for d in losses}
         found["with the square root of depth"] = nearest
     return found
 
