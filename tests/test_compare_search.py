@@ -105,6 +105,7 @@ def test_the_field_spends_the_budget_and_is_spread_out() -> None:
     assert grid.params[inside].min() == np.sort(grid.params[grid.params <= budget])[-len(inside)]
     points, known = of_grid(grid)[inside], np.concatenate([of_design(design) for design in field[:4]])
     span = np.ptp(np.concatenate([points, known]), axis=0)
+    span = np.where(span, span, 1)
     taken = known
     for place in tournament.spread(points, known, 4):  # each is the farthest from all that were taken before
         nearest = cdist(points / span, taken / span).min(1)
