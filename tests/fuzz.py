@@ -6,8 +6,9 @@
     python tests/fuzz.py KIND SEED …        these cases again, with their tracebacks
 
 A case is a function of (kind, seed). It runs in a fork of this process, with limits on memory and processor time, and
-ends well where it returns or raises LeanifyError. A traceback, a hang, more than two gigabytes, or an output folder
-that is there in part is a finding.
+ends well where it returns or raises LeanifyError. A traceback, an "unexpected error", a hang, more than two gigabytes,
+an output folder that is there in part, a byte that changed outside the case's folder, or a lost file of the user's is a
+finding.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from pathlib import Path
 from fuzz_cases import KINDS, NEEDED, SHALLOW, looked_at
 from fuzz_commands import command
 from fuzz_intact import HF, samples_in
+from fuzz_links import MINE, digest, mark, outside
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-SECONDS, WALL = 10, 300  # of the processor, after which a case hangs; and of the clock, for one that only waits
+SECONDS, WALL = 10, 120  # of the processor, after which a case hangs; and of the clock, for one that only waits
 GIGABYTES = 2
 WHOLE = ("leanify.json", "model.safetensors")  # one of them is in an output that is whole
 LAZY = (
@@ -72,13 +74,19 @@ def run(kind: str, seed: int, intact: Path, shown: bool = False) -> str | None:
         for name in NEEDED.get(kind, ()):
             copy = shutil.copytree if (intact / name).is_dir() else shutil.copy
             copy(intact / name, home / name)
+        outside(home.parent / "outside")
+        before, mine = digest(home.parent / "outside"), mark(home)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reader)
             _child(kind, seed, home, writer, shown)
         os.close(writer)
-        return _outcome(child, reader) or _partial(home)
+        found = _outcome(child, reader)
+        if digest(home.parent / "outside") != before:
+            return f"changed bytes outside; {found}"
+        kept = sum(path.read_bytes() == b"mine" for path in home.rglob(MINE))
+        return f"lost {mine - kept} files of the user's; {found}" if kept < mine else found or _partial(home)
 
 
 def _child(kind: str, seed: int, home: Path, writer: int, shown: bool) -> None:
@@ -131,12 +139,17 @@ def _outcome(child: int, reader: int) -> str | None:
 
 def _partial(home: Path) -> str | None:
     """An output folder that is not whole, or what a command left beside it or in the cache."""
-    left = [path.name for path in home.iterdir() if path.name.startswith(".")]
-    left += [path.name for path in (home.parent / "cache").rglob(".*")]
+    places = [*home.iterdir(), *(home.parent / "cache").rglob(".*")]
+    left = [path.name for path in places if path.name.startswith(".") and not path.is_symlink() and _is_written(path)]
     out = [home / "out", home / "out" / "lean"]
     if out[0].exists() and not any((folder / name).is_file() for folder in out for name in WHOLE):
         left.append("out")
     return f"left {', '.join(left)}" if left else None
+
+
+def _is_written(path: Path) -> bool:
+    """Whether a command wrote this, or a case put it there as a pipe."""
+    return path.is_dir() or path.is_file()
 
 
 def _in_a_fork(action: Callable[[], object]) -> Callable[[], None]:

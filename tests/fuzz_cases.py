@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz_commands
+import fuzz_links
 from fuzz_commands import command
 from fuzz_files import mutate, mutated_bytes, mutated_value, some_file
 from fuzz_intact import HF, RECIPE, TIMM
@@ -290,7 +291,7 @@ def of_images(draw: random.Random, home: Path) -> None:
 
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {
     name.removeprefix("of_"): function
-    for name, function in [*vars(fuzz_commands).items(), *globals().items()]
+    for name, function in [*vars(fuzz_commands).items(), *vars(fuzz_links).items(), *globals().items()]
     if name.startswith("of_")
 }
 TEXTS = ("rows.jsonl", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet")
@@ -310,4 +311,10 @@ NEEDED = {
     "images": ("images",),
     "tensors": ("loose", "lean-timm"),
     "table": TEXTS,
+    "linked_run": ("run",),
+    "linked_study": ("study", "lean-timm"),
+    "linked_model": ("hf", "bin", "adapter", "lean-timm", "lean-hf"),
+    "linked_data": ("images", "pictures", "glue", "texts", "hf", "lean-timm"),
+    "linked_cache": ("lean-timm", "rows.txt"),
+    "shards": ("shards",),
 }

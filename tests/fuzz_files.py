@@ -176,5 +176,9 @@ WAYS = {
 
 
 def some_file(draw: random.Random, folder: Path, *suffixes: str) -> Path:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in (suffixes or path.suffix)]
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix in (suffixes or path.suffix) and path.suffix != ".user"
+    ]
     return draw.choice(files)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tarfile
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,14 @@ def _images(folder: Path) -> None:
         (folder.parent / "pictures").mkdir(exist_ok=True)
         (folder.parent / "pictures" / f"{split}.csv").write_text("path,label\n" + "".join(rows))
     shutil.copytree(folder, folder.parent / "pictures", dirs_exist_ok=True)
+    (folder.parent / "shards").mkdir()
+    for split in ("train", "val"):
+        with tarfile.open(folder.parent / "shards" / f"{split}-000000.tar", "w") as shard:
+            for number, file in enumerate(sorted((folder / "train").rglob("*.png"))):
+                shard.add(file, f"{number}.png")
+                label = tarfile.TarInfo(f"{number}.cls")
+                label.size = 1
+                shard.addfile(label, io.BytesIO(file.parent.name.encode()))
 
 
 def _upstreams(home: Path) -> None:

@@ -74,7 +74,7 @@ def _print_one(name: str, as_json: bool) -> None:
     if as_json:
         print_json(value.to_dict())
     else:
-        print((recipe.find(name) or Path(name)).read_text(encoding="utf-8"), end="")
+        print(recipe.text_of(recipe.find(name) or Path(name)), end="")
 
 
 def _keys() -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from leanify.data import hub
 from leanify.data.samples import Splits
 from leanify.data.tables.columns import CONLL, IMAGES
 from leanify.errors import DataError
-from leanify.runs.files import check_links
+from leanify.runs.files import check_links, opened
 from leanify.runs.places import is_run
 from leanify.runs.recipe import DataSection
 
@@ -122,7 +122,7 @@ def _by_folder(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
 
 def _of_file(path: Path, size: int) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with opened(path, DataError) as file:
         if size <= PIECES * PIECE:
             digest.update(file.read())
         else:

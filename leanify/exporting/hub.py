@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.errors import DirectoryError
-from leanify.runs.files import read_json
+from leanify.runs.files import read_json, read_text
 from leanify.runs.places import CARD
 from leanify.units import digits, gigas, millions
 from leanify.upstream.wall import wall
@@ -53,7 +53,7 @@ def model_card(directory: str | Path, repo: str) -> str:
     card = read_json(folder / CARD, DirectoryError)
     report = read_json(folder / REPORT, DirectoryError) if (folder / REPORT).is_file() else {}
     readme = folder / "README.md"
-    own = readme.read_text(encoding="utf-8") if readme.is_file() else f"# {folder.name}\n"
+    own = read_text(readme, DirectoryError) if readme.is_file() else f"# {folder.name}\n"
     if card["origin"]["library"] == "hf":
         own = own.replace(f'"{folder.name}"', f'"{repo}"')
     else:  # leanify.load asks the hub for models of transformers alone

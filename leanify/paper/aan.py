@@ -16,6 +16,7 @@ from leanify.errors import DataError
 from leanify.paper.files import label_of, split_file
 from leanify.paper.imdb import VOCABULARY, byte_ids
 from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
+from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 
 CLASSES = 2
@@ -31,7 +32,7 @@ def pairs(path: Path, length: int | None) -> Sequences:
     """Read a file: both texts of every row as bytes, and the class. Raises DataError that names a malformed line."""
     parts, labels = [], []
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with opened_text(path, DataError, newline="\n") as file:
             for line, row in enumerate(file, 1):
                 cells = row.rstrip("\r\n").split("\t")
                 where = f"{path}, line {line}"

@@ -20,6 +20,7 @@ from leanify.data.samples import Part, Splits
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Row, Sentences, takes_types
 from leanify.errors import DataError, RecipeError
+from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 from leanify.tasks.glue import TASKS, GlueTask, name_of, plain_name
 from leanify.upstream.libraries import first_line
@@ -174,7 +175,7 @@ def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
 
 def _lines(file: Path) -> Iterator[str]:
     try:
-        with file.open(encoding="utf-8", newline="\n") as lines:
+        with opened_text(file, DataError, newline="\n") as lines:
             for line in lines:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:

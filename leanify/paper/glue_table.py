@@ -21,6 +21,7 @@ from leanify.errors import DataError, DirectoryError, RecipeError
 from leanify.paper import glue as data
 from leanify.runs import recipe as recipes
 from leanify.runs import writing
+from leanify.runs.files import parsed, read_text
 from leanify.runs.recipe import Recipe
 from leanify.runs.removing import remove
 from leanify.runs.run_directory import RunDirectory
@@ -166,7 +167,7 @@ def _results(folder: Path) -> dict[str, dict[str, float]]:
     if not path.exists():
         return {}
     try:
-        found: dict[str, dict[str, float]] = json.loads(path.read_text())
+        found: dict[str, dict[str, float]] = parsed(read_text(path, DirectoryError))
     except (OSError, ValueError, RecursionError) as error:
         raise DirectoryError(
             f"{path} is damaged ({error}); remove it, and the runs are looked at one by one"

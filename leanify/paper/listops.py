@@ -24,6 +24,7 @@ from leanify.data.samples import Splits
 from leanify.errors import DataError, RecipeError
 from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
 from leanify.runs.cache import cached
+from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 from leanify.runs.strict_toml import read_table
 
@@ -182,7 +183,7 @@ def published(path: Path) -> Sequences:
     """
     ids = {word: place for place, word in enumerate(WORDS) if place}
     parts, labels = [], []
-    with path.open(encoding="utf-8") as file:
+    with opened_text(path, DataError) as file:
         for number, line in enumerate(file, 1):
             text, _, label = line.rstrip("\n").partition("\t")
             if number == 1 and (text, label) == ("Source", "Target"):

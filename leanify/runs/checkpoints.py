@@ -72,8 +72,8 @@ class Checkpoint:
         for name, wanted in self.sums.items():
             try:
                 found = sums.of(self.path / name, wanted)
-            except OSError as error:
-                return f"{name}: {error.strerror}"
+            except (OSError, SourceError) as error:
+                return f"{name}: {error}"
             if found != wanted:
                 return f"{name} has changed since it was written"
         return None

@@ -6,13 +6,14 @@ opened again may be another file by then.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 
 from leanify.errors import LeanifyError, SourceError
 
@@ -21,7 +22,7 @@ DIGITS = 300  # of an integer in JSON; floats hold no more than 308
 LARGEST = 64 << 20  # bytes; the largest config.json and tokenizer.json in use are a few MB to 30 MB
 
 
-def opened(path: Path, error: type[LeanifyError] = SourceError, largest: int | None = None) -> BinaryIO:
+def opened(path: Path, error: type[LeanifyError] = SourceError, largest: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading. Raises ``error`` for anything else, and above ``largest`` bytes.
 
     A pipe or a device is refused before it is opened: opening one may wait, or do something.
@@ -44,6 +45,17 @@ def opened(path: Path, error: type[LeanifyError] = SourceError, largest: int | N
     if handle >= 0:
         os.close(handle)
     raise error(f"{path} {wrong}")
+
+
+def opened_text(
+    path: Path,
+    error: type[LeanifyError] = SourceError,
+    encoding: str = "utf-8",
+    errors: str | None = None,
+    newline: str | None = None,
+) -> TextIO:
+    """`opened`, as text; decoding raises UnicodeDecodeError as it is read."""
+    return io.TextIOWrapper(opened(path, error), encoding, errors, newline)
 
 
 def read_bytes(path: Path, error: type[LeanifyError] = SourceError, largest: int = LARGEST) -> bytes:

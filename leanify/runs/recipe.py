@@ -29,6 +29,7 @@ from leanify.runs import meanings
 from leanify.runs.built_in import built_in as built_in
 from leanify.runs.built_in import find as find
 from leanify.runs.built_in import stems as stems
+from leanify.runs.files import read_bytes
 from leanify.runs.strict_toml import UnknownKey, read_table, to_table, toml_lines, types_of
 
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
@@ -305,20 +306,20 @@ def load(source: str | Path) -> Recipe:
     """Load a recipe from a TOML file, or a built-in one by its name. Raises RecipeError."""
     path = find(str(source)) or Path(source)
     try:
-        return parse(_text_of(path))
+        return parse(text_of(path))
     except OSError as error:
         raise RecipeError(_no_recipe(str(source)[:200])) from error
     except (RecipeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from error
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
     """Read a small regular file; a pipe would block and a device never end. Raises OSError or RecipeError."""
     if path.exists() and not path.is_file():
         raise RecipeError("this is a folder, a pipe or a device; a recipe must be a TOML file")
     if (size := path.stat().st_size) > LARGEST:
         raise RecipeError(f"this file has {size:,} bytes; a recipe has a few thousand, at most {LARGEST:,}")
-    return path.read_text(encoding="utf-8-sig")  # which drops the byte order mark of some editors
+    return read_bytes(path, RecipeError, LARGEST).decode("utf-8-sig")  # drops the byte order mark of some editors
 
 
 def parse(text: str) -> Recipe:

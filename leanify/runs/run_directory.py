@@ -29,7 +29,7 @@ from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingErr
 from leanify.runs import checkpoints, removing, writing
 from leanify.runs import recipe as recipes
 from leanify.runs.checkpoints import Checkpoint
-from leanify.runs.files import check_regular, parsed, read_json, read_text
+from leanify.runs.files import check_regular, opened, parsed, read_json, read_text
 from leanify.runs.new_directory import new_directory
 from leanify.runs.places import CARD, CHECKPOINTS, RECIPE, is_run
 from leanify.runs.recipe import Recipe
@@ -168,7 +168,7 @@ class RunDirectory:
         Raises DirectoryError if another process writes it, and if its checkpoints would be written elsewhere.
         """
         writing.check_folder(self.path / CHECKPOINTS)
-        with (self.path / RECIPE).open() as file:
+        with opened(self.path / RECIPE, DirectoryError) as file:
             if not writing.locked(file.fileno()):
                 raise DirectoryError(f"{self.path} is being written by another process")
             yield
@@ -191,7 +191,7 @@ class RunDirectory:
 
     def is_held(self) -> bool:
         """Whether a process is writing to the run now."""
-        with (self.path / RECIPE).open() as file:
+        with opened(self.path / RECIPE, DirectoryError) as file:
             return not writing.locked(file.fileno())
 
     # -- the log ------------------------------------------------------------------------------------------------------
@@ -210,10 +210,10 @@ class RunDirectory:
     def lost_rows(self, length: int) -> str | None:
         """What is wrong with the first ``length`` bytes of metrics.jsonl; None if they are valid rows."""
         try:
-            with (self.path / METRICS).open("rb") as file:
+            with opened(self.path / METRICS, DirectoryError) as file:
                 text = file.read(min(length, LARGEST_LOG))
-        except OSError as error:
-            return f"{METRICS}: {error.strerror}"
+        except (OSError, DirectoryError) as error:
+            return f"{METRICS}: {error}"
         if len(text) < length:
             return f"{METRICS} has only {len(text):,} of its {length:,} bytes"
         try:

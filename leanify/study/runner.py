@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leanify import machine
-from leanify.errors import LeanifyError, RecipeError, TrainingError
+from leanify.errors import DirectoryError, LeanifyError, RecipeError, TrainingError
 from leanify.lens import surgery
 from leanify.runs import writing
+from leanify.runs.files import opened_text
 from leanify.sources import find
 from leanify.study.folder import RUNS, Outcome, StudyFolder
 from leanify.study.plan import Key, StudyPlan
@@ -131,7 +132,7 @@ def _death(code: int, log: Path) -> str:
         name = signal.Signals(-code).name
         hint = ", probably because memory ran out" if -code == signal.SIGKILL else ""
         return f"killed by {name}{hint}"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = opened_text(log, DirectoryError, errors="replace").read().strip().splitlines()
     return f"ended with exit code {code}: {lines[-1] if lines else 'no message'}"
 
 

@@ -22,6 +22,7 @@ from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import labelled_text, own_texts, tagged_text, vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.errors import DataError, RecipeError
+from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
@@ -194,7 +195,7 @@ def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]
             yield f"{path}, {place}", tuple(cell for cell in cells if cell is not None)
     elif _is_file(path):
         try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            lines = opened_text(path, DataError, "utf-8-sig").read().splitlines()
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
         for number, line in enumerate(lines, 1):

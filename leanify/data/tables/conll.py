@@ -11,6 +11,7 @@ from pathlib import Path
 
 from leanify.data.faults import Faults
 from leanify.errors import DataError
+from leanify.runs.files import opened_text
 
 Row = dict[str, list[str]]  # tokens and tags, of the same length
 
@@ -18,7 +19,7 @@ Row = dict[str, list[str]]  # tokens and tags, of the same length
 def rows(file: Path, faults: Faults) -> Iterator[tuple[str, Row]]:
     """Yield (place, tokens and tags) of every sentence. Raises DataError for a line without a tag, unless skipped."""
     try:
-        with file.open(encoding="utf-8", newline="\n") as lines:
+        with opened_text(file, DataError, newline="\n") as lines:
             yield from _sentences(file, lines, faults)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error

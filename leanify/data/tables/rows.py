@@ -15,6 +15,7 @@ from leanify.data.faults import Faults
 from leanify.data.tables import conll, guessing
 from leanify.data.tables.columns import CONLL, shards_of
 from leanify.errors import DataError
+from leanify.runs.files import opened, opened_text
 
 Row = dict[str, Any]
 LONGEST = 2**31 - 1  # characters per cell; the csv module's default (131,072) is too small for long documents
@@ -39,7 +40,7 @@ def rows_of_table(path: Path, faults: Faults, columns: Sequence[str] | None = No
         if _start(path).startswith(WIDE):
             raise DataError(f"{path} is UTF-16 or UTF-32 text; save it as UTF-8")
         # bytes that are not UTF-8 become lone surrogates, by which their row is found; -sig drops a byte order mark
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        with opened_text(path, DataError, "utf-8-sig", "surrogateescape", "") as file:
             yield from _of_json(path, file, faults) if path.suffix == ".jsonl" else _of_cells(path, file, faults)
     except (csv.Error, OSError) as error:
         raise DataError(f"{path} cannot be read as a {path.suffix[1:]} table: {error}") from error
@@ -52,7 +53,7 @@ def numbered(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
 
 
 def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with opened(path, DataError) as file:
         return file.read(2)
 
 

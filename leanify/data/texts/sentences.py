@@ -22,6 +22,7 @@ from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.own_texts import find_table
 from leanify.errors import DataError
+from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 
 HOLDOUT = 0.1  # share held out if there is no validation file and no data.holdout
@@ -81,7 +82,7 @@ def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]
     """Yield the non-blank sentences of a file. Raises DataError for a table without a text column."""
     if file.suffix not in TABLES:
         try:
-            with file.open(encoding="utf-8") as lines:
+            with opened_text(file, DataError) as lines:
                 yield from (line.strip() for line in lines if line.strip())
         except UnicodeDecodeError as error:
             raise DataError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None

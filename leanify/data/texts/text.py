@@ -14,7 +14,7 @@ from leanify.data.tables.columns import TABLES
 from leanify.data.tables.rows import Row, rows_of_table
 from leanify.data.texts import vocabulary
 from leanify.errors import DataError
-from leanify.runs.files import few
+from leanify.runs.files import few, opened_text
 
 Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
@@ -64,7 +64,7 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     """Consecutive pieces of a text file, read 64 lines at a time."""
     held: list[int] = []
     whole = False
-    with path.open(encoding="utf-8") as file:
+    with opened_text(path, DataError) as file:
         while part := _some_lines(file, path):
             held += encode(part, False)
             while len(held) >= tokens:

@@ -23,7 +23,7 @@ from leanify.data.tables.columns import TABLES, shards_of
 from leanify.data.texts import text
 from leanify.errors import DataError
 from leanify.runs import cache, writing
-from leanify.runs.files import read_json
+from leanify.runs.files import opened, read_json
 
 END = "<|endoftext|>"
 BLOCK = 2**22  # characters encoded at a time
@@ -95,7 +95,7 @@ class Text:
 
 def _decoded(path: Path) -> Iterator[str]:
     decoder, place = codecs.getincrementaldecoder("utf-8")(), 0
-    with path.open("rb") as file:
+    with opened(path, DataError) as file:
         while True:
             block = file.read(BLOCK)
             held = len(decoder.getstate()[0])

@@ -18,6 +18,7 @@ from leanify.design.options import Options
 from leanify.errors import RecipeError
 from leanify.runs import recipe
 from leanify.runs.cache import home
+from leanify.runs.files import read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,12 +69,12 @@ def _contents(source: Source) -> list[Any] | None:
             file = path if path.exists() else recipe.find(name)
             if file is not None:
                 inner = _contents(recipe.load(file).model.source)
-                return None if inner is None else [str(file), file.read_text("utf-8"), *inner]
+                return None if inner is None else [str(file), read_text(file), *inner]
             on_hub = "/" in name and name.split("/")[0] not in ("timm", "hf", "diffusers", "leanify")
             return None if on_hub or name.startswith((".", "/", "~")) else []
         folder = path if path.is_dir() else path.parent
         files = [path] if path.suffix == ".json" else [folder / shape_file for shape_file in SHAPE_FILES]
-        found = [[str(file.absolute()), file.read_text("utf-8")] for file in files if file.is_file()]
+        found = [[str(file.absolute()), read_text(file)] for file in files if file.is_file()]
         stored = [folder / name for name in WEIGHTS]
         times = [[file.name, file.stat().st_mtime_ns] for file in stored if file.is_file()]  # they decide on the head
         return found + times if found else None
