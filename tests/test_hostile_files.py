@@ -144,6 +144,18 @@ def test_an_adapter_on_an_adapter_is_refused_however_it_is_found(bert: Path, tmp
         leanify.load(outer)
 
 
+def test_a_recipe_runs_no_package_around_the_code_that_it_names(tmp_path: Path, monkeypatch: Any) -> None:
+    """Looking for ``evil.mod`` imported ``evil`` from the folder that one stood in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "__init__.py").write_text("import os\nos.mkdir('RAN')\n")
+    (tmp_path / "evil" / "mod.py").write_text("import os\nos.mkdir('RAN')\n\ndef make():\n    pass\n")
+    (tmp_path / "r.toml").write_text('[model]\nsource = "evil.mod:make"\n')
+    with pytest.raises(SourceError, match="was not named here before"):
+        leanify.load(tmp_path / "r.toml")
+    assert not (tmp_path / "RAN").exists()
+
+
 # -- bombs and loops --------------------------------------------------------------------------------------------------
 
 

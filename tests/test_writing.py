@@ -97,6 +97,37 @@ def test_every_file_is_written_by_one_module_and_removed_by_few() -> None:
     assert found == set(ALLOWED)
 
 
+PACKAGED = "a file of the package"
+READERS = {  # modules besides runs/files.py that open files by name, and why they may
+    "cli/recipe_list.py": PACKAGED,
+    "data/texts/corpus.py": "Python's own library",
+    "design/measure/limits.py": "the kernel's own files",
+    "design/prices/cache.py": f"{PACKAGED}, for a digest",
+    "exporting/export.py": "what was written a moment ago",
+    "lens/families/__init__.py": "rows that the caller names",
+    "machine.py": "the kernel's own files",
+    "runs/cache.py": "the cache, after `regular`",
+    "runs/shards.py": "what was written a moment ago",
+    "spectra/plots.py": "a plot that would be replaced, if it is a file",
+    "training/taught.py": "the cache, after `regular`",
+    "upstream/modules.py": "code that the user names",
+    "zoo/table.py": f"{PACKAGED}, or a log that its maintainers name",
+}
+
+
+def test_files_of_somebody_else_are_opened_by_one_module() -> None:
+    """It refuses pipes and devices, and checks what it opened."""
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            owner, _, name = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else ("", "", "")
+            reads = name == "open" and not re.search("Directory|Folder|Image|tarfile|picture|fs|is_open|os", owner)
+            named = name in ("read_text", "read_bytes") and owner and "resources" not in owner
+            if reads or named:
+                found.add(path.relative_to(PACKAGE).as_posix())
+    assert found - {"runs/files.py"} == set(READERS)
+
+
 # -- links ------------------------------------------------------------------------------------------------------------
 
 

@@ -301,7 +301,7 @@ class RunDirectory:
             return target
         try:
             rows = self.length if rows is None else rows
-            with (self.path / METRICS).open("rb") as file:
+            with opened(self.path / METRICS, DirectoryError) as file:
                 os.fsync(file.fileno())
             facts = {"step": step, "rows": rows, "score": score, "metrics": dict(metrics)}
             if parts is None:

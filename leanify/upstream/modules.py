@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.errors import SourceError
+from leanify.runs import writing
 from leanify.upstream.given import give
 from leanify.upstream.origin import Origin, set_origin
 
@@ -44,7 +46,7 @@ def named(text: str) -> Origin:
 
 
 def origin_of_code(text: str) -> Origin:
-    """Where the code is, absolute, with the digest of its file; nothing is run, except that packages are imported."""
+    """Where the code is, absolute, with the digest of its file; nothing of it is run, nor of the packages around it."""
     found = _TEXT.fullmatch(text)
     if found is None:
         raise SourceError(f"{text[:200]!r} is not of the form path/to/model.py:make or package.module:make")
@@ -55,15 +57,28 @@ def origin_of_code(text: str) -> Origin:
             raise SourceError(f"{text}: there is no file {file}")
         return Origin(LIBRARY, f"{file}:{name}", {}, _digest(file))
     with _here_on_the_path(Path.cwd()):
-        try:
-            spec = importlib.util.find_spec(place)
-        except (ImportError, ValueError) as error:
-            raise SourceError(f"{text}: {place} cannot be imported: {error}") from error
+        spec = _spec_of(place)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise SourceError(
             f"{text}: there is no Python module {place} to import; a file is named as path/to/model.py:make"
         )
     return Origin(LIBRARY, text, {}, _digest(Path(spec.origin)))
+
+
+def _spec_of(place: str) -> ModuleSpec | None:
+    """What an import would find, without running the packages around it, as `importlib.util.find_spec` does."""
+    found, path = None, None
+    try:
+        for end in range(1, place.count(".") + 2):
+            name = ".".join(place.split(".")[:end])
+            specs = (finder.find_spec(name, path, None) for finder in sys.meta_path)
+            found = next((spec for spec in specs if spec is not None), None)
+            if found is None:
+                return None
+            path = list(found.submodule_search_locations or ())
+    except (ImportError, KeyError, ValueError):  # KeyError: of a namespace inside a namespace
+        return None
+    return found
 
 
 def live_origin(model: nn.Module) -> Origin:
@@ -163,7 +178,7 @@ def _allow(origin: Origin) -> None:
     record = _record(origin)
     with suppress(OSError):  # without a cache it holds for this process
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        record.write_text(json.dumps({"code": origin.name, "sha256": origin.cls}) + "\n", encoding="utf-8")
+        writing.write(record, json.dumps({"code": origin.name, "sha256": origin.cls}) + "\n")
 
 
 def _key(origin: Origin) -> str:
