@@ -61,7 +61,11 @@ class Layer:
                 f"{heads} heads do not form whole key/value groups: this layer has {self.heads} heads on "
                 f"{self.kv_heads} key/value heads, so heads must be a multiple of {self.group}"
             )
-        kv_heads = heads if self.kv_heads == self.heads else 1 if self.kv_heads == 1 else heads // self.group
+        kv_heads = heads // self.group
+        if self.kv_heads == self.heads:
+            kv_heads = heads
+        elif self.kv_heads == 1:
+            kv_heads = 1
         return replace(self, heads=heads, kv_heads=kv_heads, head_dim=head_dim or self.head_dim)
 
 

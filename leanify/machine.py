@@ -83,7 +83,8 @@ def free_memory() -> int | None:
 
 def _contained() -> list[int]:
     """Bytes left in each control group of this process (v1 and v2)."""
-    return [left for group in _groups("memory") if (left := _left(group)) is not None]
+    found = [_left(group) for group in _groups("memory")]
+    return [left for left in found if left is not None]
 
 
 def _groups(kind: str) -> Iterator[Path]:

@@ -127,8 +127,9 @@ def starting(words: str) -> Iterator[None]:
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
     """Iterate with a progress bar on standard error; silent if that is not a terminal."""
-    length = total if total is not None else len(items) if isinstance(items, Sized) else None
-    with progress(what, length) as advance_to:
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    with progress(what, total) as advance_to:
         for done, item in enumerate(items):
             advance_to(done)
             yield item

@@ -283,7 +283,7 @@ def test_a_line_above_a_bar_is_printed_while_no_thread_draws_the_bar(monkeypatch
             return len(text)
 
     out.file = Spy()
-    with terminal.drawn(bar):
+    with terminal.showing(bar):
         bar.add_task("run")
         out.print("above")
     assert any(held)

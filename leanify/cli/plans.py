@@ -81,7 +81,8 @@ def _table(plan: Plan, dropped: tuple[str, ...]) -> Table:
     for name, design, style in _rows(plan):
         sizes = [_shape(design, i) for i, _ in parts]
         cells = ["\n".join(part for _, part in parts)] * len(stage)
-        cells += ["\n".join(show(size) for size in sizes) for _, show in shapes]
+        for _, show in shapes:
+            cells.append("\n".join(show(size) for size in sizes))
         shown.add_row(name, *cells, *(show(design) for _, show in costs), style=style)
     return shown
 
@@ -164,7 +165,9 @@ def _has_experts(design: Design) -> bool:
 
 
 def _experts(every: int, active: int) -> str:
-    return "–" if not every else f"{active} of {every}" if active else str(every)
+    if not every:
+        return "–"
+    return f"{active} of {every}" if active else str(every)
 
 
 # columns of a stage's shape (depth, heads, head_dim, inner, mlp, experts, active experts)

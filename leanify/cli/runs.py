@@ -72,7 +72,9 @@ def _print_studies(studies: list[StudyOverview]) -> None:
 def _row(run: RunOverview) -> tuple[str, ...]:
     from leanify.units import metric
 
-    steps = "–" if run.step is None else f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else "")
+    steps = "–" if run.step is None else f"{run.step:,}"
+    if run.step is not None and run.steps:
+        steps += f" of {run.steps:,}"
     best = "–" if run.best is None else metric(run.metric, run.best)
     return str(run.path), run.source, run.data, steps, best, run.state
 

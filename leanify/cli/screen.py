@@ -127,7 +127,8 @@ def better(old: tuple[str, float] | None, new: tuple[str, float]) -> tuple[str, 
     """The better of two results; the old one if they are equal."""
     if old is None or old[0] != new[0]:
         return new
-    return new if (new[1] > old[1] if new[0] in HIGHER else new[1] < old[1]) else old
+    is_better = new[1] > old[1] if new[0] in HIGHER else new[1] < old[1]
+    return new if is_better else old
 
 
 def fitted(parts: Iterator[str] | Sequence[str], width: int) -> str:

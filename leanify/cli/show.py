@@ -96,10 +96,12 @@ def _run(what: str) -> Page:
     run = RunDirectory.open(what)
     facts, recipe, rows, best = overview(run), run.recipe, run.rows(), run.best()
     shape, params = _noted(run) or _shape(what)
-    done = "–" if facts.step is None else f"{facts.step:,}" + (f" of {facts.steps:,}" if facts.steps else "")
-    found = (
-        "no evaluation yet" if facts.best is None else f"best {metric(facts.metric, facts.best)} at step {_at(best)}"
-    )
+    done = "–" if facts.step is None else f"{facts.step:,}"
+    if facts.step is not None and facts.steps:
+        done += f" of {facts.steps:,}"
+    found = "no evaluation yet"
+    if facts.best is not None:
+        found = f"best {metric(facts.metric, facts.best)} at step {best.step:,}" if best else "no checkpoint yet"
     name, own = quote(what), recipe.data is not None and is_own(recipe.data)
     hints = {
         "interrupted": [f"go on:  {run.resume_line}"],
@@ -136,10 +138,6 @@ def _noted(run: RunDirectory) -> tuple[str, str] | None:
     return (str(shape), f"{millions(params)} parameters") if type(params) is int else None
 
 
-def _at(best: Any) -> str:
-    return f"{best.step:,}" if best else "–"
-
-
 def _recipe(what: str, recipe: Recipe) -> Page:
     from leanify.runs.run_directory import leaves
 
@@ -152,19 +150,18 @@ def _recipe(what: str, recipe: Recipe) -> Page:
 
 def _about(recipe: Recipe) -> list[str]:
     """Data and schedule, one line each."""
+    from leanify.runs.recipe import LENGTHS
+
     lines = []
-    if (data := recipe.data) is not None:
+    data, schedule, optim = recipe.data, recipe.schedule, recipe.optim
+    if data is not None:
         lines.append(f"data   {data.path or data.name} · {data.task}")
-    if (schedule := recipe.schedule) is not None and recipe.optim is not None:
-        length = next(
-            f"{value:,g} {unit if value > 1 else unit[:-1]}"
-            for unit in ("epochs", "steps", "tokens")
-            if (value := getattr(schedule, unit))
-        )
-        lines.append(
-            f"train  {length} · batch {schedule.batch_size} · {recipe.optim.name}, learning rate {recipe.optim.lr:g}, "
-            f"{schedule.kind}"
-        )
+    if schedule is not None and optim is not None:
+        unit = next(unit for unit in LENGTHS if getattr(schedule, unit))
+        length = getattr(schedule, unit)
+        rate = f"{optim.name}, learning rate {optim.lr:g}, {schedule.kind}"
+        words = f"{length:,g} {unit if length > 1 else unit[:-1]}"
+        lines.append(f"train  {words} · batch {schedule.batch_size} · {rate}")
     return lines
 
 

@@ -60,9 +60,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     ]
     if not found and before.get("samples") != now.get("samples"):
         found = [f"samples: {before.get('samples')} → {now.get('samples')}"]
-    return (
-        "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "") if found else None
-    )
+    if len(found) > SHOWN:
+        found[SHOWN:] = [f"and {len(found) - SHOWN} more"]
+    return "; ".join(found) or None
 
 
 def _is_whole(facts: Mapping[str, Any]) -> bool:

@@ -111,7 +111,10 @@ def validation_files(folder: Path, name: str, split: str) -> list[Path]:
     spellings = SPELLINGS.get(split, (split,))
     if name != "mnli":
         return [found_in(folder, spellings)]
-    return [found_in(folder, tuple(f"{word}_{part}" for word in spellings)) for part in ("matched", "mismatched")]
+    files = []
+    for part in ("matched", "mismatched"):
+        files.append(found_in(folder, tuple(f"{word}_{part}" for word in spellings)))
+    return files
 
 
 def found_in(folder: Path, stems: tuple[str, ...]) -> Path:

@@ -66,7 +66,9 @@ def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
     classes = classes_in(train)
     own = names_of(data.validation)
     validation = None if data.holdout else place(folder, own)
-    test = None if data.test is None else place(folder, (data.test, *(own if data.holdout else ())))
+    test = None
+    if data.test is not None:
+        test = place(folder, (data.test, *own) if data.holdout else (data.test,))
     found = [None if split is None else images(_known(split, classes), classes, side) for split in (validation, test)]
     description = f"grey images of {len(classes)} classes in {folder}"
     description += f", tested on {test.name}" if test is not None else ""

@@ -380,9 +380,14 @@ def _standard_rank(name: str) -> int:
 
 
 def _unknown(asked: str, name: str, known: list[str], kinds: str) -> str:
-    stems = {stem: full for full in known for stem in (full, *(full.removesuffix(s) for s in STANDARD))}
-    near = list(dict.fromkeys(stems[match] for match in difflib.get_close_matches(name[:200], stems, n=5, cutoff=0.6)))
-    return f"{asked[:200]!r} is not a {kinds}" + (f"; nearest: {', '.join(near)}" if near else "")
+    full_names = {}
+    for full in known:
+        full_names[full] = full
+        for suffix in STANDARD:
+            full_names[full.removesuffix(suffix)] = full
+    matches = difflib.get_close_matches(name[:200], full_names, n=5, cutoff=0.6)
+    near = ", ".join(dict.fromkeys(full_names[match] for match in matches))
+    return f"{asked[:200]!r} is not a {kinds}" + (f"; nearest: {near}" if near else "")
 
 
 def _model_types() -> list[str]:

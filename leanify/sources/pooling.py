@@ -63,8 +63,9 @@ def _modes(file: Path, config: PretrainedConfig) -> tuple[str, ...]:
     if not isinstance(config, dict):
         raise SourceError(f"{file} is damaged: expected a JSON object")
     named = config.get("pooling_mode")
-    modes = tuple(named) if isinstance(named, list) else (named,) if isinstance(named, str) else ()
-    modes = modes or tuple(mode for key, mode in MODES.items() if config.get(key))
+    modes = tuple(mode for key, mode in MODES.items() if config.get(key))
+    if named:
+        modes = tuple(named) if isinstance(named, list) else (named,)
     if not modes or any(mode not in MODES.values() for mode in modes):
         raise SourceError(f"{file} has the pooling mode {list(modes)}; supported: {', '.join(MODES.values())}")
     return modes

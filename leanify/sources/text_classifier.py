@@ -88,7 +88,8 @@ def _carried(found: ModelSource, headed: ModelSource, source: str) -> nn.Module:
     new = weights.load(replace(headed, weights=None))
     wanted = new.state_dict()
     shared = [name for name in wanted if name in old and not name.startswith("classifier.")]
-    expected, given = ({name: tensors[name] for name in shared} for tensors in (wanted, old))
+    expected = {name: wanted[name] for name in shared}
+    given = {name: old[name] for name in shared}
     if problems := misfits(shapes_of(expected), shapes_of(given)) or ("" if shared else "no tensor name in common"):
         raise SourceError(f"{source} does not fit the model with a head: {problems}")
     new.load_state_dict(given, strict=False)

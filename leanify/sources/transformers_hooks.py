@@ -140,8 +140,9 @@ def aligned(shape: Any, own: Any) -> Any:
 
     stages = tuple(_partner(stage, shape.stages) for stage in own.stages)
     if not any(stages):
-        names = [", ".join(stage.name for stage in side.stages) for side in (shape, own)]
-        raise SourceError(f"the lean shape has the stages {names[0]}, but this model class has {names[1]}")
+        wanted = ", ".join(stage.name for stage in shape.stages)
+        there = ", ".join(stage.name for stage in own.stages)
+        raise SourceError(f"the lean shape has the stages {wanted}, but this model class has {there}")
     pairs = zip(own.stages, stages, strict=True)
     return replace(own, stages=tuple(replace(lean, name=stage.name) if lean else stage for stage, lean in pairs))
 

@@ -160,7 +160,8 @@ def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) 
         what = f"head_dim {found[0].head_dim}" if mode == "grow" else f"inner {found[0].inner}"
         medians = [_shown(point.quartiles[1]) for point in found]
         ax.plot(heads, medians, color=colour, marker=marker, linestyle=stroke, label=f"{mode}: {what} kept, median")
-        low, high = ([_shown(point.quartiles[end]) for point in found] for end in (0, 2))
+        low = [_shown(point.quartiles[0]) for point in found]
+        high = [_shown(point.quartiles[2]) for point in found]
         ax.fill_between(heads, low, high, color=colour, alpha=0.18, linewidth=0)
         if theory:
             _theory(ax, mode, found, colour)
@@ -266,7 +267,9 @@ def _html_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else digits(value) if isinstance(value, float) else str(value)
+    if value is None:
+        return ""
+    return digits(value) if isinstance(value, float) else str(value)
 
 
 _PAGE = """<!doctype html>

@@ -85,8 +85,12 @@ def _reinitialised(model: nn.Module, heads: int, head_dim: int) -> nn.Module:
 
 
 def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
-    layers = [[layer for layer in probe.layers if layer.heads == heads and not layer.is_vector] for probe in probes]
-    every = [kappa for probe in layers for layer in probe for kappa in layer.kappas]
+    layers = []  # those that were re-initialised, of each probe
+    every: list[float] = []
+    for probe in probes:
+        layers.append([layer for layer in probe.layers if layer.heads == heads and not layer.is_vector])
+        for layer in layers[-1]:
+            every += layer.kappas
     return Point(
         mode,
         heads,
@@ -101,7 +105,8 @@ def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
 
 def verdict(points: Sequence[Point]) -> list[str]:
     """Sentences that compare the measured points with the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
-    grown, split = ([point for point in points if point.mode == mode] for mode in ("grow", "split"))
+    grown = [point for point in points if point.mode == "grow"]
+    split = [point for point in points if point.mode == "split"]
     sentences = [_of_growth(grown)] if len(grown) > 1 else []
     return sentences + ([_of_splits(split)] if len(split) > 1 else [])
 

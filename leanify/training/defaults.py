@@ -100,10 +100,11 @@ def with_teacher(recipe: Recipe, teacher: str | None) -> Recipe:
 def named_in(settings: Sequence[str]) -> Named:
     """What settings say of a table: data.text or data.image, data.label and data.task."""
     given = {key: recipes.value_of(text) for key, text in map(recipes.split_setting, settings) if text}
-    texts, label, task, image = (given.get(f"data.{key}") for key in ("text", "label", "task", "image"))
-    some = (texts,) if isinstance(texts, str) else texts if isinstance(texts, list) else ()
-    label, task, image = (None if value is None else str(value) for value in (label, task, image))
-    return Named(tuple(map(str, some)), label, task, image)
+    texts = given.get("data.text", [])
+    if not isinstance(texts, list):
+        texts = [texts]
+    named = {key: str(given[f"data.{key}"]) for key in ("label", "task", "image") if f"data.{key}" in given}
+    return Named(tuple(map(str, texts)), **named)
 
 
 def usual(source: str, path: str | None = None, taught: bool = False, named: Named = GUESSED) -> Recipe:
@@ -162,7 +163,9 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
 def _labelled(path: str, named: Named) -> tuple[str, bool, list[str]] | None:
     """(task, whether there is a validation table, guessed columns) of labelled texts; None where there are none."""
     found = data_found.recognise(path, named)
-    task = named.task if named.task in own_texts.TASKS else None if found is None else found.task
+    task = None if found is None else found.task
+    if named.task in own_texts.TASKS:
+        task = named.task
     if task is None:
         return None
     if found is None:

@@ -59,7 +59,9 @@ def overview(run: RunDirectory) -> RunOverview:
         step = checkpoints[-1].step if checkpoints else None
         steps = _steps(run)
         metric, best = _best(run)
-        state: State = "running" if run.is_held() else "done" if step is not None and step == steps else "interrupted"
+        state: State = "done" if step is not None and step == steps else "interrupted"
+        if run.is_held():
+            state = "running"
         data = data_name(recipe.data) if recipe.data else ""
         return RunOverview(run.path, recipe.model.source, data, step, steps, metric, best, state)
     except Exception:  # whatever is wrong with one folder, the others are listed

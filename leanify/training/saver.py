@@ -85,7 +85,9 @@ def _fits(value: Any) -> bool:
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    parts = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping | list | tuple):
+        return []
     return [tensor for part in parts for tensor in _tensors(part)]
 
 

@@ -73,4 +73,8 @@ def longest_context(model: Any) -> int | None:
     """The most tokens for which a configuration has positions; None if unlimited."""
     config = model.config.get_text_config(decoder=True) if is_hf(model) else None
     names = ("max_position_embeddings", "max_target_positions", "n_positions", "n_ctx")
-    return next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)
+    for name in names:
+        positions = getattr(config, name, None)
+        if isinstance(positions, int):
+            return positions
+    return None

@@ -74,9 +74,8 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
         channels, *size = _timm_input_size(model)
         return {"x": torch.randn(batch, channels, *size).to(device)}
     length = _length(model, tokens)
-    made = {
-        name: make(model.config, batch, length) for name in _arguments(model) if (make := _MAKERS.get(name)) is not None
-    }
+    arguments = [name for name in _arguments(model) if name in _MAKERS]
+    made = {name: _MAKERS[name](model.config, batch, length) for name in arguments}
     if "pixel_values" in made and ("grid_thw" in made or "image_grid_thw" in made):
         made["pixel_values"] = _patches(model.config, batch, length)
     if "spatial_shapes" in made:
@@ -145,7 +144,7 @@ def _length(model: Any, tokens: int | None) -> int:
     """
     config = model.config.get_text_config()
     names = ("max_position_embeddings", "max_target_positions")
-    longest = min((n for name in names if (n := getattr(config, name, None))), default=512)
+    longest = min(filter(None, [getattr(config, name, None) for name in names]), default=512)
     tables = (module for path, module in model.named_modules() if path.endswith("position_embeddings"))
     padded = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
     usual = {"input_values": 499, "input_features": 125}.get(str(model.main_input_name), 512)

@@ -97,7 +97,11 @@ def _update_depth(model: Any, name: str, old: int, new: int) -> None:
 def _update_lists(config: PretrainedConfig, new: Architecture) -> None:
     """Update configuration keys that describe several lists at once: Funnel's blocks, HRM's equal stacks."""
     if isinstance(sizes := getattr(config, "block_sizes", None), list):
-        depths = {int(found[1]): s.depth for s in new.stages if (found := re.search(r"blocks\.(\d+)$", s.name))}
+        depths = {}
+        for stage in new.stages:
+            place = re.search(r"blocks\.(\d+)$", stage.name)
+            if place:
+                depths[int(place[1])] = stage.depth
         config.block_sizes = [depths.get(index, size) for index, size in enumerate(sizes)]
     if hasattr(config, "num_layers_per_stack"):
         config.num_layers_per_stack = max(stage.depth for stage in new.stages)
@@ -136,7 +140,11 @@ def _rebuild_rotary_tables(model: Any, config: PretrainedConfig) -> None:
 
 def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
     """The stochastic-depth rate of each block, 0 if it has none."""
-    return [next((float(m.drop_prob) for m in block.modules() if hasattr(m, "drop_prob")), 0.0) for block in blocks]
+    rates = []
+    for block in blocks:
+        dropping = (module for module in block.modules() if hasattr(module, "drop_prob"))
+        rates.append(next((float(module.drop_prob) for module in dropping), 0.0))
+    return rates
 
 
 def _spread_drop_path(blocks: Sequence[Any], rates: list[float]) -> None:

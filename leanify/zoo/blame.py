@@ -21,9 +21,12 @@ def blamed(model: nn.Module, call: Call) -> list[str]:
     """The classes whose rows are wrong, by their names in the tables, each with what went wrong."""
     located = sites.locate(model)
     reference = outputs(model, call)
-    return [
-        f"{short(name)} ({why})" for name, wanted in _alone(located) if (why := _wrong(model, wanted, call, reference))
-    ]
+    found = []
+    for name, wanted in _alone(located):
+        why = _wrong(model, wanted, call, reference)
+        if why:
+            found.append(f"{short(name)} ({why})")
+    return found
 
 
 def _alone(located: LocatedModel) -> Iterator[tuple[str, Architecture]]:

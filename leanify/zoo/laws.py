@@ -170,8 +170,10 @@ def shorter(model: nn.Module, shape: Architecture, call: Call) -> bool:
 
 def cached(model: nn.Module, shape: Architecture, call: Call, grows: bool) -> bool:
     """Law `cached`: transformers creates the cache from the configuration, so both must agree with the new shape."""
-    inner = (c for m in model.modules() if getattr(c := getattr(m, "config", None), "is_decoder", True))
-    configs: dict[int, Any] = {id(c): c for c in (getattr(model, "config", None), *inner) if hasattr(c, "use_cache")}
+    own = getattr(model, "config", None)
+    inner = [getattr(module, "config", None) for module in model.modules()]
+    decoders = [own, *(config for config in inner if getattr(config, "is_decoder", True))]
+    configs: dict[int, Any] = {id(config): config for config in decoders if hasattr(config, "use_cache")}
     before = {key: config.use_cache for key, config in configs.items()}
     if not configs:
         return False

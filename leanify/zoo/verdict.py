@@ -65,7 +65,9 @@ def verdict(library: str, name: str) -> Verdict:
     if not answers.read:
         return Verdict(library, name, "refused", **known, reason=answers.reason[:LONGEST])
     untested, broken = _laws(library, name)
-    status: Status = "failing" if broken else "supported" if answers.all_yes else "refused"
+    status: Status = "supported" if answers.all_yes else "refused"
+    if broken:
+        status = "failing"
     return Verdict(library, name, status, **known, untested=untested, reason=broken or answers.reason[:LONGEST])
 
 

@@ -69,7 +69,9 @@ def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
     """Read an image and its class from a timm reader; ``mode`` is Pillow's. Raises DataError that names the file."""
     name = Path(str(files.filename(index, absolute=True)))
     if hasattr(files, "samples") and not name.is_file():
-        what = "is a broken link" if name.is_symlink() else "is a pipe or a device" if name.exists() else "is missing"
+        what = "is a pipe or a device" if name.exists() else "is missing"
+        if name.is_symlink():
+            what = "is a broken link"
         raise DataError(f"the image {name} {what}: remove it, or skip such images with --set data.on_error=skip")
     try:
         file, label = files[index]

@@ -92,7 +92,10 @@ def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]
             raise DataError(
                 f"{place} has no table for {split}; to hold out a tenth of train instead: --set data.holdout=0.1"
             )
-    read = {file: _read(file, data) for file in dict.fromkeys(file for file in files if file is not None)}
+    read = {}
+    for file in files:
+        if file is not None and file not in read:  # one table may be two splits
+            read[file] = _read(file, data)
     return _numbered([(file, *read[file][:2]) for file in files if file is not None], read[files[0]][2])  # type: ignore[index]
 
 

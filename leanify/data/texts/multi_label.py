@@ -67,12 +67,18 @@ class MultiLabelled:
 
     def encoded(self, names: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, types: bool) -> Sentences:
         """Tokenise; targets (B, labels) are 1 for the labels that a text has, else 0."""
-        places = [(texts, {place_of(label, names, self.file) for label in labels}) for texts, labels in self.rows]
-        rows = [(texts, [float(i in found) for i in range(len(names))]) for texts, found in places]
+        rows = []
+        for texts, labels in self.rows:
+            places = {place_of(label, names, self.file) for label in labels}
+            rows.append((texts, [float(place in places) for place in range(len(names))]))
         return Sentences(rows, tokenizer, length, types)
 
 
 def _separator(cells: Sequence[Any]) -> str | None:
     """The separator of labels: the guess, else the first known separator that occurs in a cell."""
     texts = [cell for cell in cells if isinstance(cell, str)]
-    return separator_of(texts) or next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
+    guess = separator_of(texts)
+    if guess is not None:
+        return guess
+    characters = set("".join(texts))
+    return next((mark for mark in SEPARATORS if mark in characters), None)

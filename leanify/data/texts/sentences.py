@@ -16,7 +16,7 @@ from torch import nn
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.samples import Part, Splits
-from leanify.data.tables.columns import TABLES, TEXTS, missing_columns
+from leanify.data.tables.columns import TABLES, missing_columns, texts_in
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
@@ -96,7 +96,7 @@ def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]
 
 def _columns(file: Path, found: list[str], data: DataSection) -> tuple[str, ...]:
     known = {name.lower(): name for name in found}
-    wanted = data.text or next((guess for guess in TEXTS if all(name in known for name in guess)), ())
+    wanted = data.text or texts_in(found)
     if not wanted or any(name.lower() not in known for name in wanted):
         raise missing_columns(file, found, text=(data.text, ()))
     return tuple(known[name.lower()] for name in wanted)
