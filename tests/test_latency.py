@@ -136,7 +136,7 @@ class Machine:
         self.asked += 1
         main = shape.stages[0].primary
         designs = (StageShape(shape.stages[0].depth, main.heads, main.head_dim, main.mlp),)
-        bend = 1 + 0.3 * (main.heads > 6) * (main.heads < 18)
+        bend = 1 + 0.3 * (main.heads > 6)
         base = self.alone().baseline
         return Pair(base, timed(self.prices, designs).seconds * bend, self.noise)
 

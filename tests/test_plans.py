@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from rich.console import Console
 
 import leanify
+from leanify.architecture import Layer, Stage
 from leanify.cli import plans
 from leanify.design.options import Options
 from leanify.design.plan import Plan
@@ -19,8 +22,11 @@ from leanify.design.search.design import Design
 from leanify.design.search.rules import Rules
 from leanify.lens import surgery
 from leanify.lens.sites import locate
+from leanify.runs import recipe
+from leanify.sources import find
 from leanify.upstream.initialise import initialise_model
 
+ROOT = Path(__file__).parents[1]
 LLAMA = {
     "num_hidden_layers": 16,
     "hidden_size": 512,
@@ -57,11 +63,11 @@ def test_every_plan_keeps_to_the_rules(source: str, share: float, overrides: dic
         assert 0.97 * limit <= design.params <= limit
         for (depth, layer), (old_depth, old) in zip(mains(plan, design), mains(plan, plan.baseline), strict=True):
             multiple = 64 if old.width >= 256 else 8
-            assert layer.mlp >= old.width
+            assert 0.5 * old.width <= layer.mlp <= 12 * old.width
             assert layer.mlp % multiple == 0
             assert layer.inner % multiple == 0
             assert layer.heads <= 3 * old.heads
-            assert depth >= old_depth / 3
+            assert depth >= max(2, old_depth / 4)
     lean, old, control = (mains(plan, design) for design in (plan.chosen, plan.baseline, plan.control))
     assert any(new[1].heads > was[1].heads and new[0] < was[0] for new, was in zip(lean, old, strict=True))
     assert [layer.heads for _, layer in control] == [layer.heads for _, layer in old]
@@ -88,12 +94,12 @@ def test_thirty_two_heads_and_more_come_in_eights() -> None:
 
 
 def test_no_sensible_design_is_an_answer() -> None:
-    """DistilBERT has six layers, the floor at its width; nothing is left to trade for heads."""
-    with pytest.raises(leanify.BudgetError, match=r"fewer layers and more heads: its 6 blocks .*min_depth=4 38.81 M"):
-        leanify.redesign("distilbert", target_params=0.75)
-    assert leanify.redesign("distilbert", target_params=0.75, min_depth=4).chosen.depth < 6
-    with pytest.raises(leanify.BudgetError, match=r"target_params=0\.\d+\)\. Loosening .*min_mlp=0.5 "):
-        leanify.redesign("vit_base", target_params=0.25)
+    """With every layer kept nothing is left to trade for heads."""
+    with pytest.raises(leanify.BudgetError, match=r"fewer layers and more heads: its 6 blocks .*min_depth=4 "):
+        leanify.redesign("distilbert", target_params=0.75, min_depth=6)
+    assert leanify.redesign("distilbert", target_params=0.75).chosen.depth < 6
+    with pytest.raises(leanify.BudgetError, match=r"target_params=0\.\d+\)\. Loosening .*min_mlp=0.25 "):
+        leanify.redesign("vit_base", target_params=0.1)
 
 
 def test_the_smallest_budget_that_is_named_is_enough() -> None:
@@ -103,16 +109,65 @@ def test_the_smallest_budget_that_is_named_is_enough() -> None:
     assert leanify.redesign("vit_base", target_params=share).chosen.heads > 12
 
 
-def test_a_better_plain_cut_is_shown_beside_lean() -> None:
-    """A ranking that loves few heads puts a plain cut first; lean keeps its row, and the plan says so."""
-    plan = leanify.redesign("vit_base", target_params=0.6, ranking=lambda designs: designs.heads.astype(float))
-    assert plan.chosen.heads > 12
+def test_plain_is_the_best_design_without_more_heads_and_the_better_one_is_recommended() -> None:
+    few = leanify.redesign("vit_base", target_params=0.6, ranking=lambda designs: designs.heads.astype(float))
+    many = leanify.redesign("vit_base", target_params=0.6, ranking=lambda designs: -designs.heads.astype(float))
+    for plan, recommended in ((few, "plain"), (many, "lean")):
+        assert plan.chosen.heads >= 1.25 * 12
+        assert plan.plain is not None
+        assert plan.plain.heads == 12
+        assert plan.plain_name in ("depth-only", "mlp-only", "plain-cut")
+        assert plan.to_json()["plain"]["name"] == plan.plain_name
+        assert plan.to_json()["recommended"]["design"] == recommended
+        assert plan.recommended.regret is None  # the caller's ranking has no evidence here
+    assert leanify.redesign("vit_base", heads=16, target_params=0.6).plain is None
+
+
+@pytest.mark.parametrize(("source", "recommended"), [("vit_tiny", "lean"), ("gpt2", "plain"), ("bert", "lean")])
+def test_a_recommendation_says_how_strong_it_is(source: str, recommended: str) -> None:
+    plan = leanify.redesign(source, target_params=0.75)
+    found = plan.to_json()["recommended"]
+    assert found["design"] == recommended
+    assert 0 < found["regret"] < 1
+    assert f"regret {found['regret']:.2f}" in found["evidence"]
+    assert "seen in these data" in found["evidence"]
+
+
+def test_lean_has_a_quarter_more_heads_where_that_is_possible() -> None:
+    for source, overrides in (("llama", LLAMA), ("gpt2", {}), ("vit_tiny", {})):
+        plan = leanify.redesign(source, target_params=0.75, overrides=overrides)
+        assert plan.chosen.heads >= 1.25 * plan.baseline.heads
+    limited = leanify.redesign("vit_base", target_params=0.75, max_heads=1.2)
+    assert 12 < limited.chosen.heads < 15
+    assert any("no design with a quarter more" in warning for warning in limited.warnings)
+
+
+def test_equal_designs_are_one_row_and_unequal_macs_are_told() -> None:
+    plan = leanify.redesign("digits", target_params=0.5)
     assert plan.plain is not None
-    assert plan.plain.heads == 12
-    assert plan.plain_name in ("depth-only", "mlp-only", "plain-cut")
-    assert any("ranks above lean" in warning for warning in plan.warnings)
-    assert plan.to_json()["plain"]["name"] == plan.plain_name
-    assert leanify.redesign("vit_base", target_params=0.6, ranking=lambda d: -d.heads.astype(float)).plain is None
+    assert plan.control is not None
+    assert plan.plain.architecture == plan.control.architecture
+    names = [name for name, _ in plan.designs()]
+    assert "control, plain" in names
+    bert = leanify.redesign("bert", target_params=0.5)
+    assert bert.control is not None
+    assert abs(bert.chosen.macs / bert.control.macs - 1) > 0.1
+    assert any("MACs than the control" in warning for warning in bert.warnings)
+
+
+def test_the_design_that_is_written_can_be_chosen(tmp_path: Any) -> None:
+    small = {"img_size": 32, "embed_dim": 64, "depth": 6, "num_heads": 4, "num_classes": 7}
+    plan = leanify.redesign("vit_base", target_params=0.75, overrides=small)
+    for name, design in (("plain", plan.plain), ("control", plan.control), ("2", plan.candidates[1])):
+        plan.save(tmp_path / name, choose=name)
+        assert design is not None
+        assert leanify.read(leanify.load(tmp_path / name)) == design.architecture
+    for name in ("fat", "0", "9"):
+        with pytest.raises(leanify.ShapeError, match="lean, plain, control and 1 to 3"):
+            plan.save(tmp_path / "none", choose=name)
+    with pytest.raises(leanify.LeanifyError, match="--control"):
+        plan.save(tmp_path / "none", choose="plain", control=True)
+    assert not (tmp_path / "none").exists()
 
 
 def test_towers_have_budgets_and_pins_of_their_own() -> None:
@@ -259,28 +314,52 @@ def test_initialisers_that_ask_for_names_get_them() -> None:
 
 
 def test_the_ranking_follows_the_direction_of_attention() -> None:
-    """Both directions: the most attention; causal: the least that still adds heads, and a plain cut ranks above."""
+    """Both directions: the most attention. Causal: no more attention than MLP, and then the most layers."""
     vit = leanify.redesign("vit_base", target_params=0.6, min_mlp=1)
     assert vit.chosen.mlp == 768
-    assert vit.plain is None
-    llama = leanify.redesign("llama", target_params=0.7, overrides=LLAMA)
-    assert llama.chosen.heads == 12
-    assert llama.plain is not None
-    assert llama.chosen.score == pytest.approx(2.5 * 12 / (2.5 * 12 + 3 * llama.chosen.mlp / 64))
     d, h = vit.chosen.inner, 768
     assert vit.chosen.score == pytest.approx(-d * (4 * 768 + 3) / (d * (4 * 768 + 3) + h * (2 * 768 + 1)))
+    llama = leanify.redesign("llama", target_params=0.7, overrides=LLAMA)
+    assert llama.plain is not None
+    assert llama.chosen.score == llama.plain.score == 0.5
+    assert llama.plain.depth >= llama.chosen.depth
+    assert llama.recommended.design == "plain"
 
 
 def test_lean_stays_where_lean_models_were_published() -> None:
-    """An MLP of two widths; alternatives show what the ranking would take beyond it, and a flag asks for that."""
+    """An MLP of two widths; alternatives show what the ranking would take beyond it, and an option asks for that."""
     vit = leanify.redesign("vit_base", target_params=0.5)
-    assert (vit.chosen.mlp, vit.chosen.depth) == (2 * 768, 6)
-    assert vit.candidates[1].mlp == 768
+    assert vit.chosen.mlp == 2 * 768
+    assert vit.candidates[1].mlp < 2 * 768
     assert vit.candidates[1].score < vit.chosen.score
-    assert leanify.redesign("vit_base", target_params=0.5, min_mlp=1).chosen == vit.candidates[1]
-    narrow = leanify.redesign("gpt2", target_params=0.5)
-    assert narrow.chosen.mlp == 768
-    assert any("below twice the width 768" in warning for warning in narrow.warnings)
+    assert leanify.redesign("vit_base", target_params=0.5, min_mlp=1).chosen.mlp < 2 * 768
+
+
+def test_every_design_of_the_evidence_and_every_published_lean_model_is_in_the_search_space() -> None:
+    with (ROOT / "recipes" / "results" / "ranking.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    shapes = {(int(r["width"]), int(r["depth"]), int(r["heads"]), int(r["mlp"])) for r in rows}
+    assert len(shapes) > 20
+    for width, depth, heads, mlp in shapes:
+        layer = Layer(width, 4, 4, width // 4, 4 * width)  # the baseline of every task: 8 layers of 4 heads
+        assert _is_inside(Stage("blocks", ((layer,),) * 8), depth, heads, mlp), (width, depth, heads, mlp)
+    published = sorted((ROOT / "recipes" / "leaner-transformers").glob("*-lean.toml"))
+    assert len(published) > 10
+    for path in published:
+        baseline = recipe.load(path.with_name(path.name.replace("-lean", "")))
+        old, lean = (leanify.read(find.build_on_meta(find.find(each))) for each in (baseline, recipe.load(path)))
+        for before, after in zip(old.stages, lean.stages, strict=True):
+            primary = after.primary
+            assert primary is not None
+            assert _is_inside(before, after.depth, primary.heads, primary.mlp), path.name
+
+
+def _is_inside(stage: Stage, depth: int, heads: int, mlp: int) -> bool:
+    rules = Rules()
+    fewest, most = rules.mlp_range(stage)
+    return (
+        rules.depth_floor(stage) <= depth <= stage.depth and heads <= rules.most_heads(stage) and fewest <= mlp <= most
+    )
 
 
 def test_experts_are_a_dimension_and_active_parameters_a_budget() -> None:

@@ -18,6 +18,7 @@ from leanify.design.prices import counting
 from leanify.design.prices.counting import count
 from leanify.design.prices.live import prices_of
 from leanify.design.prices.price_list import PriceList
+from leanify.design.prices.shapes import StageShape
 from leanify.design.search import amounts, search
 from leanify.design.search.design import Design
 from leanify.design.search.request import Request
@@ -60,8 +61,8 @@ def test_half_of_vit_base(vit_base: PriceList) -> None:
     baseline = search.baseline_of(vit_base).params
     assert baseline == 86_567_656
     found = search.search(vit_base, Request(limits={"params": baseline // 2}))
-    assert found.searched == 7 * 25 * 37  # depths, heads, MLPs in steps of 64
-    assert found.chosen.cost.params == 42_864_232
+    assert found.searched == 10 * 25 * 139  # depths, heads, MLPs of half to twelve widths in steps of 64
+    assert found.chosen.shape == (StageShape(5, 30, 64, 1536),)
     assert found.chosen == found.front[0]
     assert all(candidate.cost.params <= baseline // 2 for candidate in found.front)
     assert search.search(vit_base, Request(limits={"params": baseline // 2})) == found
@@ -163,10 +164,14 @@ def test_budgets_that_are_none(budget: Any) -> None:
 
 
 def test_a_budget_below_the_floors_names_the_smallest_design() -> None:
-    with pytest.raises(leanify.BudgetError, match=r"smallest .* has 23,973,736 .*min_depth=4"):
+    with pytest.raises(leanify.BudgetError, match=r"smallest .* has 10,972,840 .*min_depth=2"):
         leanify.redesign("vit_base", target_params="1M")
-    with pytest.raises(leanify.BudgetError, match="nothing is asked for"):
-        leanify.redesign("vit_base")
+
+
+def test_without_a_budget_it_is_half_of_the_parameters() -> None:
+    plan = leanify.redesign("vit_tiny")
+    assert plan.chosen == leanify.redesign("vit_tiny", target_params=0.5).chosen
+    assert plan.options.target_params == 0.5
 
 
 def test_a_seventy_billion_shape_is_planned_in_no_memory() -> None:

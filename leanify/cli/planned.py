@@ -42,6 +42,7 @@ class Written:
     control: bool
     force: bool
     as_type: Text
+    choose: str
 
 
 def planned(
@@ -106,6 +107,7 @@ def _written(plan: Plan, carried: Carried, to: Written) -> tuple[Plan, Carrying 
         from leanify.sources.find import located
 
         located(carried.weights)  # nothing will read them, yet they were asked for
+    plan.picked(to.choose)  # refused before anything is written
     if carried.data is not None:
         from leanify.warm.plan import Carrying
 
@@ -124,6 +126,7 @@ def _written(plan: Plan, carried: Carried, to: Written) -> tuple[Plan, Carrying 
                 to.force,
                 carry=carrying,
                 model_type=to.as_type,
+                choose=to.choose,
             )
     return plan, carrying
 

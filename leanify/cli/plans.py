@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 KAPPA = "κ random"
 SMALL_MACS = 10**8  # below it, a column in units of 10⁹ has at most one digit that tells designs apart
 WIDEST = 1000  # columns: the width of a table without limits
+STYLES = {"lean": GREEN, "control": CYAN, "plain": "magenta", "also": "dim"}  # yellow is hard to read on white
 Column = tuple[str, Callable[["Design"], str]]
 
 
@@ -39,7 +40,7 @@ def render_plan(plan: Plan) -> None:
     shown = _fitting(plan, out)
     print_table(out, shown)
     out.print()
-    for line in _notes(plan, KAPPA in [column.header for column in shown.columns]):
+    for line in _notes(plan):
         out.print(line)
     if plan.directory:
         out.print(f'written to {plan.directory}; leanify.load("{_loadable(plan)}") loads it')
@@ -100,14 +101,12 @@ def _inputs(plan: Plan) -> str:
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
-    yield "baseline", plan.baseline, ""
-    yield "lean", plan.chosen, f"bold {GREEN}"
-    if plan.control is not None:
-        yield "control", plan.control, CYAN
-    if plan.plain is not None:
-        yield str(plan.plain_name), plan.plain, "magenta"  # yellow is hard to read on white
-    for i, other in enumerate(plan.candidates[1:]):
-        yield "also" if i == 0 else "", other, "dim"
+    seen = set()
+    for name, design in plan.designs():
+        style = STYLES.get(name.partition(",")[0], "")
+        is_recommended = plan.recommended.design in name.split(", ")
+        yield "" if name in seen else name, design, f"bold {style}" if is_recommended else style
+        seen.add(name)
 
 
 def _columns(plan: Plan) -> list[Column]:
@@ -137,7 +136,7 @@ def _macs(baseline: Design) -> Column:
 def _parts(plan: Plan) -> list[tuple[int, str]]:
     """Indices of the stages that need their own line, with labels that distinguish them."""
     names = [stage.name for stage in plan.baseline.architecture.stages]
-    designs = [plan.baseline, plan.chosen, *([plan.control] if plan.control else []), *plan.candidates]
+    designs = [design for _, design in plan.designs()]
     shapes = [tuple(_shape(design, i) for design in designs) for i in range(len(names))]
     if len(set(shapes)) == 1:
         return [(0, "")]
@@ -180,18 +179,7 @@ SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
 )
 
 
-def _notes(plan: Plan, with_kappa: bool) -> Iterator[str]:
-    if plan.control is not None:
-        yield "control: same depth and parameters as lean, the old heads, a wider mlp"
-    if plan.plain is not None:
-        yield f"{plan.plain_name}: ranks above lean, and adds no heads"
-    if with_kappa:
-        yield (
-            f"{KAPPA}: the condition number of heads of Gaussian noise (Theorem 3.2); that of trained heads, hundreds "
-            "of times higher, is measured by leanify condition"
-        )
-    if plan.request.is_limited:
-        yield f"ranked by {plan.ranked_by}"
+def _notes(plan: Plan) -> Iterator[str]:
     if plan.timing is not None and plan.chosen.latency_s is not None:
         timing, chosen = plan.timing, plan.chosen
         share = chosen.latency_s / timing.limit_s if chosen.latency_s else 0.0
@@ -212,14 +200,16 @@ def _notes(plan: Plan, with_kappa: bool) -> Iterator[str]:
                 "  prefill: the encoder reads the context (a sound or an image as it is), the decoder its first token; "
                 "decode: one more of its tokens"
             )
-    params, macs = (
-        1 - new / old
-        for new, old in ((plan.chosen.params, plan.baseline.params), (plan.chosen.macs, plan.baseline.macs))
-    )
-    yield (
-        f"lean: {_less(params)} parameters, {_less(macs)} MACs. Whether it keeps its quality is for training beside "
-        "the control to show: the paper's evidence has no control."
-    )
+    yield _sentence(plan)
+
+
+def _sentence(plan: Plan) -> str:
+    """What is recommended, how strong the evidence is, and what would show more."""
+    if not plan.request.wants_heads:
+        saved = 1 - plan.chosen.params / plan.baseline.params
+        return f"lean: {_less(saved)} parameters. Only training it beside the control shows what it keeps."
+    twin = "Only training lean beside the control (its depth and parameters, the old heads) shows what heads are worth."
+    return f"{plan.recommended.design} is recommended: {plan.recommended.evidence}. {twin}"
 
 
 def _served(name: str, design: Design) -> str:

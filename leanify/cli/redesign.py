@@ -14,7 +14,7 @@ from leanify.errors import LeanifyError
 from leanify.terminal import say
 
 AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
-DEFAULT, HALF = "vit_base", "0.5"
+DEFAULT = "vit_base"
 
 
 @option.with_options
@@ -26,6 +26,7 @@ def redesign(
     data: option.Data = None,
     samples: option.Samples = None,
     output: option.Output = None,
+    choose: option.Choose = "lean",
     control: option.Control = False,
     force: option.Force = False,
     as_type: option.AsType = None,
@@ -44,10 +45,10 @@ def redesign(
     kind = kind_of(format, json)
     named, budgets = _asked(sources or [], typed["target_params"] or [])
     options = option.options_of(typed)
-    if not sources and not budgets and options.asks_nothing:
-        budgets = [HALF]
     asked = [replace(options, target_params=budget) for budget in budgets] or [options]
-    _check_written(output, as_type, control, force, len(named) * len(asked))
+    _check_written(output, as_type, choose, control, force, len(named) * len(asked))
+    if data is not None and choose != "lean":
+        raise LeanifyError("--data chooses the design that keeps most of the weights; leave out --choose")
     if push is not None and (output is None or control):
         raise LeanifyError("--push pushes the one design that -o DIR writes: give -o, and leave out --control")
     if data is not None and weights is None and not pretrained:
@@ -59,7 +60,7 @@ def redesign(
         from leanify.cli import planned, plans
 
     carried = planned.Carried(weights, pretrained, data, samples, seed)
-    written = planned.Written(output, control, force, as_type)
+    written = planned.Written(output, control, force, as_type, choose)
     found = list(planned.planned(named, asked, carried, written, study, typed["overrides"] or ()))
     address = None if push is None else _pushed(str(output), push)
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
@@ -86,10 +87,14 @@ def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[str]
     return [word for word in sources if word not in more] or [DEFAULT], [*budgets, *more]
 
 
-def _check_written(output: Path | None, as_type: str | None, control: bool, force: bool, designs: int) -> None:
+def _check_written(
+    output: Path | None, as_type: str | None, choose: str, control: bool, force: bool, designs: int
+) -> None:
     """Raise LeanifyError for options that need ``-o``, and for more than one design with it."""
     if output is None and as_type is not None:
         raise LeanifyError("--as is about what -o DIR writes; give -o")
+    if output is None and choose != "lean":
+        raise LeanifyError("--choose is about what -o DIR writes; give -o")
     if output is None and (control or force):
         raise LeanifyError(f"{'--control' if control else '--force'} is about what -o DIR writes; give -o")
     if output is not None and designs > 1:

@@ -35,6 +35,9 @@ Samples = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a lean directory")]
 Control = Annotated[bool, typer.Option("--control", help="with -o: write DIR/lean and DIR/control")]
+Choose = Annotated[
+    str, typer.Option("--choose", metavar="lean|plain|control|N", help="with -o: which design; N: the Nth candidate")
+]
 Force = Annotated[bool, typer.Option("--force", help="replace a directory that leanify wrote")]
 AsType = Annotated[
     Text, typer.Option("--as", metavar="TYPE", help="save as another transformers type of the same shape")

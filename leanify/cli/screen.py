@@ -234,4 +234,4 @@ def _can_be_leaner(run: RunDirectory) -> bool:
     from leanify.design.search.rules import Rules
 
     stages = Architecture.from_json(run.card()["architecture"]).stages
-    return any(stage.primary is not None and Rules().depth_floor(stage) < stage.depth for stage in stages)
+    return any(stage.primary is not None and 2 < stage.depth > Rules().depth_floor(stage) for stage in stages)

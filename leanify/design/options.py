@@ -71,8 +71,9 @@ class Options:
     heads_mode: Annotated[str, Flag("grow|split|auto", "more heads of the same size, or smaller heads")] = "grow"
     multiple: Annotated[int | None, Flag("N", "unit of MLP and inner width (default: 64; narrow: 8)", min=1)] = None
     tensor_parallel: Annotated[int | None, Flag("N", "devices among which heads and MLP must divide", min=1)] = None
-    min_mlp: Annotated[float | None, Flag("X", "minimum MLP, in widths (default: 2, or 1 if none fits)", min=0)] = None
-    min_depth: Annotated[int | None, Flag("N", "minimum blocks (default: log3 of the width, a third)", min=1)] = None
+    min_mlp: Annotated[float | None, Flag("X", "minimum MLP, in widths (preferred: 2 or more)", min=0)] = None
+    max_mlp: Annotated[float | None, Flag("X", "maximum MLP, in widths (preferred: 10 or less)", min=0)] = None
+    min_depth: Annotated[int | None, Flag("N", "minimum blocks (default: a quarter, at least 2)", min=1)] = None
     max_heads: Annotated[float, Flag("X", "at most this many times the baseline's heads", min=1)] = 3.0
     top: Annotated[int, Flag("N", "number of candidates to show", min=1, max=10_000)] = 3
     tokens: Annotated[int | None, Flag("N", "length of a text input (default: 512, or what fits)", min=1)] = None

@@ -13,9 +13,9 @@ from leanify.architecture import Architecture
 from leanify.design.options import Options
 from leanify.design.prices.price_list import PriceList
 from leanify.design.search.design import Design
-from leanify.design.search.ranking import Ranking
+from leanify.design.search.ranking import Ranking, Recommendation
 from leanify.design.search.request import Request
-from leanify.errors import DirectoryError, LeanifyError
+from leanify.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.tabular import Tabular
 from leanify.units import gigas, millions
 
@@ -42,7 +42,8 @@ class Plan(Tabular):
 
     given      the source as it was given; ``source`` is its name
     control    None if the stages have no MLP to widen, or if lean has the baseline's heads
-    plain      a design without more heads that ranks above lean, None if there is none; ``plain_name`` is its name
+    plain      the best design without more heads, None if there is none; ``plain_name`` says what it has less of
+    recommended  which of lean and plain the evidence recommends, and how strongly
     towers     the parts that change independently of each other, by name
     inputs     the input that MACs are counted on, in words
     ranked_by  the rule that ranked the designs, in words
@@ -62,6 +63,7 @@ class Plan(Tabular):
     tokens: int
     inputs: str
     towers: list[str]
+    recommended: Recommendation
     ranked_by: str
     budget: str
     given: Source = field(repr=False, compare=False)
@@ -95,6 +97,7 @@ class Plan(Tabular):
             "chosen": self.chosen.to_json(),
             "control": self.control and self.control.to_json(),
             "plain": self.plain and {"name": self.plain_name, **self.plain.to_json()},
+            "recommended": self.recommended.to_json(),
             "candidates": [design.to_json() for design in self.candidates],
             "warnings": self.warnings,
             "directory": self.directory,
@@ -108,10 +111,19 @@ class Plan(Tabular):
         }
 
     def designs(self) -> list[tuple[str, Design]]:
-        """Every design with its name: baseline, lean, control, and the others of this budget."""
-        named = [("baseline", self.baseline), ("lean", self.chosen), ("control", self.control)]
-        named += [(str(self.plain_name), self.plain), *(("also", design) for design in self.candidates[1:])]
-        return [(name, design) for name, design in named if design is not None]
+        """Every design with its name, each shape once: one that has two names has both (``control, plain``)."""
+        named = [("baseline", self.baseline), ("lean", self.chosen), ("control", self.control), ("plain", self.plain)]
+        named += [("also", design) for design in self.candidates[1:]]
+        found: dict[str, tuple[str, Design]] = {}
+        for name, design in named:
+            if design is None:
+                continue
+            shape = str(design.architecture)
+            if shape not in found:
+                found[shape] = name, design
+            elif name != "also":
+                found[shape] = f"{found[shape][0]}, {name}", design
+        return list(found.values())
 
     def headline(self) -> str:
         share = self.chosen.params / self.baseline.params
@@ -182,7 +194,20 @@ class Plan(Tabular):
             "damage": None if found is None else f"{found.unit} {found.damage:.4g}",
         }
 
-    def _streamed(self, weights: str | Path | None, seed: int, directory: str | Path, force: bool) -> bool:
+    def picked(self, name: str) -> Design:
+        """The design of this name: lean, plain, control, or N for the Nth candidate. Raises ShapeError."""
+        known = {"lean": self.chosen, "plain": self.plain, "control": self.control}
+        if name.isdigit() and 1 <= int(name) <= len(self.candidates):
+            return self.candidates[int(name) - 1]
+        design = known.get(name)
+        if design is None:
+            names = [known_name for known_name, found in known.items() if found is not None]
+            raise ShapeError(f"--choose {name!r} is none of {', '.join(names)} and 1 to {len(self.candidates)}")
+        return design
+
+    def _streamed(
+        self, design: Design, weights: str | Path | None, seed: int, directory: str | Path, force: bool
+    ) -> bool:
         """Whether the weights lie in shards; they are then carried over tensor by tensor."""
         import torch
 
@@ -195,9 +220,9 @@ class Plan(Tabular):
         if shards is None:
             return False
         size = sum(file.stat().st_size for file in set(shards.values()))
-        room_on_disk(size * self.chosen.params // self.baseline.params, Path(directory))
+        room_on_disk(size * design.params // self.baseline.params, Path(directory))
         torch.manual_seed(seed)
-        streaming.save(found, shards, self.chosen.architecture, Path(directory), force)
+        streaming.save(found, shards, design.architecture, Path(directory), force)
         return True
 
     def save(
@@ -210,33 +235,38 @@ class Plan(Tabular):
         force: bool = False,
         carry: Carry | None = None,
         model_type: str | None = None,
+        choose: str = "lean",
     ) -> Plan:
-        """Build the chosen model and write it as a lean directory; the plan that knows where it lies.
+        """Build a model and write it as a lean directory; the plan that knows where it lies.
 
-        With ``control`` lean and control are written side by side, as ``lean`` and ``control`` in the directory; with
-        ``force`` what leanify wrote there before is replaced. ``model_type`` writes it as another type of
-        transformers that says the same shape. Raises LeanifyError where there is no control to write.
+        ``choose`` names the design (`picked`). With ``control`` lean and control are written side by side, as ``lean``
+        and ``control`` in the directory. With ``force`` what leanify wrote there before is replaced. ``model_type``
+        writes another type of transformers with the same shape. Raises LeanifyError if there is no such design.
         """
         from leanify.runs.new_directory import check_new_directory, new_directory
         from leanify.sources import lean_directory
 
         check_new_directory(directory, force)
-        if not control and carry is None and model_type is None and self._streamed(weights, seed, directory, force):
+        design = self.picked(choose)
+        if control and choose != "lean":
+            raise LeanifyError(f"--control writes lean and its control, and --choose {choose} another design")
+        is_copy = not control and carry is None and model_type is None
+        if is_copy and self._streamed(design, weights, seed, directory, force):
             return replace(self, directory=str(directory))
         if not control:
-            room_for(4 * self.chosen.params, Path(directory))
-            built = self.build(weights, seed, pretrained, None, carry)
-            made = self.made("lean", self.chosen, str(weights or pretrained or ""), carry)
+            room_for(4 * design.params, Path(directory))
+            built = self.build(weights, seed, pretrained, design, carry)
+            made = self.made(choose, design, str(weights or pretrained or ""), carry)
             lean_directory.save(built, directory, force, model_type, made=made)
             return replace(self, directory=str(directory))
         if self.control is None:
             raise LeanifyError(f"there is no control to write beside lean ({'; '.join(self.warnings)})")
         room_for(4 * (self.chosen.params + self.control.params), Path(directory))
         with new_directory(directory, force) as folder:
-            for name, design in (("lean", self.chosen), ("control", self.control)):
-                built = self.build(weights, seed, pretrained, design, carry)
+            for name, one in (("lean", self.chosen), ("control", self.control)):
+                built = self.build(weights, seed, pretrained, one, carry)
                 title = "A lean model" if name == "lean" else "The control of a lean model"
-                made = self.made(name, design, str(weights or pretrained or ""), carry)
+                made = self.made(name, one, str(weights or pretrained or ""), carry)
                 lean_directory.save(built, folder / name, False, model_type, title, made=made)
         return replace(self, directory=str(directory), with_control=True)
 

@@ -22,17 +22,19 @@ from leanify.design.search import request as requests
 from leanify.design.search import search
 from leanify.design.search.control import control as control_of
 from leanify.design.search.design import Design, design_of
-from leanify.design.search.ranking import Ranking, ranked_by
+from leanify.design.search.ranking import Ranking, ranked_by, recommendation
 from leanify.design.search.request import Request
 from leanify.design.search.towers import changed_stages, towers
 from leanify.design.search.warnings import warnings
-from leanify.errors import BudgetError, ShapeError
+from leanify.errors import ShapeError
 from leanify.runs.recipe import Recipe
 from leanify.terminal import track
 
 if TYPE_CHECKING:
     from leanify.design.measure.limits import Timing
     from leanify.design.prices.cache import Source
+
+HALF = 0.5  # of the parameters, if nothing is asked for
 
 
 def redesign(
@@ -52,6 +54,7 @@ def redesign(
     ``"8GB"``, ``"64KB"`` a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by one. Latency is that of a
     forward pass, or of one more token (``latency_of``): a few shapes are timed, the search uses a line through them,
     and all designs that are shown are timed beside the baseline. Memory is predicted for a training step of batch 1.
+    With neither a budget nor a pin it is half of the parameters.
     Pins fix a value: one number, one for each stage, or one for each tower by name (``depth={"encoder": 5}``).
     ``overrides`` and ``cls`` are those of `leanify.load`. ``ranking`` scores a grid of designs, lowest is best.
     A module of the user's own is a source too, with ``inputs``, an example of what its forward takes (and ``rows``, as
@@ -67,7 +70,7 @@ def redesign(
     options = replace(options or Options(), **changes)
     source = _with_inputs(source, options, inputs, rows)
     if options.asks_nothing:
-        raise BudgetError("nothing is asked for: give a budget (--target-params 0.5) or a shape (--depth 7 --heads 16)")
+        options = replace(options, target_params=HALF)
     costs = costs_of(source, options)
     prices = _prices(_name(source), costs, options)
     baseline = search.baseline_of(prices)
@@ -97,6 +100,7 @@ def redesign(
         tokens=prices.tokens[towers(prices.architecture, prices.changed)[0].lead],
         inputs=prices.facts.inputs,
         towers=[tower.name for tower in towers(prices.architecture, prices.changed)],
+        recommended=recommendation(prices, result.recommended, ranking),
         ranked_by="a ranking of the caller's own" if ranking is not None else ranked_by(prices),
         budget=requests.words_of(request, baseline.cost),
         given=source,

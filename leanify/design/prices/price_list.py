@@ -130,7 +130,12 @@ class PriceList:
         """
         line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
         attention = line.per_group.active / line.group * shape.heads
-        return attention / (attention + line.per_units.active / line.units * shape.mlp)
+        return attention / (attention + self.mlp_params(index, shape))
+
+    def mlp_params(self, index: int, shape: StageShape) -> Any:
+        """The parameters of a block's MLP that one token uses. An array if ``mlp`` is one."""
+        line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
+        return line.per_units.active / line.units * shape.mlp
 
     def _count_blocks(self, index: int, depth: int) -> Counter[int]:
         """The blocks behind the minimum depth in a stage of this depth: the first of each kind → their number.

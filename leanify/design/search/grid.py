@@ -1,8 +1,8 @@
 """Every design of one tower that the rules allow, priced by arithmetic; none is built.
 
-The grid has every depth from the floor to the baseline's, the baseline's head count and those above it, and the MLP in
-steps up to the baseline's. `grow` keeps head_dim, `split` keeps inner. The other stages of a tower follow the leading
-one in proportion. An axis with too many values is thinned out evenly.
+The grid has every depth from the floor to the baseline's, the baseline's head count and those above it, and MLPs in
+steps, narrower and wider than the baseline's (`Rules`). `grow` keeps head_dim, `split` keeps inner. The other stages of
+a tower follow the leading one in proportion. An axis with too many values is thinned out evenly.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Grid:
     depth, heads, head_dim, mlp   of the leading stage
     cost, kappa                of the whole model
     attention                  the share of attention in a block's parameters
+    mlp_params                 the parameters of a block's MLP that one token uses
     causal                     whether a token sees earlier tokens only
     """
 
@@ -54,6 +55,7 @@ class Grid:
     mlp: NDArray[np.int64]
     kappa: NDArray[np.float64]
     attention: NDArray[np.float64]
+    mlp_params: NDArray[np.float64]
     cost: Cost
 
     def __len__(self) -> int:
@@ -105,6 +107,7 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
             "mlp": lead.mlp,
             "kappa": prices.kappa(shape),
             "attention": prices.attention_share(tower.lead, lead),
+            "mlp_params": prices.mlp_params(tower.lead, lead),
             **vars(cost),
         }
         for name, value in values.items():
@@ -141,7 +144,7 @@ def _shapes(architecture: Architecture, request: Request, tower: Tower) -> Itera
     """Every (depth, heads, head_dim) of the grid, each with the array of its MLPs."""
     lead = architecture.stages[tower.lead]
     pins = pins_of(architecture, request.options.pins)
-    depths = _depths(lead, pins["depth"][tower.lead], request, tower)
+    depths = _depths(lead, pins["depth"][tower.lead], request)
     mlps = _mlps(lead, pins["mlp"][tower.lead], request)
     is_empty = True
     for heads, head_dim in _heads(lead, pins["heads"][tower.lead], pins["head_dim"][tower.lead], request):
@@ -166,7 +169,7 @@ def thin(values: Sequence[int], most: int) -> list[int]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def _depths(stage: Stage, pin: int | None, request: Request, tower: Tower) -> list[int]:
+def _depths(stage: Stage, pin: int | None, request: Request) -> list[int]:
     if pin is not None:
         if pin < stage.shortest:
             raise ShapeError(
@@ -176,8 +179,7 @@ def _depths(stage: Stage, pin: int | None, request: Request, tower: Tower) -> li
         return [pin]
     if not request.is_limited:
         return [stage.depth]
-    floor = request.rules.depth_floor(stage, tower.share, tower.is_cross)
-    return thin(range(floor, stage.depth + 1), MOST_DEPTHS)
+    return thin(range(request.rules.depth_floor(stage), stage.depth + 1), MOST_DEPTHS)
 
 
 def _mlps(stage: Stage, pin: int | None, request: Request) -> NDArray[np.int64]:
@@ -187,9 +189,9 @@ def _mlps(stage: Stage, pin: int | None, request: Request) -> NDArray[np.int64]:
         return np.array([pin], np.int64)
     if not request.is_limited or primary.mlp == 0:
         return np.array([primary.mlp], np.int64)
-    floor = request.rules.mlp_floor(stage)
-    first = step * -(-floor // step)
-    return np.array(sorted({*thin(range(first, primary.mlp, step), MOST_MLPS), primary.mlp}), np.int64)
+    fewest, most = request.rules.mlp_range(stage)
+    first = step * -(-fewest // step)
+    return np.array(sorted({*thin(range(first, most + 1, step), MOST_MLPS), primary.mlp}), np.int64)
 
 
 def _check_divisible(stage: Stage, what: str, asked: int, old: int, step: int) -> None:
@@ -267,7 +269,7 @@ def _follow(
             return None
     mlp: Any = pins["mlp"]
     if mlp is None:
-        step, floor = rules.mlp_step(stage), rules.mlp_floor(stage)
+        step, (floor, _) = rules.mlp_step(stage), rules.mlp_range(stage)
         share = np.rint(primary.mlp * wanted.mlp / max(first.mlp, 1) / step).astype(np.int64) * step
         mlp = np.where(wanted.mlp < first.mlp, np.clip(share, floor, primary.mlp), np.maximum(share, primary.mlp))
         mlp = np.where(wanted.mlp == first.mlp, primary.mlp, mlp)

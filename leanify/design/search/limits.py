@@ -94,9 +94,9 @@ def nearest(grid: Grid, limits: Limits, among: NDArray[np.bool_]) -> NDArray[np.
     return np.asarray(among & (least <= least[among].min() + 1))
 
 
-def adds_heads(grid: Grid) -> NDArray[np.bool_]:
-    """Mask: more heads than the baseline in the leading stage."""
-    return np.asarray(grid.heads > grid.old.heads)
+def adds_heads(grid: Grid, times: float = 1.0) -> NDArray[np.bool_]:
+    """Mask: more heads than the baseline in the leading stage, or at least ``times`` as many."""
+    return np.asarray((grid.heads > grid.old.heads) & (grid.heads >= times * grid.old.heads))
 
 
 def trades_layers(grid: Grid, request: Request) -> NDArray[np.bool_]:

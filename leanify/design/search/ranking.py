@@ -7,6 +7,7 @@ ranking knows: training beside the control shows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from leanify.design.search.towers import towers
 Ranking = Callable[[Grid], NDArray[np.float64]]  # a score for every design, lowest is best
 
 ENOUGH_HEAD_DIM = 64
-MEASURED_MLP = (0.8, 10)  # times the width
+MEASURED_MLP = (1, 10)  # times the width
 MEASURED_INNER = 3  # times the width
 USUAL_MLP = 2.0  # times the width
+EVEN = 0.5  # the share of attention in a block with as many parameters in its MLP
 ALIKE = 0.02  # shares of attention whose difference no experiment shows
 
 
@@ -35,56 +37,43 @@ def rank(
     1. No head narrower than the baseline's, or than 64 channels: with fewer channels than the rank that its data needs,
        a head cannot express the map, however many there are (Amsel et al. 2025, Theorem 2; Bhojanapalli et al. 2020).
        Designs that are equal in this form a class.
-    2. At least a quarter of the baseline's layers, an inner of at most 3 widths, an MLP of 0.8 to 10 widths: nothing
-       was measured outside.
-    3. The share of attention in a block's parameters: the largest where tokens see each other in both directions, the
-       smallest where they see earlier ones only. Among shares within 0.02, the depth nearest to the baseline's.
+    2. An MLP of 1 to 10 widths or the baseline's, an inner of at most 3 widths, at least a quarter of the baseline's
+       layers: what was measured.
+    3. Where tokens see each other in both directions: the largest share of attention in a block's parameters. Where
+       they see earlier ones only: no larger share of attention than of the MLP, and then as many layers as possible.
+       Shares within 0.02 are alike; among them the depth nearest to the baseline's is first.
 
-    The evidence for 3 is ten designs of equal parameters on each of six tasks (widths 64-96, 0.2-0.45 M parameters in
-    the blocks, one learning rate). Spearman's ρ of the rule with the quality reached:
-
-        Fashion-MNIST 0.83   CIFAR-10 0.84   masked TinyStories 0.84   ListOps 0.18   (both directions)
-        enwik8 0.44          TinyStories 0.63                                         (causal)
-
-    0.63 on average, 95 % interval 0.17 to 0.89. On two tasks that had no part in the choice: 0.90 (masked, longer
-    samples), -0.10 (causal, short samples). The best single rule for both directions is the least predicted κ, with
-    0.35 (-0.13 to 0.75); κ/depth, the paper's argument in one number, has 0.29 (-0.19 to 0.70), and with an MLP of at
-    least two widths first -0.15 (`recipes/results/ranking.md`). That direction separates the tasks was seen in these
-    data, not predicted. For causal attention the evidence is weak: no rule is better than chance there, and this one
-    changes heads least. For large models nothing is shown.
-
-    A ``ranking`` of the caller's own replaces 2 and 3.
+    `EVIDENCE` has the figures for 3, and `tests/benchmarks/ranking_rules.py` computes them. A ``ranking`` of the
+    caller's own replaces 2 and 3.
     """
     narrow_heads = np.maximum(0, min(grid.old.head_dim, ENOUGH_HEAD_DIM) - grid.head_dim)
     keys: tuple[NDArray[Any], ...]
     if ranking is not None:
         keys = (grid.params, ranking(grid), narrow_heads)
     else:
-        scores = signed_share(grid.attention, grid.causal)
+        share = grid.attention if grid.causal else -grid.attention
         layers_changed = np.abs(grid.depth - grid.old_depth)
-        keys = (grid.params, scores, layers_changed, np.round(scores / ALIKE), is_unmeasured(grid), narrow_heads)
+        steps = np.round(score_of(grid.attention, grid.causal) / ALIKE)
+        keys = (grid.params, share, layers_changed, steps, is_unmeasured(grid), narrow_heads)
     return inside[np.lexsort([key[inside] for key in keys])], narrow_heads
 
 
-def signed_share(attention: Any, causal: bool) -> Any:
+def score_of(attention: Any, causal: bool) -> Any:
     """The ranking's score of a share of attention, lowest is best."""
-    return attention if causal else -attention
+    return np.maximum(attention, EVEN) if causal else -attention
 
 
 def is_usual(grid: Grid, request: Request) -> NDArray[np.bool_]:
-    """Which designs have an MLP of at least two widths, or the baseline's: lean is one of them if there is one.
+    """Which designs have an MLP of at least two widths or the baseline's, a gated one by its parameters.
 
     The rule is monotone, so with attention in both directions it picks the narrowest MLP allowed. It was measured on
     small models only, and every published lean model has an MLP of two widths or more, so lean does not go further by
-    itself; the alternatives show what lies beyond. That costs little of what was measured: of the ten designs in
-    recipes/results/ranking.csv, the one with most attention and two widths (3 layers of 12 heads) is the best on
-    CIFAR-10 and ListOps, the second on Fashion-MNIST, where the best has 0.8, and the second on masked words, where
-    MLPs are gated and 1.34 widths cost as much. Nothing was published on mixtures, so their experts only keep to the
-    floor, as every design does under ``--min-mlp``.
+    itself; the alternatives show what lies beyond. Nothing was published on mixtures, so their experts only keep to the
+    limits, as every design does under ``--min-mlp``.
     """
     if request.options.min_mlp is not None or grid.old.experts:
         return np.ones(len(grid), bool)
-    return np.asarray((grid.mlp >= USUAL_MLP * grid.old.width) | (grid.mlp >= grid.old.mlp))
+    return np.asarray((grid.mlp_params >= 2 * USUAL_MLP * grid.old.width**2) | (grid.mlp >= grid.old.mlp))
 
 
 def is_unmeasured(grid: Grid) -> NDArray[np.bool_]:
@@ -111,17 +100,74 @@ def score(prices: PriceList, shape: Shape) -> float:
         lead = shape[tower.lead]
         if lead is not None:
             share = prices.attention_share(tower.lead, lead)
-            found.append(signed_share(share, prices.facts.causal[tower.lead]))
+            found.append(score_of(share, prices.facts.causal[tower.lead]))
         weights.append(prices.held(tower.stages, "params"))
     return float(np.average(found, weights=weights))
 
 
+# -- evidence -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the rule for one direction of attention.
+
+    rule     in words
+    regret   of its first choice on the tasks of this direction: 0 is the best of ten designs, 1 a random one
+    held_out the same where the rule was chosen on the other tasks
+    tasks    how many tasks
+    """
+
+    rule: str
+    regret: float
+    held_out: float
+    tasks: int
+
+
+EVIDENCE = {  # by whether attention is causal; recomputed from recipes/results/ranking.csv by a test
+    False: Evidence("most attention among MLPs of two widths and more", 0.23, 0.53, 4),
+    True: Evidence("no more attention than MLP, then most layers", 0.17, 0.17, 2),
+}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Which design the evidence recommends, and how strong it is.
+
+    design    lean or plain
+    regret    of the rule on small tasks that it was not chosen on: 0 the best of ten designs, 1 a random one; None for
+              a ranking of the caller's own
+    evidence  the same in words
+    """
+
+    design: str
+    regret: float | None
+    evidence: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recommendation(prices: PriceList, design: str, ranking: Ranking | None = None) -> Recommendation:
+    """What the evidence says of a design, by the directions of the model's towers."""
+    if ranking is not None:
+        return Recommendation(design, None, "a ranking of the caller's own")
+    words, regrets = [], []
+    for causal in directions(prices):
+        known = EVIDENCE[causal]
+        attention = "causal" if causal else "bidirectional"
+        words.append(f"{known.rule} (regret {known.held_out:.2f} on {known.tasks} small {attention} tasks)")
+        regrets.append(known.held_out)
+    scale = "0 is the best design and 1 a random one"
+    strength = "weak evidence: that direction matters was seen in these data, not predicted"
+    return Recommendation(design, max(regrets), f"{'; '.join(words)}; {scale}; {strength}")
+
+
+def directions(prices: PriceList) -> list[bool]:
+    """Whether attention is causal, for the towers of a model: [False], [True] or both."""
+    return sorted({prices.facts.causal[tower.lead] for tower in towers(prices.architecture, prices.changed)})
+
+
 def ranked_by(prices: PriceList) -> str:
-    """The rule that ranks the designs of this model, with its evidence, in words."""
-    directions = {prices.facts.causal[tower.lead] for tower in towers(prices.architecture, prices.changed)}
-    words = {
-        False: "most attention for bidirectional blocks (ρ 0.8 with quality on three of four small tasks), first "
-        "among MLPs of two widths and more",
-        True: "least attention for causal blocks (weak evidence: no rule is known to be better than chance)",
-    }
-    return "; ".join(words[causal] for causal in sorted(directions))
+    """The rule that ranks the designs of this model, in words."""
+    return "; ".join(EVIDENCE[causal].rule for causal in directions(prices))

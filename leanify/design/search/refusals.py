@@ -13,6 +13,7 @@ from leanify.design.prices.price_list import PriceList
 from leanify.design.search.grid import Grid, grids_of
 from leanify.design.search.limits import Limits, trades_layers, within
 from leanify.design.search.request import Request
+from leanify.design.search.rules import LEAST_MLP
 from leanify.design.search.towers import Pin, changed_stages, towers
 from leanify.errors import BudgetError, ShapeError
 from leanify.units import millions
@@ -86,7 +87,7 @@ def _floors(grids: Sequence[Grid], request: Request) -> str:
         name = f"{grid.tower.name}: " if len(grids) > 1 else ""
         if grid.depth.min() == grid.old_depth and request.options.depth is None:
             blocks = f"its {grid.old_depth} blocks are" if grid.old_depth > 1 else "its single block is"
-            words.append(f"{name}{blocks} the fewest for a width of {grid.old.width}")
+            words.append(f"{name}{blocks} the fewest")
         elif grid.heads.max() == grid.old.heads:
             words.append(f"{name}no number of heads above {grid.old.heads} keeps to the rules")
     return "; ".join(words) or "the rules leave none"
@@ -110,12 +111,13 @@ def _looser(prices: PriceList, request: Request, cost: str, total: int, least: i
 
 def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
     rules = request.rules
-    depths = []
-    for tower in towers(prices.architecture, changed_stages(prices.architecture, request.options.pins)):
-        depths.append(rules.depth_floor(prices.architecture.stages[tower.lead], tower.share, tower.is_cross))
-    fewest = max(1, round(min(depths) * 2 / 3))
+    stages = prices.architecture.stages
+    changed = changed_stages(prices.architecture, request.options.pins)
+    floors = [rules.depth_floor(stages[tower.lead]) for tower in towers(prices.architecture, changed)]
+    fewest = max(1, round(min(floors) * 2 / 3))
     yield f"--min-depth {fewest}", {"min_depth": fewest}
-    yield f"--min-mlp {rules.least_mlp / 2:g}", {"min_mlp": rules.least_mlp / 2}
+    least = LEAST_MLP if request.options.min_mlp is None else request.options.min_mlp
+    yield f"--min-mlp {least / 2:g}", {"min_mlp": least / 2}
     yield f"--max-heads {2 * request.options.max_heads:g}", {"max_heads": 2 * request.options.max_heads}
     yield "--multiple 8", {"multiple": 8}
 

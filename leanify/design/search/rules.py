@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from leanify.architecture import Stage, primary_of, widest
+from leanify.architecture import Stage, primary_of
 from leanify.design.options import Options
 
 MULTIPLE = 64
@@ -16,8 +16,9 @@ SMALL_MULTIPLE = 8
 EXPERT_MULTIPLE = 16  # experts are narrow and many: 64 units in each can add up to a tenth of a model
 SMALL_WIDTH = 256  # below it, steps of 64 hidden units are a tenth of an MLP and more
 MANY_HEADS = 32  # models with this many heads are served on several devices
-DEEPEST_CUT = 3
-LEAST_MLP = 1.0  # times the width
+DEEPEST_CUT = 4
+FEWEST_BLOCKS = 2
+LEAST_MLP, MOST_MLP = 0.5, 12.0  # times the width: a little more than the designs that were measured
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class Rules:
     tensor_parallel  heads and hidden units are divisible by the number of devices; key/value heads are divisible by it
                      or divide it (Shoeybi et al. 2019, §3). By default gcd(8, the baseline's heads), for heads only and
                      from 32 heads on.
-    min_mlp          the MLP has at least this many times the width in hidden units, or the baseline's if it has fewer;
-                     the active experts of a mixture count together. By default 2, because no published lean model has
-                     less (Leaner Transformers, Tables 1-2), and 1 if that leaves no design with more heads (`usual`).
-    min_depth        the fewest blocks of a tower. By default log₃(width) layers (Levine et al. 2020, §3) on the path of
-                     the input, and a third of the baseline's: the deepest published cut (ViT-L, 24 → 8).
+    min_mlp, max_mlp  the MLP has from half to twelve times the width in hidden units, or the baseline's if that lies
+                     outside; the active experts of a mixture count together. That is a little more than was measured
+                     (`recipes/results/ranking.csv`: 0.5 to 10), and the ranking prefers 1 to 10 (`ranking.rank`).
+    min_depth        the fewest blocks of a stage: a quarter of the baseline's, and two if it has three or more. That is
+                     the deepest cut that was measured (8 → 2); published ones go to a third (ViT-L, 24 → 8).
     max_heads        at most this many times the baseline's heads. Published models stay below 2.5; beyond 3 each head
                      costs time that MACs do not show.
     """
@@ -42,11 +43,6 @@ class Rules:
     options: Options = field(default_factory=Options)
 
     # -- MLP ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def least_mlp(self) -> float:
-        """The smallest MLP of any design, in widths."""
-        return LEAST_MLP if self.options.min_mlp is None else self.options.min_mlp
 
     def mlp_step(self, stage: Stage) -> int:
         """The hidden units by which a stage's MLP grows or shrinks."""
@@ -57,12 +53,15 @@ class Rules:
         primary = primary_of(stage)
         return self._multiple(primary.width, primary.mlp, EXPERT_MULTIPLE if primary.experts else MULTIPLE)
 
-    def mlp_floor(self, stage: Stage) -> int:
-        """The fewest hidden units of a stage's MLP (of one expert)."""
-        primary = primary_of(stage)
-        wanted = math.ceil(self.least_mlp * primary.width / max(1, primary.active))
-        step = self.mlp_step(stage)
-        return min(primary.mlp, step * max(1, math.ceil(wanted / step)))
+    def mlp_range(self, stage: Stage) -> tuple[int, int]:
+        """The fewest and the most hidden units of a stage's MLP (of one expert), in whole steps or the baseline's."""
+        primary, step = primary_of(stage), self.mlp_step(stage)
+        least = LEAST_MLP if self.options.min_mlp is None else self.options.min_mlp
+        most = MOST_MLP if self.options.max_mlp is None else self.options.max_mlp
+        width = primary.width / max(1, primary.active)
+        fewest = step * max(1, math.ceil(least * width / step))
+        largest = step * math.floor(most * width / step)
+        return min(primary.mlp, fewest), max(primary.mlp, largest)
 
     # -- heads --------------------------------------------------------------------------------------------------------
 
@@ -91,20 +90,17 @@ class Rules:
 
     # -- depth --------------------------------------------------------------------------------------------------------
 
-    def depth_floor(self, stage: Stage, share: float = 1.0, is_cross: bool = False) -> int:
-        """The fewest blocks of a stage with ``share`` of the blocks on the input's path. A block counts as many layers
-        as it has, without those that attend to another tower (``is_cross``).
-        """
+    def depth_floor(self, stage: Stage) -> int:
+        """The fewest blocks of a leading stage."""
         if self.options.min_depth is not None:
             return min(stage.depth, max(stage.shortest, self.options.min_depth))
-        layers = 1 if is_cross else len(widest(next(block for block in stage.blocks if block)))
-        theory = math.ceil(depth_floor(primary_of(stage).width) * share / layers)
-        return min(stage.depth, max(theory, self.following_depth(stage)))
+        fewest = min(FEWEST_BLOCKS, max(1, stage.depth - 1))
+        return min(stage.depth, max(fewest, self.following_depth(stage)))
 
     def following_depth(self, stage: Stage) -> int:
         """The fewest blocks of a stage that follows another one."""
-        third = math.ceil(stage.depth / DEEPEST_CUT) if self.options.min_depth is None else 1
-        return max(stage.shortest, third)
+        quarter = math.ceil(stage.depth / DEEPEST_CUT) if self.options.min_depth is None else 1
+        return max(stage.shortest, quarter)
 
     def _multiple(self, width: int, size: int, usual: int = MULTIPLE) -> int:
         """The multiple for a size: ``--multiple``, or what the baseline's size has of the default."""

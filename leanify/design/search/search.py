@@ -1,8 +1,8 @@
 """Budget → the proposed design: the best one that trades layers for heads, tower by tower.
 
 A budget is divided among the towers in proportion to their blocks; if a tower cannot become so small, the others save
-the rest. Lean is the best design with fewer layers and more heads. A design without more heads that ranks above it is
-shown beside it under its own name.
+the rest. Lean is the best design with fewer layers and at least a quarter more heads, or any more heads if no such
+design is within the budget. Plain is the best design without more heads.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from leanify.errors import UnsupportedModel
 
 NEXT_HEADS = 2  # head counts next to the best design's that are tried for a control
 AS_GOOD = 24  # first designs of a ranking, which it hardly tells apart
+MORE_HEADS = 1.25  # times the baseline's: fewer are hardly a trade
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class SearchResult:
     """The result of a search.
 
     chosen    the best design that trades layers for heads
-    plain     a design without more heads that ranks above it, None if there is none
+    plain     the best design without more heads, None if there is none or heads are pinned
+    recommended  lean or plain: the one that ranks first
     front     alternatives to the chosen one, itself first: none is beaten in all of parameters, MACs, κ and depth
     searched  the number of priced designs
     headless  the names of towers in which no head was added
@@ -42,6 +44,7 @@ class SearchResult:
 
     chosen: Design
     plain: Design | None
+    recommended: str
     front: list[Design]
     searched: int
     headless: list[str]
@@ -80,12 +83,13 @@ def search(
     front = []
     for place in range(max(len(one.front) for one in found)):
         front.append(_joined(prices, [(one.grid, one.front[min(place, len(one.front) - 1)]) for one in found]))
-    plain = None
+    plain, recommended = None, "lean"
     best_plain = [(one.grid, one.plain) for one in found if one.plain is not None]
-    if any(one.plain_is_better for one in found) and len(best_plain) == len(found):
+    if len(best_plain) == len(found):
         plain = _joined(prices, best_plain)
+        recommended = "plain" if all(one.plain_is_better for one in found) else "lean"
     headless = [one.grid.tower.name for one in found if request.wants_heads and not one.has_heads]
-    return SearchResult(front[0], plain, front, sum(map(len, grids)), headless)
+    return SearchResult(front[0], plain, recommended, front, sum(map(len, grids)), headless)
 
 
 def _best(
@@ -97,19 +101,29 @@ def _best(
         return None
     spent = inside & ~unspent(grid, limits)
     lean = trades_layers(grid, request)
-    preferred = lean & is_usual(grid, request) if ranking is None else lean
-    pools = (spent & preferred, spent & lean, nearest(grid, limits, inside & lean), spent)
-    pool = next((pool for pool in pools if pool.any()), nearest(grid, limits, inside))
+    usual = is_usual(grid, request) if ranking is None else np.ones(len(grid), bool)
+    more = lean & adds_heads(grid, MORE_HEADS) if request.wants_heads else lean
+    near = nearest(grid, limits, inside & lean)
+    pool = _first((spent & more & usual, spent & more, spent & lean & usual, spent & lean, near, spent))
+    if pool is None:
+        pool = nearest(grid, limits, inside)
     order, head_class = rank(grid, np.flatnonzero(pool), ranking)
     best = _with_control(prices, grid, order, request)
     peers, _ = rank(grid, np.flatnonzero(spent & lean & (head_class == head_class[best])), ranking)
     front = [best, *(i for i in islice(pareto(grid, peers), most) if i != best)][:most]
     plain, plain_is_better = None, False
-    if request.wants_heads:
-        overall, _ = rank(grid, np.flatnonzero(spent if spent.any() else inside), ranking)
-        plain = next((int(i) for i in overall if not adds_heads(grid)[i]), None)
-        plain_is_better = plain is not None and plain == overall[0] and bool(lean[best])
+    old = ~adds_heads(grid) & (grid.head_dim == grid.old.head_dim)
+    plain_pool = _first((spent & old & usual, spent & old, nearest(grid, limits, inside & old)))
+    if request.wants_heads and plain_pool is not None:
+        plain = int(rank(grid, np.flatnonzero(plain_pool), ranking)[0][0])
+        first = rank(grid, np.array([best, plain]), ranking)[0][0]
+        plain_is_better = bool(first == plain and lean[best])
     return _TowerResult(grid, plain, plain_is_better, front, bool(lean[best]))
+
+
+def _first(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
+    """The first mask that holds a design."""
+    return next((mask for mask in masks if mask.any()), None)
 
 
 def _with_control(prices: PriceList, grid: Grid, order: NDArray[np.int64], request: Request) -> int:

@@ -19,16 +19,11 @@ Pin = int | Sequence[int] | Mapping[str, int] | None
 
 @dataclass(frozen=True)
 class Tower:
-    """Stages by index. ``lead`` is the deepest one, with ``share`` of the blocks on the input's path.
-
-    ``is_cross``: one tower attends to another, as a decoder to its encoder.
-    """
+    """Stages by index; ``lead`` is the deepest one."""
 
     name: str
     stages: tuple[int, ...]
     lead: int
-    share: float = 1.0
-    is_cross: bool = False
 
 
 def towers(architecture: Architecture, changed: Sequence[int]) -> list[Tower]:
@@ -37,14 +32,10 @@ def towers(architecture: Architecture, changed: Sequence[int]) -> list[Tower]:
     groups: dict[str, list[int]] = {}
     for i in changed:
         groups.setdefault(re.sub(r"\d+", "#", stages[i].name), []).append(i)
-    is_cross = len(groups) > 1 and any(len(block) > 1 for i in changed for block in stages[i].blocks)
     found = []
     for path, members in groups.items():
-        depths = {i: stages[i].depth for i in members}
-        lead = max(members, key=lambda i: (depths[i], -i))
-        on_path = architecture.depth if is_cross or len(groups) == 1 else sum(depths.values())
-        name = _name(path, list(groups))
-        found.append(Tower(name, tuple(members), lead, depths[lead] / on_path, is_cross))
+        lead = max(members, key=lambda i: (stages[i].depth, -i))
+        found.append(Tower(_name(path, list(groups)), tuple(members), lead))
     return found
 
 

@@ -12,7 +12,9 @@ from leanify.design.search.design import Design
 from leanify.design.search.limits import UNSPENT
 from leanify.design.search.request import Request
 from leanify.design.search.rules import depth_floor
-from leanify.design.search.search import SearchResult, plain_name
+from leanify.design.search.search import MORE_HEADS, SearchResult
+
+UNEQUAL = 0.1  # difference of MACs between lean and its control that is told
 
 
 def warnings(
@@ -20,7 +22,7 @@ def warnings(
 ) -> Iterator[str]:
     """The warnings of a plan."""
     lean = found.chosen
-    yield from _heads_warnings(old, lean, found)
+    yield from _heads_warnings(request, old, lean, found)
     yield from _budget_warnings(request, lean)
     yield from _depth_warnings(old.architecture, lean.architecture)
     for i in prices.changed:
@@ -37,15 +39,13 @@ def warnings(
     yield from _control_warnings(prices, request, old, lean, control)
 
 
-def _heads_warnings(old: Design, lean: Design, found: SearchResult) -> Iterator[str]:
-    if found.plain is not None:
-        yield (
-            f"{plain_name(old, found.plain)} ranks above lean: by what was measured on small models it keeps more, "
-            "without more heads"
-        )
+def _heads_warnings(request: Request, old: Design, lean: Design, found: SearchResult) -> Iterator[str]:
     pairs = [(a, b) for a, b in zip(old.shape, lean.shape, strict=True) if a is not None and b is not None]
     if all(a.depth == b.depth for a, b in pairs) and any(a.heads < b.heads and b.mlp < a.mlp for a, b in pairs):
         yield "no layer is left out: narrower MLPs alone pay for the heads"
+    more = [b.heads / a.heads for a, b in pairs if b.heads > a.heads]
+    if request.wants_heads and more and max(more) < MORE_HEADS:
+        yield f"lean has {max(more) - 1:.0%} more heads: no design with a quarter more is within the budget"
     for name in found.headless:
         yield f"{name}: no heads were added; within the rules its budget leaves no layers to trade"
 
@@ -61,12 +61,12 @@ def _depth_warnings(old: Architecture, new: Architecture) -> Iterator[str]:
     width = max(layer.width for layer in old.layers())
     floor = min(old.depth, depth_floor(width))
     if new.depth < floor:
+        layers = "1 layer is" if new.depth == 1 else f"{new.depth} layers are"
         yield (
-            f"{new.depth} layers are below {floor}, about log3 of the width {width}: the published depth floor "
-            "(Levine et al. 2020)"
+            f"{layers} below {floor}, about log3 of the width {width}: the published depth floor (Levine et al. 2020)"
         )
     if new.depth <= 2 < old.depth:
-        yield f"{new.depth} layers: tasks that need several steps in sequence are not solved so shallow"
+        yield f"depth {new.depth}: tasks that need several steps in sequence are not solved so shallow"
 
 
 def _stage_warnings(prices: PriceList, index: int, before: StageShape, after: StageShape) -> Iterator[str]:
@@ -105,6 +105,12 @@ def _control_warnings(
     off = control.params / lean.params - 1
     if abs(off) > CLOSE:
         yield f"the control is {off:+.2%} off in parameters: one step of the MLP more or less is as near as it comes"
+    more_macs = lean.macs / control.macs - 1
+    if abs(more_macs) > UNEQUAL:
+        yield (
+            f"lean has {abs(more_macs):.0%} {'more' if more_macs > 0 else 'fewer'} MACs than the control: at equal "
+            "parameters they do not cost the same time"
+        )
     stages = zip(prices.architecture.stages, control.shape, strict=True)
     odd = [shape.mlp for stage, shape in stages if shape and shape.mlp % request.rules.mlp_multiple(stage)]
     if odd:
