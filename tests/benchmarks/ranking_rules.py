@@ -8,9 +8,13 @@ designs of equal parameters (not the baseline). Only bootstrap and permutations 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from ranking_scores import (
+    DEFAULT,
     MEASURED,
+    PROPOSALS,
     RULES,
     by_direction,
     features,
@@ -105,6 +109,42 @@ def print_left_out(tasks: list[Task]) -> None:
         print_rule(tasks, name, [s[name] for s in left_out])
     print_rule(tasks, "all attention, by direction", [s for _, s in by_direction(tasks)])
     print_picked(tasks, [scores(t) for t in tasks])
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """Regret of a rule's first choice on one task, and of the rule that is best on the others of its direction."""
+
+    task: Task
+    default: float
+    held_out: float
+    picked: str
+    rho: float
+
+
+def proposed(tasks: list[Task]) -> list[Proposed]:
+    """For every task what `redesign` would propose, and what it would if the task had no part in choosing the rule."""
+    found = []
+    for task in tasks:
+        others = [t for t in tasks if t is not task and is_causal(t) == is_causal(task)]
+        mean = {name: np.mean([regret(t, rule(t)) for t in others]) for name, rule in PROPOSALS.items()}
+        picked = min(PROPOSALS, key=lambda name: mean[name])
+        rule = PROPOSALS[DEFAULT[is_causal(task)]]
+        rho = spearman(rule(task), task.quality)
+        found.append(Proposed(task, regret(task, rule(task)), regret(task, PROPOSALS[picked](task)), picked, rho))
+    return found
+
+
+def print_proposed(tasks: list[Task]) -> None:
+    head("task", "attention", "ρ of the default rule", "its regret", "regret, rule chosen on the others", "that rule")
+    every = proposed(tasks)
+    for one in every:
+        direction = "causal" if is_causal(one.task) else "both directions"
+        line(one.task.name, direction, one.rho, one.default, one.held_out, one.picked)
+    for words, causal in (("both directions", False), ("causal", True)):
+        group = [one for one in every if is_causal(one.task) == causal]
+        means = [float(np.mean([getattr(one, name) for one in group])) for name in ("rho", "default", "held_out")]
+        line("**mean**", words, *means, "")
 
 
 def print_groups(tasks: list[Task]) -> None:

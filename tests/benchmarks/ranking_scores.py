@@ -151,6 +151,41 @@ def by_direction(tasks: list[Task]) -> list[tuple[int, np.ndarray]]:
     return found
 
 
+# -- what redesign proposes ------------------------------------------------------------------------------------------
+
+
+def attention_share(task: Task) -> np.ndarray:
+    """The share of attention in a block's parameters, without biases: four maps, and an MLP of two or three (gated)."""
+    rows = [task.rows[d, task.seeds[0]] for d in task.designs]
+    maps = 3 if task.kind.startswith("masked") else 2  # crammed BERT's MLPs are gated
+    return np.array([4 * r["inner"] / (4 * r["inner"] + maps * r["mlp"]) for r in rows])
+
+
+def is_usual(task: Task) -> np.ndarray:
+    """Whether a design's MLP has two widths or more, a gated one by its parameters; sizes are rounded."""
+    rows = [task.rows[d, task.seeds[0]] for d in task.designs]
+    maps = 3 if task.kind.startswith("masked") else 2
+    return np.array([maps * r["mlp"] >= 0.99 * 4 * r["width"] for r in rows])
+
+
+def depths(task: Task) -> np.ndarray:
+    return np.array([float(task.rows[d, task.seeds[0]]["depth"]) for d in task.designs])
+
+
+PROPOSALS: dict[str, Callable[[Task], np.ndarray]] = {  # more is better
+    "most attention": attention_share,
+    "most attention among MLPs of two widths and more": lambda t: attention_share(t) + 10 * is_usual(t),
+    "least attention": lambda t: -attention_share(t),
+    "no more attention than MLP, then most layers": lambda t: (
+        -1000 * np.round(np.maximum(attention_share(t), 0.5) / 0.02) + depths(t)
+    ),
+}
+DEFAULT = {
+    False: "most attention among MLPs of two widths and more",
+    True: "no more attention than MLP, then most layers",
+}
+
+
 def is_causal(task: Task) -> bool:
     return task.kind.startswith("causal")
 
