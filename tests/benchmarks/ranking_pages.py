@@ -235,8 +235,8 @@ def short_answer(results: Path) -> str:
         "Half of the layers dropped, nothing else": said_briefly(evidence, "depth-only", "baseline"),
         "The default ranking": f"what it would propose has a regret of {both[0]} on the four tasks with attention in "
         f"both directions and {causal[0]} on the two causal ones (0 the best of ten designs, 1 a random one); "
-        f"{both[1]} and {causal[1]} where the rule is chosen without the task. That direction matters was seen in these data, "
-        "not predicted",
+        f"{both[1]} and {causal[1]} where the rule is chosen without the task. That direction matters was seen in "
+        "these data, not predicted",
     }
     last = f"All of this is small (64–96 wide), brief, one learning rate a task. Seeds: {seeds}."
     return "\n".join([*(wrapped(f"- **{words}**: {verdict}.") for words, verdict in lines.items()), "", wrapped(last)])
