@@ -31,10 +31,11 @@ def test_pixels_are_judged_as_scikit_learn_judges_them() -> None:
     model = Linear(10)
     model.fit([(pictures[:600], classes[:600]), (pictures[600:1200], classes[600:1200])])
     oracle = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200))
-    oracle.fit(found.data[:1200].astype(np.float32), found.target[:1200])
+    small = found.images.reshape(-1, 4, 2, 4, 2).mean((2, 4)).reshape(-1, 16).astype(np.float32)
+    oracle.fit(small[:1200], found.target[:1200])
     guesses = model(pictures[1200:]).argmax(1).numpy()
-    assert (guesses == oracle.predict(found.data[1200:].astype(np.float32))).mean() > 0.995
-    assert model.name == "logistic regression on pixels"
+    assert (guesses == oracle.predict(small[1200:])).mean() > 0.99
+    assert model.name == "logistic regression on 4 × 4 pixels"
 
 
 def test_words_tell_classes_labels_and_numbers() -> None:
@@ -88,10 +89,10 @@ def test_the_reference_of_the_digits_is_on_the_samples_of_the_study() -> None:
     recipe = recipes.load("digits-study")
     designs = (PlannedDesign("baseline", recipe.model, 8, 2, 16, 128, 1, 1),)
     found = reference.computed(StudyPlan("digits", recipe, None, (0, 1), designs, 1))
-    assert (found.name, len(found.outcomes)) == ("logistic regression on pixels", 540)
+    assert (found.name, len(found.outcomes)) == ("logistic regression on 4 × 4 pixels", 540)
     assert found.value == pytest.approx(np.mean(found.outcomes))
     assert found.value is not None
-    assert 93 < found.value < 99
+    assert 80 < found.value < 97
 
 
 # -- has it learnt? ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from leanify.data.samples import IGNORED, Batch, Inputs
 
-SIDE = 16  # pictures are averaged to at most this many pixels a side
+SIDE = 16  # pictures are averaged to half of their size, and to at most this many pixels a side
 BIGRAMS = 4096  # largest vocabulary for which pairs of tokens are counted
 NEVER = -30.0  # the logit of a class that training lacks
 
@@ -54,7 +54,9 @@ class Linear:
 
         pictures = isinstance(batches[0][0], Tensor)
         kind = "logistic regression" if self.classes or self.labels else "ridge regression"
-        self.name = f"{kind} on {'pixels' if pictures else 'words (TF-IDF)'}"
+        first = batches[0][0]
+        small = " × ".join(map(str, sides_of(first))) if isinstance(first, Tensor) else ""
+        self.name = f"{kind} on {f'{small} pixels' if pictures else 'words (TF-IDF)'}"
         features = self._scaled([inputs for inputs, _ in batches], pictures)
         targets = torch.cat([targets for _, targets in batches]).numpy()
         if self.labels:
@@ -95,9 +97,13 @@ class Linear:
 
 
 def pixels_of(pictures: Tensor) -> np.ndarray:
-    """(B, C, H, W) → (B, features) of at most `SIDE` × `SIDE` pixels a channel"""
-    height, width = (min(SIDE, size) for size in pictures.shape[2:])
-    return F.adaptive_avg_pool2d(pictures.float(), (height, width)).flatten(1).numpy()
+    """(B, C, H, W) → (B, features): small pixels of every channel"""
+    return F.adaptive_avg_pool2d(pictures.float(), sides_of(pictures)).flatten(1).numpy()
+
+
+def sides_of(pictures: Tensor) -> tuple[int, int]:
+    height, width = (max(1, min(SIDE, size // 2)) for size in pictures.shape[2:])
+    return height, width
 
 
 def counts_of(inputs: dict[str, Tensor], words: int) -> Any:
