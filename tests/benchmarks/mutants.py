@@ -5,7 +5,7 @@
 A mutant swaps a comparison, an operator, a constant, `and` for `or`, a condition for its opposite, or `min` for `max`.
 The mutants of a module are sampled with a seed. A mutant is killed where a test fails or takes three times as long as
 all of them together; survivors are printed as lines of a diff. Verdicts are kept in the log, and a run with the same
-log goes on. docs/CONTRIBUTING.md has the scores and what is to be said for the survivors.
+log goes on. recipes/results/mutants.md has the scores and what is to be said for the survivors.
 
 torch, timm and transformers are imported once; every mutant is a forked process that sees the changed source.
 """
@@ -26,13 +26,34 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+LENS = ["tests/test_surgery.py", "-k", "[vit] or [llama] or [albert] or [t5] or not ["]
+SEARCH = ["tests/test_judgements.py", "tests/test_redesign.py"]
+WARM = ["tests/test_warm_shrink.py", "tests/test_judgements.py", "-k", "warm_shrink or units or correction"]
+STUDY = ["tests/test_compare_statistics.py", "tests/test_compare_page.py", "tests/test_judgements.py", "-k",
+         "compare or runs_failed"]  # fmt: skip
+TRAINING = ["tests/test_training.py", "tests/test_masked.py", "tests/test_judgements.py", "-k",
+            "test_training.py or goes_down or resumed or odd_sample"]  # fmt: skip
 HELD_BY: dict[str, list[str]] = {  # pytest's arguments
     "architecture.py": ["tests/test_values.py"],
     "lens/notation.py": ["tests/test_values.py"],
-    "lens/surgery.py": ["tests/test_surgery.py", "-k", "[vit] or [llama] or [albert] or [t5] or not ["],
-    "design/prices/price_list.py": ["tests/test_redesign.py"],
-    "design/search/search.py": ["tests/test_redesign.py", "tests/test_plans.py"],
+    "lens/surgery.py": LENS,
+    "lens/resize.py": LENS,
+    "design/prices/price_list.py": SEARCH,
+    "design/search/search.py": [*SEARCH, "tests/test_plans.py"],
+    "design/search/ranking.py": SEARCH,
+    "design/search/limits.py": SEARCH,
+    "design/search/control.py": SEARCH,
+    "warm/choose.py": WARM,
+    "warm/narrow.py": WARM,
+    "warm/correction.py": WARM,
+    "study/statistics.py": STUDY,
+    "study/results.py": STUDY,
+    "training/loop.py": TRAINING,
     "training/schedule.py": ["tests/test_schedule.py"],
+    "tasks/classification.py": ["tests/test_judgements.py", "tests/test_training_images.py", "-k", "odd or images"],
+    "tasks/masked_lm.py": ["tests/test_masked.py"],
+    "tasks/glue.py": ["tests/test_glue.py"],
+    "tasks/token_classification.py": ["tests/test_own_texts.py", "tests/test_no_waiting.py", "tests/test_show.py"],
     "data/sampling.py": [
         "tests/test_schedule.py",
         "tests/test_training_processes.py",
@@ -116,7 +137,7 @@ def _tested(module: str, source: str | None) -> None:
             return compile(source, path, "exec") if self.path == path else load(self, fullname)
 
         importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[assignment]
-    os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *QUIET, *HELD_BY[module]])))
+    os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *QUIET, *HELD_BY[module]])))
 
 
 def hunt(module: str, number: int, seed: int, log: Path) -> tuple[int, list[str]]:
