@@ -140,7 +140,7 @@ def test_a_plan_grows_and_does_not_change() -> None:
     assert [design.rank for design in grown.designs] == [3, 2, 1]
     assert grown.seeds == (0, 1, 2)
     other = replace(old, recipe=recipes.with_settings(TINY, ["optim.lr=1"]))
-    with pytest.raises(RecipeError, match=r"another study \(optim.lr: 0.003 → 1.0\); choose another folder with -o"):
+    with pytest.raises(RecipeError, match=r"optim\.lr: 0\.003 → 1\.0.* -o"):
         old.joined(other)
     with pytest.raises(RecipeError, match="the shape of 'lean'"):
         old.joined(plan("lean"))
@@ -166,7 +166,7 @@ def test_one_seed_has_no_interval() -> None:
 
 def test_a_design_of_another_task_is_refused(tmp_path: Path) -> None:
     leanify.save(leanify.load("deit_tiny_patch16_224", overrides={"depth": 1, "img_size": 32}), tmp_path / "other")
-    with pytest.raises(LeanifyError, match="another task than the recipe's model") as caught:
+    with pytest.raises(LeanifyError, match="recipe") as caught:
         Designer(TINY, "0.5").all([str(tmp_path / "other")], {})
     assert "(1, 1000)" in str(caught.value)
     assert "(1, 10)" in str(caught.value)
@@ -189,12 +189,12 @@ def test_an_engine_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LeanifyError, match="Slurm is not available"):
         engines.check_engine("slurm")
-    with pytest.raises(LeanifyError, match="must be one of local, slurm, ray"):
+    with pytest.raises(LeanifyError, match="local, slurm, ray"):
         engines.check_engine("pbs")
 
 
 def test_more_jobs_than_memory_are_refused_with_the_number_that_fits() -> None:
-    with pytest.raises(RecipeError, match=r"--jobs 100000 needs about .* GiB of memory.*: --jobs \d+ fits"):
+    with pytest.raises(RecipeError, match=r"--jobs 100000 .* GiB .*--jobs \d+"):
         runner.check_jobs(plan("baseline"), 100_000)
 
 
@@ -437,7 +437,7 @@ def killed_often(arguments: tuple[str, ...], target: Path, most: int, draw: rand
 def test_outcomes_of_another_plan_are_refused(tmp_path: Path) -> None:
     folder = StudyFolder.create(tmp_path / "s", plan("baseline", "lean"))
     folder.record(Outcome("lean", 0, "0123", "finished", quality=1.0))
-    with pytest.raises(DirectoryError, match="trained with another plan"):
+    with pytest.raises(DirectoryError, match="another plan"):
         folder.outcomes()
 
 

@@ -105,7 +105,7 @@ def test_a_wrong_row_is_blamed() -> None:
 def test_what_no_reading_explains_is_refused_with_what_was_tried(library: str, name: str) -> None:
     model, _ = tiny.build(library, name)
     gone = forget(model)
-    with pytest.raises(leanify.UnsupportedModel, match=r"\d+ readings of its parts were tried, and under none"):
+    with pytest.raises(leanify.UnsupportedModel, match=r"\d+ readings"):
         leanify.read(model)
     assert not families.known().keys() & set(gone)
 

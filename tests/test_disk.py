@@ -186,7 +186,7 @@ def test_tensors_that_a_checkpoint_lacks_are_said(bert_folder: Path) -> None:
     weights = load_file(bert_folder / "model.safetensors")
     del weights["pooler.dense.bias"]
     save_file(weights, bert_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.warns(UserWarning, match="as BertModel: 70 tensors carried over, 1 re-initialised .pooler.dense.bias."):
+    with pytest.warns(UserWarning, match=r"BertModel.* 70 .* 1 .*pooler\.dense\.bias"):
         leanify.load(bert_folder)
 
 
@@ -221,7 +221,7 @@ def test_damaged_checkpoints_are_said(bert_folder: Path, name: str) -> None:
 
 def test_a_checkpoint_of_something_else_names_what_does_not_fit(tmp_path: Path) -> None:
     save_file({"a.weight": torch.zeros(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(leanify.SourceError, match=r"put the model.s config\.json beside it"):
+    with pytest.raises(leanify.SourceError, match=r"config\.json"):
         leanify.load(tmp_path / "x.safetensors")
     plan = leanify.redesign("vit_base", heads=4, overrides=CASES["vit"].overrides)
     with pytest.raises(leanify.SourceError, match=r"missing \(cls_token, pos_embed.*1 unknown \(a.weight\)"):
@@ -252,7 +252,7 @@ def test_output_directories_that_cannot_be_written(tmp_path: Path) -> None:
             leanify.save(model, tmp_path / name)
     (tmp_path / "empty").mkdir()
     leanify.save(model, tmp_path / "empty")
-    with pytest.raises(leanify.SourceError, match="neither a timm nor a transformers model"):
+    with pytest.raises(leanify.SourceError, match=r"timm.*transformers"):
         leanify.save(torch.nn.Linear(2, 2), tmp_path / "linear")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "file", "full"]
 

@@ -90,9 +90,9 @@ def test_sizes_that_no_model_has_end_soon(key: str, intact: Path, monkeypatch: p
 def test_more_classes_than_any_model_has_are_refused(tmp_path: Path, written: dict[str, Any]) -> None:
     """transformers copies their names at every turn, for minutes."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"} | written))
-    with pytest.raises(LeanifyError, match=r"classes; at most 50,000 are supported"):
+    with pytest.raises(LeanifyError, match="50,000"):
         find.find(tmp_path / "config.json")
-    with pytest.raises(LeanifyError, match="num_labels must be an integer from 1 to 50,000"):
+    with pytest.raises(LeanifyError, match=r"num_labels.*50,000"):
         find.find("bert", overrides={"num_labels": 50_001})
 
 

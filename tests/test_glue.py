@@ -230,7 +230,7 @@ def test_without_a_folder_the_hubs_data_set_is_asked(
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="the hub did not provide nyu-mll"):
+    with pytest.raises(DataError, match="nyu-mll"):
         glue.read(DataSection("mnli", "glue"), "mnli")
     home = tmp_path / "nyu-mll/glue"
     names = ("train", "validation_matched", "validation_mismatched")
@@ -312,7 +312,7 @@ def test_bad_input_is_one_message(
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, files: Path, tmp_path: Path, quiet: None) -> None:
     vocabulary.tokenizer_of("bytes", list, "")[0].save_pretrained(tmp_path / "bytes")
-    with pytest.raises(DataError, match=r"has 261 tokens, but the model's vocabulary only \d+"):
+    with pytest.raises(DataError, match=r" 261 .* \d+"):
         training.train(at(bert, files, f"data.tokenizer={tmp_path / 'bytes'}"), tmp_path / "run")
 
 
@@ -321,7 +321,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(bert: Path, files: Path, t
 
 def test_the_encoders_weights_are_carried_over_and_the_rest_is_said(bert: Path) -> None:
     old = leanify.load(bert)
-    with pytest.warns(UserWarning, match=r"carried over, 4 re-initialised \(bert\.pooler.* unused \(cls\."):
+    with pytest.warns(UserWarning, match=r" 4 .*bert\.pooler.*cls\."):
         new = text_classifier.with_head(ModelSection(str(bert)), 3)
     assert type(new).__name__ == "BertForSequenceClassification"
     assert new.classifier.out_features == 3
@@ -350,7 +350,7 @@ def test_a_lean_bert_that_upstream_cannot_say_keeps_its_shape_under_a_head(bert:
 
 def test_a_model_without_weights_is_said_to_be_drawn_anew() -> None:
     override = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 16}
-    with pytest.warns(UserWarning, match="bert has no weights: encoder and head are randomly initialised"):
+    with pytest.warns(UserWarning, match="bert has no weights"):
         model = text_classifier.with_head(ModelSection("bert", override=override, depth=1, heads=4), 1)
     assert leanify.read(model).depth == 1
     assert model.config.num_labels == 1
@@ -381,7 +381,7 @@ def test_other_encoders_of_transformers_are_fine_tuned(kind: str, bert: Path, fi
     ids = torch.randint(5, len(tokenizer), (2, longest))
     with torch.no_grad():
         assert model(ids).logits.shape == (2, 2)
-    with pytest.raises(DataError, match=f"the model has only {longest} positions"):
+    with pytest.raises(DataError, match=f" {longest} positions"):
         training.train(at(tmp_path / "model", files, *quick[:1], f"data.length={longest + 1}"), tmp_path / "other")
 
 
@@ -464,7 +464,7 @@ def test_the_table_keeps_what_is_finished_and_resumes_what_is_not(bert: Path, fi
     begun = [len(json.loads((out / name / "environment.json").read_text())) for name in ("stsb-1", "stsb-0")]
     assert begun == [2, 1]
     assert all(len(list((out / name / "checkpoints").iterdir())) == 1 for name in ("stsb-0", "stsb-1", "mnli-0"))
-    with pytest.raises(RecipeError, match=r"started with another recipe: .*optim.lr"):
+    with pytest.raises(RecipeError, match=r"optim\.lr"):
         table.glue(bert, files, seeds=2, output=out, settings=[*quick, "optim.lr=1e-3"])
 
 
@@ -484,7 +484,7 @@ def test_the_number_of_a_task_is_the_median_of_its_own_metric() -> None:
 
 def test_the_table_is_made_by_one_process(bert: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RecipeError, match="torchrun … leanify train glue"):
+    with pytest.raises(RecipeError, match=r"torchrun .* leanify train glue"):
         table.glue(bert, files)
 
 

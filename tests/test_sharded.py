@@ -159,12 +159,10 @@ def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert not sharding.asked(whole)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch --use_fsdp sets it
     assert sharding.asked(whole)
-    with pytest.raises(RecipeError, match="fp16, whose loss scaling is not sharded"):
+    with pytest.raises(RecipeError, match="fp16"):
         sharding.check(value, "fp16")
     monkeypatch.setattr(sharding, "SHARDED", ("sgd",))  # as for an optimiser of whole matrices
-    with pytest.raises(
-        RecipeError, match=r"optim\.name is 'adamw', which needs whole tensors; sharded training takes sgd"
-    ):
+    with pytest.raises(RecipeError, match=r"optim\.name .*'adamw'.* sgd"):
         sharding.check(value, "fp32")
 
 
@@ -172,7 +170,7 @@ def test_a_gpu_without_bf16_is_told() -> None:
     assert [engine.precision_of(None, *gpu) for gpu in ((True, True), (True, False), (False, False))] == [
         "bf16", "fp32", "fp32",
     ]  # fmt: skip
-    with pytest.raises(RecipeError, match=r"bf16, which this GPU does not have; --set run\.precision=fp16 or fp32"):
+    with pytest.raises(RecipeError, match=r"bf16.*--set run\.precision=fp16 or fp32"):
         engine.precision_of("bf16", gpu=True, bf16=False)
 
 

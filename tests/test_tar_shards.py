@@ -197,11 +197,11 @@ def test_damaged_shards_are_one_message(tmp_path: Path, damage: Any, words: str)
 
 def test_a_missing_split_is_named_and_what_has_no_label_can_be_skipped(place: Path) -> None:
     (place / "val-000000.tar").unlink()
-    with pytest.raises(DataError, match=r"has no shards for validation, .*data\.holdout=0\.1"):
+    with pytest.raises(DataError, match=r"validation.*data\.holdout=0\.1"):
         read(section(place))
     with tarfile.open(place / "train-000002.tar", "a") as shard:
         add(shard, "999.png", picture(99))
-    with pytest.raises(DataError, match=r"999 in .*train-000002\.tar has no label"):
+    with pytest.raises(DataError, match=r"999 .*train-000002\.tar .*label"):
         read(section(place, holdout=0.1))
     (train, _), _, _ = read(section(place, holdout=0.1, on_error="skip"))
     assert first_pixels(train) == list(range(60))

@@ -44,7 +44,7 @@ def test_checkpointed_gradients_are_the_same() -> None:
 
 def test_a_model_that_cannot_checkpoint_gradients_is_refused(tmp_path: Path) -> None:
     value = recipes.with_settings(recipes.load("gpt2-tinystories"), ["run.gradient_checkpointing=true"])
-    with pytest.raises(RecipeError, match=r"run\.gradient_checkpointing: .* has none"):
+    with pytest.raises(RecipeError, match=r"run\.gradient_checkpointing"):
         training.train(value, tmp_path / "run")
 
 
@@ -100,7 +100,7 @@ def test_bf16_is_warned_about_where_the_processor_only_emulates_it() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has 16-bit floats")
 def test_half_precision_without_a_gpu_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"fp16, which needs a GPU; here --set run\.precision=fp32"):
+    with pytest.raises(RecipeError, match=r"fp16.*--set run\.precision=fp32"):
         engine.accelerator_of(tiny("run.precision=fp16"))
 
 
@@ -112,7 +112,7 @@ def test_rows_go_to_trackers_too(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"run\.trackers names 'wendb', and installed are"):
+    with pytest.raises(RecipeError, match=r"run\.trackers .*'wendb'"):
         training.train(tiny('run.trackers=["wendb"]'), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
@@ -154,7 +154,7 @@ def test_the_largest_batch_that_fits_is_told() -> None:
     with pytest.raises(TrainingError, match=r"largest batch that fits is 200, .*batch_size=200, .*accumulate=3$"):
         memory.check(need, 2000, batch=600, world=2, accumulate=1, where="cpu")
     memory.check(need, 2000, batch=600, world=2, accumulate=3, where="cpu")
-    with pytest.raises(TrainingError, match="not even a pass of one sample fits"):
+    with pytest.raises(TrainingError, match="one sample"):
         memory.check(need, 1005, batch=600, world=2, accumulate=1, where="cpu")
 
 

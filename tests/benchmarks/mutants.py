@@ -27,10 +27,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LENS = ["tests/test_surgery.py", "-k", "[vit] or [llama] or [albert] or [t5] or not ["]
-SEARCH = ["tests/test_judgements.py", "tests/test_redesign.py"]
-WARM = ["tests/test_warm_shrink.py", "tests/test_judgements.py", "-k", "warm_shrink or units or correction"]
-STUDY = ["tests/test_compare_statistics.py", "tests/test_compare_page.py", "tests/test_judgements.py", "-k",
-         "compare or runs_failed"]  # fmt: skip
+SEARCH = ["tests/test_judgements.py", "tests/test_redesign.py", "-k",
+          "tower or binds or steps_of_eight or half_of or front or papers_lean_vit"]  # fmt: skip
+WARM = ["tests/test_warm_shrink.py", "tests/test_judgements.py", "-k", "units or each_unit or correction or say_the"]
+STUDY = ["tests/test_compare_statistics.py", "tests/test_judgements.py", "-k", "statistics or runs_failed"]
+RESULTS = [*STUDY[:2], "tests/test_compare_page.py", "-k", "runs_failed or page"]
 TRAINING = ["tests/test_training.py", "tests/test_masked.py", "tests/test_judgements.py", "-k",
             "test_training.py or goes_down or resumed or odd_sample"]  # fmt: skip
 HELD_BY: dict[str, list[str]] = {  # pytest's arguments
@@ -47,7 +48,7 @@ HELD_BY: dict[str, list[str]] = {  # pytest's arguments
     "warm/narrow.py": WARM,
     "warm/correction.py": WARM,
     "study/statistics.py": STUDY,
-    "study/results.py": STUDY,
+    "study/results.py": RESULTS,
     "training/loop.py": TRAINING,
     "training/schedule.py": ["tests/test_schedule.py"],
     "tasks/classification.py": ["tests/test_judgements.py", "tests/test_training_images.py", "-k", "odd or images"],
