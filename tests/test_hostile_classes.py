@@ -127,6 +127,56 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "test_folders.py::test_what_is_no_pickle_is_said_without_torchs_advice",
         "test_hostile_code.py::test_an_adapter_that_does_not_fit_says_what_does_not",
     ),
+    "13 writing outside": (
+        "test_writing.py::test_every_file_is_written_by_one_module_and_removed_by_few",
+        "test_writing.py::test_a_run_writes_nothing_through_a_link_of_a_name_that_it_might_use",
+        "test_writing.py::test_a_file_of_a_run_that_is_a_link_is_replaced_or_refused",
+        "test_writing.py::test_checkpoints_that_are_a_link_are_refused",
+        "test_writing.py::test_another_name_of_a_file_keeps_its_content",
+        "test_writing.py::test_a_study_writes_nothing_through_a_link",
+        "test_writing.py::test_logs_and_locks_of_a_study_are_not_opened_through_a_link",
+        "test_writing.py::test_folders_of_a_study_that_are_links_are_refused",
+        "test_writing.py::test_an_output_directory_that_is_a_link_is_refused",
+        "test_hostile_files.py::test_modules_name_folders_of_their_model_only",
+    ),
+    "14 what is the user's": (
+        "test_writing.py::test_what_a_user_puts_into_a_run_is_still_there_after_a_resume",
+        "test_writing.py::test_a_failed_run_that_holds_a_users_file_is_renamed_and_not_removed",
+        "test_writing.py::test_what_appears_at_an_output_meanwhile_stays",
+    ),
+    "15 reading outside": (
+        "test_writing.py::test_files_of_somebody_else_are_opened_by_one_module",
+        "test_hostile_files.py::test_weights_that_a_configuration_names_are_refused",
+        "test_hostile_files.py::test_a_link_beside_a_model_passes_no_private_file_on",
+        "test_hostile_files.py::test_what_the_hubs_client_keeps_as_links_is_copied",
+        "test_hostile_files.py::test_an_adapter_on_an_adapter_is_refused_however_it_is_found",
+        "test_hostile_files.py::test_a_recipe_runs_no_package_around_the_code_that_it_names",
+    ),
+    "16 bombs, loops, pipes": (
+        "test_hostile_files.py::test_an_archive_is_what_torch_takes_for_one",
+        "test_hostile_files.py::test_a_training_state_is_no_bomb",
+        "test_hostile_files.py::test_a_dict_that_contains_itself_is_no_state_dict",
+        "test_hostile_files.py::test_a_member_of_a_shard_with_a_negative_size_is_refused",
+        "test_hostile_files.py::test_a_pipe_is_no_shard",
+        "test_hostile_files.py::test_one_long_label_does_not_take_the_memory_of_all",
+        "test_hostile_files.py::test_numbers_without_bound_are_refused",
+        "test_hostile_files.py::test_a_pipe_in_a_linked_folder_is_refused_before_it_is_opened",
+    ),
+    "17 a run's state": (
+        "test_hostile_files.py::test_an_odd_training_state_is_one_message_with_the_reason",
+        "test_hostile_files.py::test_the_best_checkpoint_is_checked_before_the_test_split",
+        "test_hostile_files.py::test_an_edited_kappa_file_makes_no_run_fail",
+        "test_hostile_files.py::test_a_study_without_its_runs_is_one_message_or_begins_them",
+        "test_hostile_files.py::test_a_run_on_own_shards_is_one_that_every_command_opens",
+        "test_hostile_files.py::test_a_recipe_that_would_be_read_as_another_is_not_begun",
+    ),
+    "18 surroundings": (
+        "test_hostile_files.py::test_csv_and_markdown_neither_drive_a_terminal_nor_compute",
+        "test_hostile_files.py::test_a_launchers_numbers_are_numbers",
+        "test_hostile_files.py::test_names_that_no_file_can_have_are_one_message",
+        "test_hostile_files.py::test_offline_asks_no_name_server",
+        "test_hostile_files.py::test_a_signal_to_the_whole_group_saves_and_names_the_line_that_resumes",
+    ),
 }
 
 
@@ -139,6 +189,15 @@ def test_every_class_of_attack_has_tests_of_these_names(name: str) -> None:
 
 
 @pytest.mark.unexpected
+def test_every_promise_about_files_names_its_tests() -> None:
+    guide = (Path(__file__).parent.parent / "docs" / "SECURITY.md").read_text()
+    promised, _ = guide.split("## What is not promised")
+    lines = re.split(r"\n- \*\*", promised)[1:]
+    assert [line.partition(".")[0] for line in lines if "::test_" not in line] == ["Upstream's source"]
+    for file, name in re.findall(r"`(test_\w+\.py)::(\w+)`", promised):
+        assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name
+
+
 def test_a_traceback_is_shown_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def divided() -> None:
         raise ZeroDivisionError("integer modulo by zero")

@@ -278,6 +278,13 @@ def test_a_pipe_in_a_linked_folder_is_refused_before_it_is_opened(run: Path, tmp
     assert "state.pt is a pipe, a socket or a device" in alone(resume, run)
 
 
+def test_a_file_of_the_kernel_is_not_read(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "rows.jsonl").symlink_to("/proc/kmsg")
+    for path in ("/proc/kmsg", tmp_path / "rows.jsonl"):
+        code, _, err = typed(f"train bert --dry-run --set data.path={path}", capsys)
+        assert (code, "unexpected error" in err) == (2, False), err
+
+
 # -- a run's state ----------------------------------------------------------------------------------------------------
 
 ODD = {

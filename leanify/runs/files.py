@@ -19,6 +19,7 @@ from leanify.errors import LeanifyError, SourceError
 
 OFTEN = 16  # links from one folder of data to the same other one that are followed
 DIGITS = 300  # of an integer in JSON; floats hold no more than 308
+KERNEL = ("/proc/", "/sys/")  # regular files by their kind; /proc/kmsg waits
 LARGEST = 64 << 20  # bytes; the largest config.json and tokenizer.json in use are a few MB to 30 MB
 
 
@@ -38,6 +39,8 @@ def opened(path: Path, error: type[LeanifyError] = SourceError, largest: int | N
         raise error(f"{path} cannot be read: {getattr(caught, 'strerror', None) or caught}") from caught
     if about is None or not stat.S_ISREG(about.st_mode):
         wrong = "is not a regular file"
+    elif about.st_size == 0 and os.path.realpath(path).startswith(KERNEL):
+        wrong = "is a file of the kernel, which may never end"
     elif largest is not None and about.st_size > largest:
         wrong = f"has {about.st_size >> 20:,} MB; at most {largest >> 20:,} MB are accepted for a file of this kind"
     else:
