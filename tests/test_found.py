@@ -85,7 +85,7 @@ def test_what_is_unknown_is_nothing(tmp_path: Path, text: str) -> None:
 def test_train_with_data_says_what_to_type(tmp_path: Path, monkeypatch: Any) -> None:
     images(tmp_path / "pics", "cat", "dog")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(leanify.SourceError, match=r"leanify train vit_tiny --set data\.path=pics") as raised:
+    with pytest.raises(leanify.SourceError, match=r"leanify train own-images --set data\.path=pics") as raised:
         app("train")(args=["pics"], prog_name="leanify", standalone_mode=False)
     assert "6 images of 2 classes (cat, dog)" in str(raised.value)
     assert "leanify compare pics" in str(raised.value)
@@ -96,7 +96,7 @@ def test_data_has_a_recipe_of_its_own(tmp_path: Path) -> None:
     assert value.model.override["num_classes"] == 2
     assert value.data is not None
     assert value.schedule is not None
-    assert (value.data.path, value.data.holdout, value.schedule.epochs) == (str(tmp_path / "pics"), 0.2, 10)
+    assert (value.data.path, value.data.holdout, value.schedule.epochs) == (str(tmp_path / "pics"), 0.2, 30)
     usual = training.resolve("vit_tiny", [f"data.path={tmp_path / 'pics'}"])
     assert usual.data is not None
     assert (usual.model.override, usual.data.holdout) == ({"num_classes": 2}, 0.1)

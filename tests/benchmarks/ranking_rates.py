@@ -7,9 +7,10 @@ the baseline, on six tasks. Fixed before the runs:
 
 1. A design's best rate is the one with the lowest mean validation loss over the seeds that have all rates. Best rates
    are chosen on the split that judges, for every design alike.
-2. The rule that is judged is the default one of `redesign`: most attention for encoders, least for decoders. It is
-   judged by Spearman's ρ with the order of losses over the ten designs, and by regret: the loss of the design that
-   it puts first, 0 being the best design's and 1 the mean of all. Both at the recipe's rate and at each design's best.
+2. The rule that is judged is the default one of `redesign`: most attention for encoders; for decoders no more attention
+   than MLP, then most layers. It is judged by Spearman's ρ with the order of losses over the ten designs, and by
+   regret: the loss of the design that it puts first, 0 being the best design's and 1 the mean of all. Both at the
+   recipe's rate and at each design's best.
 3. A cheaper way to a rate is taken if the mean loss that it costs, over designs and tasks, is less than a fifth of the
    noise of a run (pooled, a fit of design + seed at best rates): the recipe's rate for all; the baseline's best rate
    for all; a rate that grows with the square root of the baseline's depth over the design's.
@@ -28,6 +29,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from leanify.design.search.ranking import score_of
 from leanify.study.statistics import Noise, Run
 
 Losses = dict[str, dict[float, float]]  # design → rate → mean loss
@@ -90,19 +92,20 @@ def judged(field: list[str], losses: Losses, chosen: dict[str, float], shapes: d
     """ρ and regret of the default rule at these rates."""
     if len(field) < 4:
         return ""
-    sign = 1 if "causal" in shapes[field[0]]["kind"] else -1
-    scores = [sign * attention(shapes[design]) for design in field]
+    causal = "causal" in shapes[field[0]]["kind"]
     found = [losses[design][chosen[design]] for design in field]
-    rho = stats.spearmanr(scores, found).statistic
-    proposed = found[int(np.argmin(scores))]
+    order = sorted(field, key=lambda design: score(shapes[design], causal))
+    rho = stats.spearmanr([order.index(design) for design in field], found).statistic
+    proposed = losses[order[0]][chosen[order[0]]]
     regret = (proposed - min(found)) / (float(np.mean(found)) - min(found))
     return f"; the rule has ρ {rho:.2f}, regret {regret:.2f}"
 
 
-def attention(row: dict[str, str]) -> float:
-    """The share of a layer's parameters in its attention."""
+def score(row: dict[str, str], causal: bool) -> tuple[float, float]:
+    """The rule's preference of a design, lowest first: `redesign`'s score, then for decoders the number of layers."""
     inner, mlp = float(row["inner"]), float(row["mlp"])
-    return 4 * inner / (4 * inner + 2 * mlp)
+    attention = 4 * inner / (4 * inner + 2 * mlp)
+    return float(score_of(attention, causal)), -float(row["depth"]) if causal else 0.0
 
 
 def noise_of(runs: dict[str, dict[int, dict[float, float]]], best: dict[str, float]) -> float | None:
