@@ -156,7 +156,7 @@ def checked(page: Path, write: bool) -> list[str]:
     text, wrong, moved = page.read_text(encoding="utf-8"), [], 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for script in SAMPLES.glob("*.py"):
+        for script in (*SAMPLES.glob("*.py"), *(ROOT / "docs" / "examples").glob("*.py")):
             (folder / script.name).write_bytes(script.read_bytes())
         for block in blocks_of(text):
             if block.not_run is not None:

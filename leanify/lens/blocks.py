@@ -20,6 +20,7 @@ from leanify.errors import ShapeError
 _PART = re.compile(r"(?P<path>.*)\[(?P<before>\d+):-(?P<after>\d+)\]")
 _NUMBERED = re.compile(r"(?:(?P<path>.*)\.)?(?P<stem>[A-Za-z_]\w*)\*")
 _FIXED = "_leanify_fixed"
+_STAGES = "_leanify_stages"
 
 
 class Skip(nn.Module):
@@ -148,3 +149,14 @@ def why_fixed(model: nn.Module, name: str) -> str | None:
     """Why the depth of a stage cannot change; None if it can."""
     found: str | None = vars(model.get_submodule(prefix_of(name))).get(_FIXED, {}).get(name)
     return found
+
+
+def remember(model: nn.Module, names: list[str]) -> None:
+    """Keep the names of the stages with the model: one that is cut to a single block looks like none."""
+    model.__dict__[_STAGES] = tuple(names)
+
+
+def is_remembered(model: nn.Module, place: str) -> bool:
+    """Whether a stage, or the list that it lies in, was one before the model was cut."""
+    names: tuple[str, ...] = vars(model).get(_STAGES, ())
+    return place in names or place in {prefix_of(name) for name in names if not name.endswith("*")}

@@ -37,12 +37,13 @@ def check(located: LocatedModel) -> bool:
     """
     model = located.model
     model.__dict__[_DONE] = True
-    stages = [stage for stage in located.stages if stage.container is not None and len(stage.blocks) > 1]
-    for stage in located.stages:
-        if stage.container is not None and len(list(_entries(stage.container))) != len(set(_entries(stage.container))):
+    lists = [stage for stage in located.stages if stage.container is not None and len(stage.blocks) > 1]
+    stages = [stage for stage in lists if len(set(_entries(stage.container))) == len(_entries(stage.container))]
+    for stage in lists:
+        if stage not in stages:
             fix(model, stage.name, "one block stands in it several times")
     if not stages or _runs(model, stages, {}):
-        return any(stage not in stages for stage in located.stages)
+        return len(stages) < len(lists)
     numbers = {stage.name: _numbers(model, stage) for stage in stages}
     if _runs(model, stages, numbers):
         for stage in stages:

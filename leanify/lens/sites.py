@@ -14,7 +14,7 @@ from torch import nn
 
 from leanify.errors import UnsupportedModel
 from leanify.lens import depth, discovery, families
-from leanify.lens.blocks import container_of, numbered_place, paths_of, prefix_of, why_fixed
+from leanify.lens.blocks import container_of, is_remembered, numbered_place, paths_of, prefix_of, remember, why_fixed
 from leanify.lens.families import class_of, expanded, reading_of
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, routers_of, within
 from leanify.lens.resize import sizes_of
@@ -50,8 +50,10 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     for attention, (container, block) in zip(attentions, _blocks(model, attentions, mlps), strict=True):
         stages.setdefault(container, {}).setdefault(block, []).append(attention)
     located = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
-    if given_to(model) is not None and not depth.is_tried(model) and depth.check(located):
-        return locate(model)
+    if given_to(model) is not None:
+        if not depth.is_tried(model) and depth.check(located):
+            return locate(model)
+        remember(model, [stage.name for stage in located.stages if stage.container is not None])
     return located
 
 
@@ -223,7 +225,8 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
         if block in around_lists:  # a stage that contains lists of blocks is not a block itself
             pairs.append((path, path))
         elif why_fixed(model, container) is not None or (
-            len(in_list[container]) == 1 < len(list(container_of(model, container).children()))  # no list of blocks
+            not is_remembered(model, container)
+            and len(in_list[container]) == 1 < len(list(container_of(model, container).children()))  # no list of blocks
         ):
             pairs.append((path, block if last[block] == path else path))
         else:
@@ -257,7 +260,7 @@ class _BlockFinder:
                     return place, block
             if not isinstance(around, (nn.ModuleList, nn.Sequential)):
                 continue
-            if not index.isdigit() and not (isinstance(around, nn.Sequential) and self._is_a_stage(around)):
+            if not index.isdigit() and not (isinstance(around, nn.Sequential) and self._is_a_stage(around, container)):
                 continue
             module = self.model.get_submodule(block)
             if block in self.around_mlps or attention.reading.is_mlp or self._has_other_matrices(module, block):
@@ -280,9 +283,11 @@ class _BlockFinder:
     def _holds_more(self, block: str) -> bool:
         return block in self.around_mlps or self._has_other_matrices(self.model.get_submodule(block), block)
 
-    def _is_a_stage(self, around: nn.Sequential) -> bool:
+    def _is_a_stage(self, around: nn.Sequential, container: str) -> bool:
         """Whether a Sequential with names for keys repeats one kind of block."""
-        return given_to(self.model) is not None and len(around) > 1 and _is_uniform(around)
+        if given_to(self.model) is None:
+            return False
+        return is_remembered(self.model, container) or (len(around) > 1 and _is_uniform(around))
 
     def _has_other_matrices(self, block: nn.Module, path: str) -> bool:
         return any(

@@ -174,6 +174,7 @@ class _Recorder:
 
     def __init__(self, layer: LocatedLayer, per_head: bool) -> None:
         self.layer, self.per_head = layer, per_head
+        self.output = layer.output  # raises where it is no module
         self.columns = output_columns(layer.attention)  # (heads, head_dim) in A
         self.calls: list[_Record] = []
 

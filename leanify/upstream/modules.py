@@ -155,18 +155,25 @@ def _digest(file: Path) -> str:
 
 
 def _check(origin: Origin) -> None:
-    """Raise SourceError if the code changed since it was written down, or was never named by this user."""
+    """Raise SourceError if the code was never named by this user, or changed since it was written down.
+
+    Nothing is run or imported before.
+    """
+    if not (origin.cls and _is_allowed(origin)) and not _is_allowed(origin_of_code(origin.name)):
+        raise SourceError(
+            f"this model is built by code, {origin.name}, which was not named here before, so it was not run. If you "
+            f"trust the file, name it once: leanify profile {origin.name}, or leanify.load({origin.name!r})"
+        )
     now = origin_of_code(origin.name)
     if origin.cls and now.cls != origin.cls:
         raise SourceError(
             f"{origin.name} has changed: its SHA-256 was {origin.cls[:12]}… when this model was written, and is "
             f"{now.cls[:12]}… now. Put the old file back, or build the model anew from the new one"
         )
-    if _key(now) not in _ALLOWED and not _record(now).is_file():
-        raise SourceError(
-            f"this model is built by code, {origin.name}, which was not named here before, so it was not run. If you "
-            f"trust the file, name it once: leanify profile {origin.name}, or leanify.load({origin.name!r})"
-        )
+
+
+def _is_allowed(origin: Origin) -> bool:
+    return _key(origin) in _ALLOWED or _record(origin).is_file()
 
 
 _ALLOWED: set[str] = set()
