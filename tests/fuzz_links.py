@@ -161,7 +161,7 @@ def of_linked_data(draw: random.Random, home: Path) -> None:
 
 def of_linked_cache(draw: random.Random, home: Path) -> None:
     """The user's cache, and the places that are written at the user's word."""
-    from leanify.data import cache
+    from leanify.runs import cache
 
     use: Any = draw.choice(
         [
