@@ -8,6 +8,7 @@
     facts = leanify.profile("vit_base")
     run   = leanify.train("digits")                  a recipe → the folder of its run
     study = leanify.compare("digits", target_params=0.5, seeds=5)   trained side by side, with uncertainty
+    small = leanify.shrink("checkpoint", data="reviews", target_params=0.6, output="small")
     probe = leanify.condition(model, inputs)         spectra and κ of every layer's concatenated heads
     leanify.save(lean, "lean/")
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from leanify.sources.lean_directory import save
     from leanify.spectra.measure import condition
     from leanify.study import compare
+    from leanify.study.shrink import shrink
     from leanify.training import train
 
 __version__ = "0.1.0"
@@ -62,6 +64,7 @@ _HOMES = {
     "read": "lens.surgery",
     "redesign": "design.redesign",
     "save": "sources.lean_directory",
+    "shrink": "study.shrink",
     "train": "training",
     "write": "lens.surgery",
 }
@@ -89,6 +92,7 @@ __all__ = [
     "read",
     "redesign",
     "save",
+    "shrink",
     "train",
     "write",
 ]

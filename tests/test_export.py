@@ -144,3 +144,30 @@ def test_every_tensor_of_an_output_is_compared() -> None:
     assert [
         len(x) for x in _tensors({"one": a, "past_key_values": (a, a), "rest": (b, [a], torch.ones(1).long())})
     ] == [2, 3, 2]
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch-export"])
+def test_a_program_takes_any_batch_and_every_length_that_the_model_has_positions_for(
+    format: str, tmp_path: Path
+) -> None:
+    """A BERT's table of positions ends at 40: torch.export wants that said, and 40 tokens are taken."""
+    library = import_transformers()
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(0)
+    model = library.BertModel(library.BertConfig(vocab_size=50, max_position_embeddings=40, **shape)).eval()
+    model.save_pretrained(tmp_path / "source")
+    file = leanify.export(tmp_path / "source", format=format, output=tmp_path / "program")
+    for batch, tokens in ((1, 40), (5, 7)):
+        ids = torch.randint(0, 50, (batch, tokens))
+        mask = torch.ones_like(ids)
+        with torch.no_grad():
+            wanted = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        if format == "onnx":
+            session = pytest.importorskip("onnxruntime").InferenceSession(str(file))
+            names = [each.name for each in session.get_inputs()]
+            given = torch.from_numpy(
+                session.run(None, {n: x.numpy() for n, x in zip(names, (ids, mask), strict=True)})[0]
+            )
+        else:
+            given = torch.export.load(file).module()(ids, mask)[0]
+        assert torch.allclose(given, wanted, atol=1e-4)

@@ -110,7 +110,8 @@ def test_the_commands_that_pre_commit_and_ci_run_are_the_same() -> None:
 
 
 PUBLIC = """
-    Architecture Layer Stage load read write export push_to_hub grow save redesign profile train compare condition
+    Architecture Layer Stage load read write export push_to_hub grow save shrink redesign profile train compare
+    condition
     LeanifyError SourceError UnsupportedModel ShapeError RecipeError BudgetError DataError DirectoryError TrainingError
 """
 

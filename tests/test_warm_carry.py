@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import leanify
 from leanify.cli import main
+from leanify.data.texts import vocabulary
 from leanify.errors import DataError, ShapeError, SourceError
 from leanify.runs.recipe import DistillSection
 from leanify.training.teachers import teacher_of
@@ -155,10 +156,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = import_transformers()
     config = library.LlamaConfig(
         hidden_size=48, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-        intermediate_size=96, vocab_size=256, max_position_embeddings=64,
+        intermediate_size=96, vocab_size=261, max_position_embeddings=64,
     )  # fmt: skip
     torch.manual_seed(0)
     library.LlamaForCausalLM(config).save_pretrained(folder / "source")
+    vocabulary.tokenizer_of("bytes", lambda: [], "")[0].save_pretrained(folder / "source")
     (folder / "text.txt").write_text("Two layers side by side are one with twice the heads. " * 60)
     return folder
 
@@ -207,6 +209,24 @@ def test_the_design_that_keeps_most_is_written(
     assert stage.primary is not None
     assert (stage.depth, stage.primary.heads) == (plan["chosen"]["depth"], plan["chosen"]["heads"])
     assert sum(p.numel() for p in written.parameters()) == plan["chosen"]["params"] <= 0.75 * plan["baseline"]["params"]
+
+
+def test_a_text_that_the_tokenizer_does_not_know_is_named(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a tokenizer nothing is read; with one of other words hardly any is known, or some are not."""
+    bare = shutil.copytree(checkpoint / "source", tmp_path / "bare")
+    for file in bare.glob("*token*"):
+        file.unlink()
+    line = ("--weights", bare, "--data", checkpoint / "text.txt")
+    assert run("redesign", bare, *SHAPE, *line) == 2
+    assert "no tokenizer" in capsys.readouterr().err
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    for known, code, said in (("TWO LAYERS", 2, "unknown"), ("two layers side by are one", 0, "unknown")):
+        (bare / "vocab.txt").write_text("\n".join([*words, *known.split()]))
+        import_transformers().BertTokenizerFast(str(bare / "vocab.txt")).save_pretrained(bare)
+        assert run("redesign", bare, *SHAPE, *line) == code
+        assert said in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_a_layer_that_it_claims_is_refused(

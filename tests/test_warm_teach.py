@@ -320,9 +320,9 @@ def test_weights_compete_with_what_training_makes_of_them(home: Path, tmp_path: 
 def test_the_rate_is_the_one_after_which_the_student_is_best(home: Path) -> None:
     """A range test from the same weights at every rate; a run without weights has none."""
     value = training.resolve(home / "student", [f"data.path={home / 'data'}", *QUICK], str(home / "teacher"))
-    found = rates.tested(replace(value, schedule=replace(value.schedule, epochs=20)))
+    found = rates.range_test(replace(value, schedule=replace(value.schedule, epochs=20)))
     assert found is not None
     assert found.best in found.after
     assert found.after[found.best] == max(found.after.values())
     assert [round(rate / value.optim.lr, 3) for rate in found.after] == list(rates.FACTORS)
-    assert rates.tested(replace(value, distill=None)) is None
+    assert rates.range_test(replace(value, distill=None)) is None

@@ -30,6 +30,7 @@ COMMANDS = {  # with the line that `leanify --help` shows for each
     "redesign": "Trade layers for heads under a budget.",
     "train": "Train a recipe or a model, on your own data or a built-in set.",
     "compare": "Train baseline, lean and control; say whether lean pays.",
+    "shrink": "Make a checkpoint smaller so that it keeps what it knew.",
     "glue": "Fine-tune an encoder on the tasks of GLUE.",
     "profile": "Parameters, MACs, latency and memory of models.",
     "condition": "Singular values and condition numbers of the heads.",

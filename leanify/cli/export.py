@@ -17,6 +17,9 @@ def export(
     with_code: Annotated[
         bool, typer.Option("--with-code", help="hf: add modelling code if transformers cannot express the shape")
     ] = False,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="onnx, torch-export: accept a program for one batch or length alone")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a model in another format, verified by loading and running it; on failure nothing is written."""
@@ -26,7 +29,7 @@ def export(
     with progress(f"exporting {source}", None):
         from leanify.exporting.export import export as export_model
 
-        written = export_model(source, format=format, output=output, with_code=with_code)
+        written = export_model(source, format=format, output=output, with_code=with_code, fixed=fixed)
     if json:
         print_json({"source": source, "format": format, "output": str(written)})
     else:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +47,15 @@ TOLERANCE = 1e-4  # of float32 outputs, in units of the largest: another runtime
 TOKENS = 16
 
 
-def export(source: str | Path, *, format: str, output: str | Path, with_code: bool = False) -> Path:
+def export(
+    source: str | Path, *, format: str, output: str | Path, with_code: bool = False, fixed: bool = False
+) -> Path:
     """Write the model of any SOURCE with weights for another loader. Returns ``output``.
 
     ``format`` is ``"hf"``, ``"timm"``, ``"onnx"`` or ``"torch-export"``. ``with_code`` adds a modelling file to "hf"
-    where transformers cannot express the shape. The export is loaded and must give the same outputs.
+    where transformers cannot express the shape. A program takes any batch and any number of tokens up to what the model
+    has positions for; where upstream's forward fixes one, it is refused unless ``fixed``. The export is loaded and must
+    give the same outputs.
 
     Raises UnsupportedModel where the loader cannot take the shape or gives other outputs, DirectoryError for an output
     that cannot be written, LeanifyError where a package is missing.
@@ -76,7 +82,7 @@ def export(source: str | Path, *, format: str, output: str | Path, with_code: bo
         try:
             with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder_name:
                 file = Path(folder_name) / target.name
-                given = (_write_onnx if format == "onnx" else _write_program)(model, inputs, file)
+                given = (_write_onnx if format == "onnx" else _write_program)(model, inputs, file, fixed)
                 _compare(format, expected, given)
                 for written in sorted(Path(folder_name).iterdir(), reverse=True):
                     writing.put_in_place(written, target.parent / written.name)
@@ -185,17 +191,35 @@ class Positional(nn.Module):
         return tuple(outputs_of(call(self.model, dict(zip(self.names, inputs, strict=True)))))
 
 
-def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Any]:
+@dataclass(frozen=True)
+class Program:
+    """An exported program, and the sizes of its inputs that are fixed, in words; "" where all are free."""
+
+    exported: Any
+    fixed: str
+
+
+def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Program]:
     """Exported programs, the freest first: any batch and number of tokens, any batch, these inputs' sizes alone.
 
-    Which of them upstream's forward allows, only tracing shows. Raises UnsupportedModel where none can be made.
+    Which of them upstream's forward allows, only tracing shows; it also names the most tokens where positions stand in
+    a table. Raises UnsupportedModel where none can be made.
     """
     plain = Positional(model, list(inputs)).eval()
     batch = {0: torch.export.Dim("batch", min=1)}
-    tokens = {**batch, 1: torch.export.Dim("tokens", min=2)}
-    free = tuple(tokens if x.dim() == 2 and not x.is_floating_point() else batch for x in inputs.values())
+    texts = [x for x in inputs.values() if x.dim() == 2 and not x.is_floating_point()]
+    count, tokens = len(next(iter(inputs.values()))), texts[0].shape[1] if texts else 0
+
+    def free(most: int | None) -> tuple[dict[int, Any], ...]:
+        both = {**batch, 1: torch.export.Dim("tokens", min=2, max=most)}
+        return tuple(both if any(x is text for text in texts) else batch for x in inputs.values())
+
     made, failed = 0, "nothing was tried"
-    for shapes in (free, tuple(batch for _ in inputs), None):
+    tried: list[tuple[Any, str]] = [(free(None), "")] if texts else []
+    tried += [(tuple(batch for _ in inputs), f"{tokens} tokens" if texts else "")]
+    tried += [(None, f"a batch of {count}" + (f" and {tokens} tokens" if texts else ""))]
+    while tried:
+        shapes, fixed = tried.pop(0)
         try:
             with torch.no_grad(), uncached(model), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -203,22 +227,35 @@ def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Any]:
                 program = torch.export.export(plain, tuple(inputs.values()), dynamic_shapes=dynamic)
         except Exception as error:  # torch.export raises from many places
             failed = first_line(error)
+            most = re.search(r"tokens = Dim\('tokens',[^)]*max=(\d+)", str(error))
+            if most is not None and not fixed:
+                tried.insert(0, (free(int(most[1])), fixed))
             continue
         made += 1
-        yield program
+        yield Program(program, fixed)
     if not made:
         raise UnsupportedModel(f"torch.export cannot trace {type(model).__name__}: {failed}")
 
 
-def _write_program(model: nn.Module, inputs: Mapping[str, Tensor], file: Path) -> list[Tensor]:
+def _check_free(program: Program, model: nn.Module, fixed: bool) -> None:
+    if program.fixed and not fixed:
+        raise UnsupportedModel(
+            f"the exported {type(model).__name__} would take {program.fixed} and nothing else: upstream's forward "
+            "fixes that. --fixed writes it for that size alone"
+        )
+
+
+def _write_program(model: nn.Module, inputs: Mapping[str, Tensor], file: Path, fixed: bool) -> list[Tensor]:
+    program = next(_programs(model, inputs))
+    _check_free(program, model, fixed)
     written = io.BytesIO()  # torch's own writer ends the process where the disk is full
-    torch.export.save(next(_programs(model, inputs)), written)
+    torch.export.save(program.exported, written)
     writing.write(file, written.getvalue())
     with torch.no_grad():
         return list(torch.export.load(file).module()(*inputs.values()))
 
 
-def _write_onnx(model: nn.Module, inputs: Mapping[str, Tensor], file: Path) -> list[Tensor]:
+def _write_onnx(model: nn.Module, inputs: Mapping[str, Tensor], file: Path, fixed: bool) -> list[Tensor]:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (torch.onnx needs it)
@@ -230,12 +267,13 @@ def _write_onnx(model: nn.Module, inputs: Mapping[str, Tensor], file: Path) -> l
     failed = ""
     for program in _programs(model, inputs):
         try:
-            _convert(program, list(inputs), file)
+            _convert(program.exported, list(inputs), file)
             break
         except Exception as error:  # from torch's exporter, of every kind
             failed = first_line(error)
     else:
         raise UnsupportedModel(f"torch cannot write {type(model).__name__} as ONNX: {failed}")
+    _check_free(program, model, fixed)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     given = zip((i.name for i in session.get_inputs()), inputs.values(), strict=True)
     return [torch.from_numpy(x) for x in session.run(None, {name: x.numpy() for name, x in given})]

@@ -109,6 +109,9 @@ class DataSection:
     validation: Annotated[str, "name of the validation split"] = "validation"
     test: Annotated[str | None, "name of the test split; the best checkpoint is evaluated on it at the end"] = None
     holdout: Annotated[float, "share of `train` held out for validation (0 to 1)"] = 0.0
+    judge: Annotated[bool, "keep half of the validation samples from every choice: the test split, where none is"] = (
+        False
+    )
     samples: Annotated[int | None, "number of training samples; default: all"] = None
     subset: Annotated[
         Literal["random", "first"], "which samples: a fixed random subset with classes in proportion, or the first ones"

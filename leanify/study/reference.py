@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from leanify.data.samples import Splits
+    from leanify.runs.recipe import Recipe
     from leanify.study.folder import StudyFolder
-    from leanify.study.plan import StudyPlan
 
 FILE = "reference.json"
 MOST, NUMBERS = 10_000, 50_000_000  # training samples that it is fitted to, and numbers in their inputs
@@ -48,12 +49,15 @@ def prepare(folder: StudyFolder) -> None:
     """Compute a study's reference, unless it is there."""
     if known(folder) is not None:
         return
-    found = computed(folder.plan)
+    found = computed(folder.plan.recipe, folder.plan.seeds[0])
     writing.write(folder.path / FILE, json.dumps(asdict(found)) + "\n")
 
 
-def computed(plan: StudyPlan) -> Reference:
-    """Fit the task's trivial model to the training split, and evaluate it on the samples that judge the designs."""
+def computed(given: Recipe, seed: int, splits: Splits | None = None) -> Reference:
+    """Fit the task's trivial model to the training split, and evaluate it on the samples that judge the designs.
+
+    ``splits`` are the recipe's, where they are loaded already.
+    """
     from leanify.data.common import chosen
     from leanify.data.samples import Reader
     from leanify.data.splits import splits_of
@@ -62,12 +66,12 @@ def computed(plan: StudyPlan) -> Reference:
     from leanify.tasks.outcomes import outcomes
     from leanify.training.preparation import data_of, trainable
 
-    recipe = trainable(plan.recipe)
-    splits = splits_of(data_of(recipe), on_meta(recipe.model))
+    recipe = trainable(given)
+    splits = splits or splits_of(data_of(recipe), on_meta(recipe.model))
     task = task_of(recipe, splits)
     if task.reference is None:
         return Reference("", None)
-    seed, plain = plan.seeds[0], splits.unchanged or splits.train
+    plain = splits.unchanged or splits.train
     limit = None if splits.test is not None else recipe.run.eval_batches
     judged = splits.validation if splits.test is None else splits.test
     number = min(len(judged), recipe.schedule.batch_size * (limit or len(judged)))

@@ -17,6 +17,7 @@ from torch import nn
 from leanify.data.samples import Reader
 from leanify.data.splits import splits_of
 from leanify.lens import surgery
+from leanify.runs.recipe import Recipe, TrainingRecipe
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.study.folder import StudyFolder
@@ -27,6 +28,7 @@ from leanify.upstream.inputs import example_inputs
 from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
 
+MOST = 512  # samples, however short they are
 BATCHES, SIZE = 8, 8  # 64 samples: even batches choose what to keep, odd batches measure the damage
 
 
@@ -57,9 +59,21 @@ def _heard(name: str, step: Step) -> None:
 
 def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:
     """Batches of model inputs from the training split, chosen by the study's first seed."""
-    recipe = trainable(plan.recipe)
+    return _batches(trainable(plan.recipe), model, BATCHES * SIZE, plan.seeds[0])
+
+
+def batches_of(recipe: Recipe, model: nn.Module, tokens: int) -> list[dict[str, Any]]:
+    """The same of a recipe, so many that they hold some tokens; four batches at least, where there are so many."""
+    value = trainable(recipe)
+    each = next(iter(example_inputs(model, 1, value.data.length, device="meta").values())).shape[-1]
+    images = value.data.task == "classification"
+    length = 197 if images else each
+    return _batches(value, model, max(4 * SIZE, min(MOST, -(-tokens // length))), value.run.seed)
+
+
+def _batches(recipe: TrainingRecipe, model: nn.Module, most: int, seed: int) -> list[dict[str, Any]]:
     splits = splits_of(data_of(recipe), model)
-    seed, most = plan.seeds[0], min(BATCHES * SIZE, len(splits.train))
+    most = min(most, len(splits.train))
     drawn = np.random.default_rng(seed).choice(len(splits.train), most, replace=False)
     keys = [[(0, int(index)) for index in part] for part in np.array_split(drawn, max(2, most // SIZE))]
     main = next(iter(example_inputs(model, 1, device="meta")))

@@ -9,6 +9,7 @@ model is best on some of the validation split.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from leanify.errors import TrainingError
@@ -36,8 +37,11 @@ class Tested:
         return f"rate {self.best:.2g} by a range test of {STEPS} steps ({self.metric} {self.start:.4g} → {tried})"
 
 
-def tested(recipe: Recipe) -> Tested | None:
-    """The rates of a recipe that heals; None where it starts from no weights, or several processes train."""
+def range_test(recipe: Recipe, rates: Sequence[float] = ()) -> Tested | None:
+    """The best of some rates, by default of shares of the recipe's own; None where it does not heal weights.
+
+    Several processes, and a run that is hardly longer than the test, keep the recipe's rate.
+    """
     if recipe.distill is None or recipe.optim is None or not has_weights(recipe):
         return None
     few = replace(recipe, run=replace(recipe.run, eval_batches=BATCHES), optim=replace(recipe.optim, ema=None))
@@ -48,7 +52,7 @@ def tested(recipe: Recipe) -> Tested | None:
     start = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     first = trainer.evaluate()[name]
     after: dict[float, float] = {}
-    for rate in (recipe.optim.lr * factor for factor in FACTORS):
+    for rate in rates or [recipe.optim.lr * factor for factor in FACTORS]:
         trainer.model.load_state_dict(start)
         trainer.optimizer.state.clear()
         after[rate] = _after(trainer, rate)

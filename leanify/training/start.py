@@ -82,7 +82,7 @@ def _trained(
 
 def _at_tested_rate(recipe: Recipe) -> Recipe:
     """The recipe at the rate that a short test finds best, where it heals."""
-    found = rates.tested(recipe) if recipe.distill is not None else None
+    found = rates.range_test(recipe) if recipe.distill is not None else None
     if found is None or recipe.optim is None:
         return recipe
     note(found.words)

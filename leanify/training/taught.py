@@ -59,8 +59,9 @@ def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Ac
     teacher = teacher.to(place.device).requires_grad_(False).eval()
     known = weights_digest(teacher)
     parts: dict[str, Any] = {}
-    for name in ("train", "validation"):
-        samples = getattr(splits, name)
+    for name in ("train", "validation", "test"):
+        if (samples := getattr(splits, name)) is None:
+            continue
         file = cache.home() / "teachers" / f"{_digest(known, pooling, samples)}.npy"
         if place.is_local_main_process and (_read(file, len(samples)) is None or not _intact(file)):
             _keep(file, teacher, samples, pooling, place)

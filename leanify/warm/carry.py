@@ -48,7 +48,7 @@ class Step:
 
     @property
     def words(self) -> str:
-        if self.move in ("narrow", "deepen"):
+        if not self.stage:
             return self.move
         how = ", by least squares" if self.fitted else ""
         return f"{self.move} {self.stage} {' + '.join(map(str, self.blocks))}{how}"

@@ -20,7 +20,8 @@ from leanify.warm.axes import Picks
 from leanify.warm.calibration import Moments
 from leanify.warm.choose import RIDGE, matrix_of, output_of
 
-RIDGES = (RIDGE, 1e-2, 1e-1, 1.0)  # strengths that are tried, in units of the mean power of an input
+RIDGES = (RIDGE, 1e-2, 1.0)  # strengths that are tried, in units of the mean power of an input
+OUTPUTS = 64  # by which they are compared
 Weights = tuple[Tensor, Tensor | None]  # a weight, outputs × inputs, and a bias
 
 
@@ -39,25 +40,20 @@ def corrected(site: Site, symbol: str, picks: Picks, found: Mapping[str, Moments
         kept = torch.cat([kept, torch.tensor([matrix.shape[1] - 1])])
     else:
         halves = [part[:-1, :-1] for part in halves]
-    solved = (
-        _checked(matrix, halves, kept).float()
-        if matrix_of(module).dtype != torch.float64
-        else _checked(matrix, halves, kept)
-    )
+    solved = _checked(matrix, halves, kept).to(matrix_of(module).dtype)
     return (solved[:, :-1], solved[:, -1]) if isinstance(bias, Tensor) else (solved, None)
 
 
 def _checked(matrix: Tensor, halves: list[Tensor], kept: Tensor) -> Tensor:
-    """The least-squares map at the strength that one half of the data finds best for the other."""
-    start = matrix[:, kept]
+    """The least-squares map at the strength that one half of the data finds best for the other, on some outputs."""
     if len(halves) < 2:
         return least_squares(matrix, halves[0], kept)
     first, second = halves
-    maps = {ridge: least_squares(matrix, first, kept, ridge) for ridge in RIDGES}
-    errors = {ridge: _error(matrix, second, kept, solved) for ridge, solved in maps.items()}
+    some = matrix[:: max(1, len(matrix) // OUTPUTS)]
+    errors = {ridge: _error(some, second, kept, least_squares(some, first, kept, ridge)) for ridge in RIDGES}
     best = min(errors, key=errors.__getitem__)
-    if errors[best] >= _error(matrix, second, kept, start):
-        return start
+    if errors[best] >= _error(some, second, kept, some[:, kept]):
+        return matrix[:, kept]
     return least_squares(matrix, first + second, kept, best)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from leanify.architecture import Architecture, Layer
+from leanify.architecture import Architecture, Block, Layer
 from leanify.errors import DataError
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
@@ -82,6 +82,15 @@ class Donor:
         for batch, calls in zip(self.batches, tape.calls, strict=True):
             yield batch.get("attention_mask"), calls[block]
 
+    def warnings(self, shapes: Sequence[Architecture]) -> Iterator[str]:
+        """What the data is too small for."""
+        widest = max((layer.mlp for shape in shapes for layer in shape.layers()), default=0)
+        if self.tokens < 2 * widest:
+            yield (
+                f"{self.tokens:,} tokens choose and correct, fewer than twice the {widest:,} inputs of the widest fit: "
+                "a fit that other batches do not confirm is left out; more data would keep more"
+            )
+
     def forecast(self, shapes: Sequence[Architecture]) -> float:
         """About how often the model runs on the held-out batches, to carry its weights to all of these shapes."""
         seen, measured = self.tokens, sum(map(_tokens, self.held_out))
@@ -97,14 +106,20 @@ class Donor:
     def prepare(self, shapes: Sequence[Architecture], tried: Callable[[int], None] = lambda count: None) -> None:
         """Find what stays at all sizes of some shapes, block by block; ``tried`` hears of each."""
         wanted = [list(at_old_depth(self.architecture, shape).layers()) for shape in shapes]
-        wanted += [self._pared(shape) for shape in shapes]
+        pared = [self._pared(shape) for shape in shapes]
         place = done = 0
         for stage in self.located.stages:
             for block, layers in enumerate(stage.blocks):
                 several = [[shape[place + i] for shape in wanted] for i in range(len(layers))]
-                self._look(stage, block, _counts(layers, several))
+                halves = [[shape[place + i] for shape in pared] for i in range(len(layers))]
+                self._look(stage, block, _counts(layers, several), _counts(layers, halves))
                 place, done = place + len(layers), done + 1
                 tried(done)
+
+    def look(self, stage: LocatedStage, block: int, shapes: Sequence[Block]) -> None:
+        """Find what stays of a block at several shapes."""
+        layers = stage.blocks[block]
+        self._look(stage, block, _counts(layers, [[shape[i] for shape in shapes] for i in range(len(layers))]))
 
     def _pared(self, shape: Architecture) -> list[Layer]:
         """The layers as they are before two are paired, in stages that lose blocks; else as they are."""
@@ -159,8 +174,18 @@ class Donor:
         raise KeyError(site.path)
 
     @torch.no_grad()
-    def _look(self, stage: LocatedStage, block: int, counts: Mapping[tuple[str, str], set[int]]) -> None:
-        """Measure a block's projections, and keep what stays at some counts."""
+    def _look(
+        self,
+        stage: LocatedStage,
+        block: int,
+        counts: Mapping[tuple[str, str], set[int]],
+        plain: Mapping[tuple[str, str], set[int]] | None = None,
+    ) -> None:
+        """Measure a block's projections, and keep what stays at some counts; at ``plain`` ones without a correction,
+        as what comes of them is fitted.
+        """
+        plain, asked = plain or {}, counts
+        counts = {key: counts.get(key, set()) | plain.get(key, set()) for key in {**counts, **plain}}
         sites = {s.path: s for layer in stage.blocks[block] for s in (layer.attention, layer.mlp) if s is not None}
         todo = {key: [count for count in several if (*key, count) not in self._cuts] for key, several in counts.items()}
         todo = {key: left for key, left in todo.items() if left or (key[1] == "h" and key[0] not in self._heads)}
@@ -172,7 +197,8 @@ class Donor:
             if symbol == "h" and known:
                 self._heads[path] = known[output]
             for count, picks in chosen(sites[path], symbol, left, known).items() if left else ():
-                weights = corrected(sites[path], symbol, picks, known) if self.correct else None
+                fitted = count in plain.get((path, symbol), ()) and count not in asked.get((path, symbol), ())
+                weights = corrected(sites[path], symbol, picks, known) if self.correct and not fitted else None
                 self._cuts[path, symbol, count] = Cut(picks, weights)
 
     def _moments(self, stage: LocatedStage, block: int, modules: Mapping[str, nn.Module]) -> dict[str, Moments]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture
 from leanify.data.probe_inputs import feed
+from leanify.data.texts import vocabulary
 from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
 from leanify.design.search.design import Design
@@ -19,6 +20,7 @@ from leanify.sources.weights import is_headless
 from leanify.terminal import note, progress
 from leanify.training.preparation import tokenizer_beside
 from leanify.units import seconds as seconds_words
+from leanify.upstream.inputs import example_inputs
 from leanify.warm.carry import Carried, Step, carry
 from leanify.warm.donor import Donor
 
@@ -67,10 +69,12 @@ class Carrying:
             batches = self._read(model)
             choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
             donor = Donor(model, choosing, batches[1::MEASURING], is_headless(model))
+            shapes = [one.architecture for one in self.named.values() if one is not None]
+            for words in donor.warnings(shapes):
+                note(f"warning: {words}")
             began = time.perf_counter()
             words = donor.teacher.unit
             seconds = time.perf_counter() - began
-            shapes = [one.architecture for one in self.named.values() if one is not None]
             forecast = donor.forecast(shapes) * seconds
             note(f"{len(shapes)} designs, damage as {words}; about {seconds_words(forecast)} of this machine")
             blocks = sum(len(stage.blocks) for stage in donor.located.stages)
@@ -108,6 +112,11 @@ class Carrying:
 
     def _read(self, model: nn.Module) -> list[dict[str, Tensor]]:
         if not self._batches:
+            if self.place is None and next(iter(example_inputs(model, 1, device="meta"))) == "input_ids":
+                raise DataError(
+                    f"{self.plan.source} has weights and no tokenizer beside them: its numbers for words are not "
+                    f"known, so {self.data} cannot be read as it was trained; put the tokenizer's files there"
+                )
             most = self.samples or MOST_SAMPLES
             size = max(1, min(BATCH, most // 2))
             found = feed(
@@ -123,6 +132,9 @@ class Carrying:
                 raise DataError(
                     f"{self.data} gives {len(read)} batch of {size} samples; two are needed, one to measure"
                 )
+            if self.place is not None and "input_ids" in read[0]:
+                words = vocabulary.unknown_words(vocabulary.load(self.place), read, self.data)
+                note(f"warning: {words}") if words else None
             self._batches = read
             count = sum(len(next(iter(batch.values()))) for batch in read)
             self.words = f"chosen and measured on {count} samples, {found.description}"

@@ -13,7 +13,7 @@ import hashlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+UNKNOWN, NOTHING_KNOWN = 0.1, 0.9  # shares of unknown tokens: more is a warning; as many are refused
 LETTERS = 1000  # largest alphabet, as in the tokenizers library's recipe for BERT
 OTHERS = "name another directory with --set data.tokenizer=DIR, or bytes, or wordpiece-32768 to train one"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -89,6 +90,31 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, vocabulary: int, by: str) -> N
             f"text {by} has {len(tokenizer):,} tokens, but the model's vocabulary only {vocabulary:,}: name the "
             "model's own tokenizer in data.tokenizer, or set the model's vocabulary size in [model.override]"
         )
+
+
+def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: object) -> str:
+    """A warning where more than a tenth of the tokens are unknown, with an example; "" where they are not.
+
+    Raises DataError where hardly any is known: what a model computes of such a text says nothing about it.
+    """
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    seen = missed = 0
+    example: list[int] = []
+    for batch in batches if unknown is not None else ():
+        ids = batch["input_ids"]
+        there = batch.get("attention_mask", ids * 0 + 1).bool()
+        found = (ids == unknown) & there
+        seen, missed = seen + int(there.sum()), missed + int(found.sum())
+        if not example and bool(found.any()):
+            row = int(found.sum(1).argmax())
+            example = ids[row][there[row]][:16].tolist()
+    share = missed / max(seen, 1)
+    if share <= UNKNOWN:
+        return ""
+    words = f"{share:.0%} of the tokens of {where} are unknown to the tokenizer, as in {tokenizer.decode(example)!r}"
+    if share >= NOTHING_KNOWN:
+        raise DataError(f"{words}: it is not the tokenizer of this text, or the text is of another kind")
+    return words
 
 
 def _bytes() -> Any:

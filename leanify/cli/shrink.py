@@ -1,0 +1,118 @@
+"""``leanify shrink``"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leanify.cli.formats import kind_of, show
+from leanify.cli.options import Format, Json
+
+Words = list[str] | None
+
+
+def shrink(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id")],
+    data: Annotated[Path, typer.Option(metavar="DIR", help="what it is for: texts, labelled texts, images")],
+    target_params: Annotated[str, typer.Option(metavar="SHARE|COUNT", help="parameter budget: 0.6, 43M")] = "0.6",
+    count: Annotated[
+        str, typer.Option(metavar="all|body", help="what the budget counts; body: no embeddings, no classifier")
+    ] = "all",
+    minutes: Annotated[float, typer.Option(metavar="N", help="what healing may take; 0 heals nothing")] = 30.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="the folder (default: NAME-lean)")
+    ] = None,
+    shape: Annotated[
+        str, typer.Option(metavar="uniform|free", help="free: also a candidate whose blocks differ in shape")
+    ] = "uniform",
+    designs: Annotated[
+        Words, typer.Option(metavar="NAME,…", help="heads, control, narrow, dropped, paired, free (default: all)")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(metavar="X,…", help="learning rates to choose from (default: by the task)")
+    ] = None,
+    settings: Annotated[
+        Words, typer.Option("--set", metavar="KEY=VALUE", help="change the recipe: data.length=256")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="price the candidates, take two steps, write nothing")
+    ] = False,
+    format: Format = None,
+    json: Json = False,
+) -> None:
+    """Make a checkpoint smaller so that it keeps what it knew: carry its weights into several shapes, heal the best.
+
+    Half of the validation samples choose, the others judge. After a kill the same command goes on. The result is a
+    folder that the model's own library opens, with report.json beside it.
+    """
+    kind = kind_of(format, json)
+    from leanify.errors import LeanifyError
+    from leanify.terminal import progress
+
+    with progress("loading PyTorch", None):
+        from leanify.study import shrink as shrinking
+
+    names = [name.strip() for each in designs or [] for name in each.split(",") if name.strip()]
+    try:
+        several = [float(rate) for rate in (rates or "").split(",") if rate.strip()]
+    except ValueError:
+        raise LeanifyError(f"--rates takes numbers, 1e-4,5e-4; found {rates!r}") from None
+    found = shrinking.shrink(
+        checkpoint,
+        data,
+        target_params,
+        minutes,
+        output,
+        count=count,
+        shape=shape,
+        designs=names,
+        rates=several,
+        settings=settings or [],
+        dry_run=dry_run,
+    )
+    rows = [_row(one, found.report) for one in found.report["candidates"]]
+    show(kind, found.to_json(), rows, lambda: _render(found.report, rows))
+
+
+def _row(one: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    carried, healed = one.get("carried") or {}, one.get("healed") or {}
+    shape = {key: one.get(key) for key in ("name", "depth", "heads", "mlp", "params", "macs")}
+    latency = {"latency_s": one.get("latency_s")} if one.get("latency_s") else {}
+    return {**shape, **latency, "carried": carried.get("quality"), "healed": healed.get("quality")}
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    return f"{row['depth']} × {row['heads']}, {row['mlp']}"
+
+
+def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+    from leanify.cli.tables import print_table, table
+    from leanify.terminal import console
+    from leanify.units import gigas, metric, millions, seconds
+
+    out, name = console(), report.get("metric")
+
+    def quality(value: float | None) -> str:
+        return "–" if value is None or name is None else metric(name, value).removeprefix(f"{name} ")
+
+    original = report["original"]
+    lines = [("original", "", millions(original["params"]), gigas(original["macs"]), seconds(original.get("latency_s")),
+              quality(original.get("quality")), "")]  # fmt: skip
+    for row in rows:
+        shape = "a shape a block" if row["heads"] is None or row["name"] == "free" else _shape(row)
+        chosen = " *" if row["name"] == report.get("chosen") else ""
+        costs = (millions(row["params"] or 0), gigas(row["macs"] or 0), seconds(row.get("latency_s")))
+        lines.append((row["name"] + chosen, shape, *costs, quality(row["carried"]), quality(row["healed"])))
+    if report.get("reference"):
+        reference = report["reference"]
+        lines.append((reference["name"], "", "", "", "", quality(reference["value"]), ""))
+    heads = ("", "depth × heads, mlp", "params", "GMACs", "latency", "carried", "healed")
+    print_table(out, table(heads, lines))
+    if report.get("directory") is None:
+        out.print(f"\nabout {report['steps_predicted']:,} steps of healing; nothing was written")
+        return
+    out.print(f"\n{name}; {report['judged_on']}. * is written to {report['directory']}", soft_wrap=True)
+    out.print(f"next  leanify profile {report['source']} {report['directory']}", soft_wrap=True)

@@ -1,0 +1,278 @@
+"""`shrink`: a checkpoint in, a smaller model out that kept what it knew.
+
+The original is measured, its weights are carried to several shapes of one budget (`warm.carry`), and the two that keep
+most are trained with the original as their teacher (`training`). Both get a third of the same schedule; the better one
+goes on to its end. The best of all, carried or healed, is written. Half of the validation samples choose at every
+step, the other half judges: what is reported was chosen by nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanify.architecture import Architecture
+from leanify.data.texts import vocabulary
+from leanify.design.measure.profiling import profile
+from leanify.design.redesign import redesign
+from leanify.errors import DataError, LeanifyError, RecipeError
+from leanify.lens import surgery
+from leanify.runs.recipe import Recipe
+from leanify.sources import find, lean_directory
+from leanify.sources.weights import is_headless, with_all_layers
+from leanify.study import healing
+from leanify.study.shrink_designs import Shape, shapes_of
+from leanify.study.shrink_folder import ShrinkFolder
+from leanify.study.warm_start import batches_of
+from leanify.terminal import note
+from leanify.training import start
+from leanify.training.preparation import data_of, trainable
+from leanify.units import metric as metric_words
+from leanify.warm.carry import Step, carry
+from leanify.warm.donor import Donor
+from leanify.warm.free import free
+
+HEALED = 2  # candidates that are trained
+TOKENS = 8_192  # of the samples by which weights are chosen and corrected
+MEASURING = 4  # every fourth batch measures the damage
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What `shrink` found. ``directory`` is the written model, None of a rehearsal."""
+
+    report: Mapping[str, Any]
+    directory: Path | None
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.report)
+
+    def build(self) -> nn.Module:
+        """The written model."""
+        if self.directory is None:
+            raise LeanifyError("a rehearsal writes no model")
+        return find.load(self.directory)
+
+
+def shrink(
+    checkpoint: str | Path,
+    data: str | Path,
+    target_params: float | int | str = 0.6,
+    minutes: float = 30.0,
+    output: str | Path | None = None,
+    *,
+    count: str = "all",
+    shape: str = "uniform",
+    designs: Sequence[str] = (),
+    rates: Sequence[float] = (),
+    settings: Sequence[str] = (),
+    dry_run: bool = False,
+) -> Shrunk:
+    """Shrink a checkpoint to a budget of parameters, on the user's data, and write the best model to ``output``.
+
+    ``count="body"`` leaves embeddings and classifier out of the budget. ``shape="free"`` adds a candidate
+    whose blocks differ. ``minutes`` is what healing may take; carrying
+    takes what it takes. ``designs`` are some of
+    `shrink_designs.MEANING`, ``rates`` learning rates to choose from, ``settings`` change the recipe
+    (``data.length=256``). A folder that the same request began is gone on with; one that is done is read. Ctrl-C leaves
+    what was found. Raises LeanifyError.
+    """
+    source, place = str(checkpoint), Path(output or f"{Path(str(checkpoint)).name or 'model'}-lean")
+    if minutes < 0:
+        raise LeanifyError(f"--minutes {minutes:g} is below 0; 0 carries weights and heals nothing")
+    recipe = _recipe(source, data, settings)
+    plan = redesign(source, target_params=target_params, count=count)
+    if shape not in ("uniform", "free"):
+        raise LeanifyError(f"--shape {shape!r} is neither uniform nor free")
+    shapes = shapes_of(plan, designs, shape == "free")
+    if dry_run:
+        return Shrunk(_rehearsed(source, recipe, plan.baseline.to_json(), shapes, minutes), None)
+    asked = {"source": source, "data": str(data), "target_params": str(target_params), "minutes": minutes}
+    asked |= {
+        "count": count,
+        "shape": shape,
+        "designs": list(designs),
+        "rates": list(rates),
+        "settings": list(settings),
+    }
+    task = healing.judge_of(recipe)  # what cannot be trained is refused before anything is written
+    folder = ShrinkFolder.open(place, asked)
+    if folder.report is not None:
+        note(f"{place} is done; remove it to begin anew")
+        return Shrunk(folder.report, place)
+    return _shrunk(folder, recipe, shapes, minutes, rates, task)
+
+
+def _recipe(source: str, data: str | Path, settings: Sequence[str]) -> Recipe:
+    """The usual recipe of the checkpoint on this data, with itself as its teacher."""
+    if find.find(source).weights is None:
+        raise LeanifyError(f"{source} has no weights: shrink keeps what a trained model knows; name a checkpoint")
+    if not Path(data).expanduser().exists():
+        raise LeanifyError(f"--data {data} does not exist")
+    value = start.resolve(source, (f"data.path={data}", *settings), source)
+    if value.data is None or value.optim is None or value.schedule is None:
+        raise RecipeError(f"{source} on {data} gives no recipe to heal by")
+    if value.data.task != "classification" and data_of(trainable(value)).tokenizer is None:
+        raise DataError(
+            f"{source} has no tokenizer beside its weights, so its numbers for words are not known; put the "
+            "tokenizer's files there, or name another folder, --set data.tokenizer=DIR"
+        )
+    return replace(value, data=replace(value.data, judge=True))
+
+
+def _rehearsed(
+    source: str, recipe: Recipe, original: Mapping[str, Any], shapes: Sequence[Shape], minutes: float
+) -> dict[str, Any]:
+    """What would be done, from the prices of the shapes and two steps of training."""
+    facts = start.rehearse(recipe)
+    steps = healing.steps_in(recipe, minutes, facts["seconds_a_step"], 1)
+    assert recipe.data is not None
+    return {
+        "source": source,
+        "task": recipe.data.task,
+        "original": original,
+        "candidates": [shape.to_json() for shape in shapes],
+        "steps_predicted": steps,
+        "memory_predicted_bytes": facts["memory_predicted_bytes"],
+        "hours_predicted": minutes / 60,
+    }
+
+
+def _shrunk(
+    folder: ShrinkFolder,
+    recipe: Recipe,
+    shapes: Sequence[Shape],
+    minutes: float,
+    rates: Sequence[float],
+    task: healing.Judge,
+) -> Shrunk:
+    began = time.perf_counter()
+    source = recipe.model.source
+    original = folder.once("original", lambda: healing.measured(recipe, source) | _costs(source, recipe))
+    reference = folder.once("reference", lambda: healing.reference(recipe))
+    words = "" if reference is None else f"; {reference['name']}: {metric_words(task.metric, reference['value'])}"
+    note(f"original: {task.words(original)}{words}")
+    _carry_all(folder, recipe, shapes)
+    carried = {shape.name: folder.found[f"carried {shape.name}"] for shape in shapes}
+    order = sorted(shapes, key=lambda shape: -task.score(carried[shape.name].get("chosen_on")))
+    for shape in order:
+        note(f"{shape.name}: carried, {task.words(carried[shape.name])}")
+    healed = healing.healed(folder, recipe, [shape.name for shape in order[:HEALED]], minutes, rates, task)
+    best, found = max(
+        [*carried.items(), *healed.items()],
+        key=lambda pair: task.score(pair[1].get("chosen_on")),
+    )
+    model = folder.place(best) if "run" not in found else _as_directory(folder, best, Path(found["run"]))
+    report = {
+        "source": source,
+        "task": task.name,
+        "metric": task.metric,
+        "reference": reference,
+        "original": _public(original),
+        "candidates": [_row(shape, carried, healed, folder) for shape in shapes],
+        "chosen": best,
+        "directory": str(folder.path),
+        "seconds": folder.found.get("seconds", 0.0) + time.perf_counter() - began,
+        "judged_on": task.judged_on,
+    }
+    folder.finish(model, report)
+    return Shrunk(report, folder.path)
+
+
+def _row(shape: Shape, carried: Mapping[str, Any], healed: Mapping[str, Any], folder: ShrinkFolder) -> dict[str, Any]:
+    """A candidate as the report has it: its design, what it kept and what healing made of it."""
+    own, after = carried[shape.name], healed.get(shape.name)
+    if "refused" in own:
+        return {**shape.to_json(), "carried": None, "healed": None, "refused": own["refused"]}
+    return {
+        **shape.to_json(),
+        **own.get("shape", {}),
+        "macs": own["macs"],
+        "carried": {**_public(own), "damage": own["damage"], "unit": own["unit"], "steps": own["steps"]},
+        "healed": None if after is None else {key: after[key] for key in ("quality", "steps", "rate", "stopped")},
+        "latency_s": own.get("latency_s"),
+    }
+
+
+def _public(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key in ("quality", "latency_s", "params", "macs")}
+
+
+# -- carrying ---------------------------------------------------------------------------------------------------------
+
+
+def _carry_all(folder: ShrinkFolder, recipe: Recipe, shapes: Sequence[Shape]) -> None:
+    """Carry the weights to every shape that has not got them yet, each into a lean directory."""
+    todo = [shape for shape in shapes if f"carried {shape.name}" not in folder.found]
+    if not todo:
+        return
+    model = recipe.model
+    torch.manual_seed(recipe.run.seed)
+    found = find.find(model.source, overrides=model.override, cls=model.cls)
+    whole = with_all_layers(lambda: find.with_weights(found, None), model.source)
+    batches = batches_of(recipe, whole, TOKENS)
+    if recipe.data is not None and recipe.data.task != "classification":
+        tokenizer, _ = vocabulary.tokenizer_of(data_of(trainable(recipe)).tokenizer, lambda: [], "")
+        words = vocabulary.unknown_words(tokenizer, batches, recipe.data.path)
+        note(f"warning: {words}") if words else None
+    choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
+    donor = Donor(whole, choosing, batches[1::MEASURING], is_headless(whole))
+    for words in donor.warnings([shape.design.architecture for shape in todo if shape.design]):
+        note(f"warning: {words}")
+    note(f"carrying weights to {len(todo)} shapes by {donor.tokens:,} tokens, {len(batches)} batches")
+    donor.prepare([shape.design.architecture for shape in todo if shape.design])
+    for shape in todo:
+        folder.once(f"carried {shape.name}", partial(_carried, folder, recipe, donor, shape))
+
+
+def _carried(folder: ShrinkFolder, recipe: Recipe, donor: Donor, shape: Shape) -> dict[str, Any]:
+    def heard(step: Step) -> None:
+        note(f"{shape.name}: {step.words}, {donor.teacher.unit} {step.damage:.3g}")
+
+    place = folder.place(shape.name)
+    try:
+        if shape.design is None:
+            made = free(donor, shape.most, heard)
+        else:
+            made = carry(donor, shape.design.architecture, heard, shape.moves)
+    except LeanifyError as error:
+        note(f"{shape.name}: {error}")
+        return {"refused": str(error)}
+    if place.exists():
+        healing.discard(place)
+    lean_directory.save(made.model, place)
+    steps = [step.words for step in made.steps]
+    facts: dict[str, Any] = {"damage": made.damage, "unit": donor.teacher.unit, "steps": steps}
+    if shape.design is None:
+        facts["shape"] = _sizes(surgery.read(made.model)) | {"params": sum(p.numel() for p in made.model.parameters())}
+    return facts | healing.measured(recipe, str(place)) | _costs(str(place), recipe)
+
+
+def _sizes(found: Architecture) -> dict[str, Any]:
+    """A shape whose layers differ, as a design's keys: a list with a value a layer."""
+    layers = list(found.layers())
+    sizes = {key: [getattr(layer, key) for layer in layers] for key in ("heads", "head_dim", "inner", "mlp")}
+    return {"depth": len(layers), **sizes, "architecture": found.to_json()}
+
+
+def _costs(source: str, recipe: Recipe) -> dict[str, Any]:
+    """Parameters, MACs and the latency of one sample on this machine."""
+    assert recipe.data is not None
+    found = profile(source, batch_size=1, tokens=recipe.data.length, repeats=5)
+    return {"params": found.params, "macs": found.macs, "latency_s": found.latency_s}
+
+
+def _as_directory(folder: ShrinkFolder, name: str, run: Path) -> Path:
+    """A run's best model as a lean directory, with the files that lay beside the carried one."""
+    place = folder.place(f"{name}-best")
+    if place.exists():
+        healing.discard(place)
+    lean_directory.save(find.load(run), place)
+    return place

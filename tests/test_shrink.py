@@ -1,0 +1,148 @@
+"""`shrink`: a checkpoint in, a smaller model out; stopped at any moment it goes on, and what it cannot do it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_layouts import timm, typed
+
+import leanify
+from leanify.errors import LeanifyError
+from leanify.upstream.libraries import import_transformers
+
+MAKERS = Path(__file__).parent / "fixtures" / "documents"
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence encoder, a classifier of pictures and a language model, each with data."""
+    folder = tmp_path_factory.mktemp("shrink")
+    for maker, name in (("make_images", "pets"), ("make_sentences", "reviews"), ("make_checkpoint", "old")):
+        subprocess.run([sys.executable, MAKERS / f"{maker}.py", name], cwd=folder, check=True)
+    timm(folder / "pictures")
+    library = import_transformers()
+    shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    tokenizer = library.BertTokenizerFast.from_pretrained(folder / "old")
+    torch.manual_seed(0)
+    config = library.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **shape)
+    library.LlamaForCausalLM(config).save_pretrained(folder / "speaker")
+    tokenizer.save_pretrained(folder / "speaker")
+    (folder / "text.txt").write_text("a warm film about a dog and a cold town in the war. " * 120)
+    return folder
+
+
+def check(report: Mapping[str, Any], out: Path, source: Path, share: float) -> None:
+    """What holds of every result."""
+    whole, small = leanify.load(source), leanify.load(out)
+    assert leanify.read(small) != leanify.read(whole)
+    assert sum(p.numel() for p in small.parameters()) <= share * sum(p.numel() for p in whole.parameters())
+    assert {"source", "task", "metric", "reference", "original", "candidates", "chosen", "directory", "seconds"} <= set(
+        report
+    )
+    named = {one["name"]: one for one in report["candidates"]}
+    assert named
+    assert sum(p.numel() for p in small.parameters()) == named[report["chosen"]]["params"]
+    assert all(one["carried"]["quality"] is not None for one in named.values() if "refused" not in one)
+    assert json.loads((out / "report.json").read_text()) == report
+    assert not (out / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "settings"),
+    [
+        ("old", "reviews", ["schedule.batch_size=32"]),
+        pytest.param("pictures", "pets", ["schedule.batch_size=16"], marks=pytest.mark.long),
+        ("speaker", "text.txt", ["data.length=16", "schedule.batch_size=8", "data.holdout=0.2"]),
+    ],
+)
+def test_a_checkpoint_becomes_a_smaller_one(
+    source: str, data: str, settings: list[str], here: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "small"
+    found = leanify.shrink(here / source, here / data, 0.8, 0.05, out, settings=settings)
+    assert found.directory == out
+    check(found.report, out, here / source, 0.8)
+    before = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
+    again = leanify.shrink(here / source, here / data, 0.8, 0.05, out, settings=settings)
+    assert again.report == found.report
+    assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == before
+
+
+STAGES = ("original", "control: narrow", "range test", "step 0")
+
+
+@pytest.mark.parametrize("stages", [STAGES[1:2], pytest.param(STAGES, marks=pytest.mark.long)])
+def test_it_is_stopped_at_every_stage_and_goes_on(stages: tuple[str, ...], here: Path, tmp_path: Path) -> None:
+    """Ctrl-C once a line of each stage stands there; the same command goes on, and what was found is not made again."""
+    out = tmp_path / "small"
+    words = [sys.executable, "-m", "leanify", "shrink", str(here / "old"), "--data", str(here / "reviews"),
+             "--target-params", "0.7", "--minutes", "0.3", "-o", str(out), "--designs", "control,narrow"]  # fmt: skip
+    for stage in stages:
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
+        assert process.stderr is not None
+        for line in process.stderr:
+            if stage in line:
+                process.send_signal(signal.SIGINT)
+                break
+        _, rest = process.communicate()
+        assert process.returncode == 130, rest
+        assert "Traceback" not in rest
+        assert not (out / "report.json").exists()
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "control: narrow" not in done.stderr
+    check(json.loads(done.stdout), out, here / "old", 0.7)
+
+
+def test_a_rehearsal_writes_nothing(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"shrink {here / 'old'} --data {here / 'reviews'} --target-params 0.7 -o {tmp_path / 'x'} --dry-run --json"
+    assert typed(line) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["steps_predicted"] > 0
+    assert len(said["candidates"]) >= 3
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "words", "facts"),
+    [
+        ("old", "nowhere", {}, ("nowhere", "does not exist")),
+        ("bert", "reviews", {}, ("bert", "no weights")),
+        ("old", "pets", {}, ("pets",)),
+        ("pictures", "reviews", {}, ("reviews",)),
+        ("old", "reviews", {"target_params": 0.01}, ("budget", "0.423")),
+        ("old", "reviews", {"designs": ["wider"]}, ("wider", "control")),
+        ("old", "reviews", {"minutes": -1}, ("-1",)),
+    ],
+)
+def test_what_it_cannot_do_it_says_and_writes_nothing(
+    source: str, data: str, words: dict[str, Any], facts: tuple[str, ...], here: Path, tmp_path: Path
+) -> None:
+    given = {"target_params": 0.7, "output": tmp_path / "small", **words}
+    name = here / source if (here / source).exists() else source
+    with pytest.raises(LeanifyError) as raised:
+        leanify.shrink(name, here / data, **given)
+    assert all(fact in str(raised.value) for fact in facts), str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_request_is_left_alone(here: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    leanify.shrink(here / "old", here / "reviews", 0.7, 0, out, designs=["narrow"])
+    with pytest.raises(LeanifyError, match="target_params"):
+        leanify.shrink(here / "old", here / "reviews", 0.6, 0, out, designs=["narrow"])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(LeanifyError, match="not empty"):
+        leanify.shrink(here / "old", here / "reviews", 0.7, 0, tmp_path / "mine")
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
