@@ -51,7 +51,7 @@ def test_towers_count_by_their_parameters_in_a_score() -> None:
     prices = prices_of(model)
     weights = [sum(p.numel() for p in part.parameters()) for part in (model.encoder.block, model.decoder.block)]
     shares = [prices.attention_share(i, stage) for i, stage in enumerate(prices.baseline) if stage is not None]
-    each = [float(ranking.signed_share(share, causal)) for share, causal in zip(shares, (False, True), strict=True)]
+    each = [float(ranking.score_of(share, causal)) for share, causal in zip(shares, (False, True), strict=True)]
     assert abs(each[0] - each[1]) > 0.1
     by_hand = (weights[0] * each[0] + weights[1] * each[1]) / sum(weights)
     assert ranking.score(prices, prices.baseline) == pytest.approx(by_hand)
