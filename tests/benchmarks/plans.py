@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import leanify
 from leanify.design.plan import Plan
 from leanify.design.search.design import Design
-from leanify.design.search.rules import Rules
+from leanify.design.search.rules import LEAST_MLP, Rules
 from leanify.units import kilobytes, millions
 
 NAMES: list[str] = []
@@ -46,24 +46,23 @@ HEAD = (
     "    python tests/benchmarks/plans.py > recipes/results/plans.md",
     "",
     "Numbers are old → new, by slashes where the stages or towers that change differ. *rules*: what the plan's",
-    "shape, read again, says of the rules (heads added, MLP ≥ width, multiples of 64, of 8 below a width of 256, of 16",
-    "in experts, alternatives within 3 % of the budget); *one width*: an MLP below two widths, where the budget leaves",
-    "no other. *control*: its MLP, and how far its parameters are from lean's. *KV*: bytes of cache a token, at two",
-    "bytes a number and a context of at most 4,096 tokens. *above lean*: a design without more heads that ranks above",
-    "lean. The ranking is one of small models (`leanify.design.search.search`): no row shows that quality is kept.",
+    "shape, read again, says of the rules (heads added, MLP ≥ half a width, multiples of 64, of 8 below a width of",
+    "256, of 16 in experts, alternatives within 3 % of the budget); *one width*: an MLP below two widths, where the",
+    "budget leaves no other. *control*: its MLP, and how far its parameters are from lean's. *KV*: bytes of cache a",
+    "token, at two bytes a number and a context of at most 4,096 tokens. *recommended*: lean, or plain: the best",
+    "design without more heads.",
+    "The ranking is one of small models (`leanify.design.search.search`): no row shows that quality is kept.",
     "",
-    "| name | budget | depth | heads × dim | mlp | rules | params | control: mlp | off | KV | above lean | s |",
+    "| name | budget | depth | heads × dim | mlp | rules | params | control: mlp | off | KV | recommended | s |",
     "|---|---|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
 TAIL = (
     "",
-    "What one may object to: decoders barely add heads, and a plain cut ranks above most of them, as there",
-    "attention is what small models could do without. Where the depth floor binds and embeddings are much of a model",
-    "(gpt2 at 0.5), the MLP falls to one width, and a warning says so. qwen3_moe's control is 0.4 % off: 8 hidden",
-    "units more in all 128 experts are 1.0 % of the model, and with 40, 48 or 56 heads the nearest is -0.38, +0.25",
-    "or -0.13 %.",
+    "What one may object to: where attention goes in both directions, lean goes to three times the heads where the",
+    "budget lets it, as the best small designs did; the published depth floor, log3 of the width, is then crossed, and",
+    "a warning says so. Where embeddings are much of a model (gpt2 at 0.5), few layers are left.",
 )
 
 
@@ -95,7 +94,7 @@ def row(name: str, share: float) -> str:
         "–" if control is None else text(plan, control, "mlp"),
         off,
         cache(plan),
-        plan.plain_name or "",
+        plan.recommended.design,
         took(began),
     )
     return f"| {' | '.join(cells)} |"
@@ -130,12 +129,12 @@ def broken(plan: Plan) -> Iterator[str]:
         assert old is not None
         assert new is not None
         more |= new.heads > old.heads
-        multiple = Rules().granule_of(plan.baseline.architecture.stages[i])
-        if new.mlp < min(old.mlp, old.width) and not old.experts:
-            yield f"mlp {new.mlp} below width {old.width}"
+        multiple = Rules().mlp_multiple(plan.baseline.architecture.stages[i])
+        if new.mlp < min(old.mlp, LEAST_MLP * old.width) and not old.experts:
+            yield f"mlp {new.mlp} below {LEAST_MLP:g} widths"
         if new.mlp != old.mlp and multiple and new.mlp % multiple:
             yield f"mlp {new.mlp} no multiple of {multiple}"
-        if new.inner != old.inner and new.inner % Rules().granule(old.width, old.inner):
+        if new.inner != old.inner and new.inner % Rules().inner_multiple(old):
             yield f"inner {new.inner} no multiple"
     if not more:
         yield "no heads added"

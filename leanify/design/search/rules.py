@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from leanify.architecture import Stage, primary_of
+from leanify.architecture import Layer, Stage, primary_of
 from leanify.design.options import Options
 
 MULTIPLE = 64
@@ -68,11 +68,15 @@ class Rules:
     def head_step(self, stage: Stage) -> int:
         """The heads by which a stage grows."""
         primary = primary_of(stage)
-        multiple = self._multiple(primary.width, primary.inner)
+        multiple = self.inner_multiple(primary)
         devices = self.options.tensor_parallel or 1
         if self.options.tensor_parallel is None and primary.heads >= MANY_HEADS:
             devices = math.gcd(SMALL_MULTIPLE, primary.heads)
         return math.lcm(stage.group, multiple // math.gcd(multiple, primary.head_dim), devices)
+
+    def inner_multiple(self, primary: Layer) -> int:
+        """The multiple for inner, heads × head_dim."""
+        return self._multiple(primary.width, primary.inner)
 
     def head_counts(self, stage: Stage) -> list[int]:
         """The head counts of a stage above the baseline's."""
