@@ -174,13 +174,13 @@ def test_a_batch_is_what_transformers_pads(name: str, bert: Path, files: Path, q
 
 def test_padding_changes_no_answer(bert: Path, files: Path, quiet: None) -> None:
     trainer = loop.Trainer(at(bert, files, "data.name=mrpc"))
-    model, samples = trainer.bare.eval(), trainer.splits.validation
+    model, samples = trainer.bare.double().eval(), trainer.splits.validation
     with torch.no_grad():
         together = model(**samples.batch(np.arange(40))[0]).logits  # type: ignore[attr-defined]
         for i in (0, 20, 39):
             inputs, _ = samples.batch(np.array([i]))  # type: ignore[attr-defined]
             assert "attention_mask" not in inputs
-            assert torch.allclose(model(**inputs).logits[0], together[i], atol=1e-6)
+            torch.testing.assert_close(model(**inputs).logits[0], together[i], rtol=0, atol=1e-9)
 
 
 def test_samples_of_like_length_share_a_batch_and_each_comes_once_an_epoch() -> None:
