@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import shutil
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -237,8 +238,9 @@ def test_a_disk_full_at_a_row_is_one_message_and_the_rest_is_the_same(
 
     def limited(self: RunDirectory, row: Any) -> None:
         if row["step"] == 4:
-            self_size = self.length
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self_size + 10, resource.RLIM_INFINITY))
+            while not (self.path / "checkpoints" / "00000002").exists():  # a thread writes it
+                time.sleep(0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.length + 10, resource.RLIM_INFINITY))
         before(self, row)
 
     monkeypatch.setattr(RunDirectory, "append", limited)
