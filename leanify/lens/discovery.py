@@ -23,8 +23,8 @@ from leanify.lens.families import Reading
 from leanify.lens.flow import Flow, Found, followed
 from leanify.lens.guesses import attention_guesses, mlp_guesses, sizes_of_heads
 from leanify.lens.located import within
-from leanify.lens.resize import attribute_of, features_of
-from leanify.lens.rewrites import rewrites
+from leanify.lens.resize import attribute_of, features_of, sizes_of
+from leanify.lens.rewrites import Rewrite, rewrites
 from leanify.lens.trials import Bench, without_hooks
 from leanify.upstream.given import given_to
 from leanify.upstream.inputs import example_inputs
@@ -214,7 +214,7 @@ def _rewritten(bench: Bench, module: nn.Module, path: str, found: Found) -> tupl
     for reading in itertools.islice(attention_guesses(module, path, found, bench.numbers), MOST):
         first.setdefault(repr(reading.attributes), reading)
     for base in list(first.values())[:8]:
-        for rewrite in itertools.islice(rewrites(families.class_of(module), _inner_of(module, base)), 40):
+        for rewrite in itertools.islice(_rewrites(module, base), 40):
             count += 1
             free = replace(base, edits=rewrite.edits, methods=rewrite.methods)
             verdict = bench.holds(free)
@@ -228,6 +228,11 @@ def _rewritten(bench: Bench, module: nn.Module, path: str, found: Found) -> tupl
                 if row is not None:
                     return row, count
     return None, count
+
+
+def _rewrites(module: nn.Module, row: Reading) -> Iterator[Rewrite]:
+    found = sizes_of("", module, row)
+    return rewrites(families.class_of(module), _inner_of(module, row), found["d"])
 
 
 def _inner_of(module: nn.Module, reading: Reading) -> str:

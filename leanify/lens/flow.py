@@ -143,7 +143,7 @@ class Follower(TorchFunctionMode):
         tensors = list(_tensors((args, kwargs)))
         if name in OPAQUE:
             return self._set(outputs, NOTHING)
-        if name == "embedding":
+        if name == "embedding" or name.startswith("new_") or name.endswith("_like"):
             return self._set(outputs, NOTHING)
         given = [(tensor, self._weight(tensor)) for tensor in tensors]
         if name in FUSED or (name in ("softmax", "_safe_softmax") and self._union(tensors[:1]).products):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -122,8 +123,12 @@ def _make(upstream: type[nn.Module], reading: Reading) -> type[nn.Module]:
     """Make the subclass with the freed forward. All rows of a class share the edits of its first row."""
     if reading.forward:
         return _subclass(upstream, {"forward": _FORWARDS[reading.forward]})
-    methods = {name: _edited(upstream, name, reading.edits) for name in reading.methods}
-    unmet = [old for old in reading.edits if not any(old in inspect.getsource(getattr(upstream, m)) for m in methods)]
+    functions = {name: _function(upstream, name) for name in reading.methods if not hasattr(upstream, name)}
+    own = [name for name in reading.methods if name not in functions] or ["forward"]
+    scope = {name: _edited_function(function, reading.edits) for name, function in functions.items()}
+    methods = {name: _edited(upstream, name, reading.edits, scope) for name in own}
+    sources = [*(getattr(upstream, name) for name in methods), *functions.values()]
+    unmet = [old for old in reading.edits if not any(old in inspect.getsource(source) for source in sources)]
     if unmet:
         raise UnsupportedModel(
             f"the row of {reading.name} replaces {unmet[0]!r} in {', '.join(methods)}, and the installed source has no "
@@ -137,8 +142,32 @@ def _subclass(upstream: type[nn.Module], methods: dict[str, Callable[..., Any]])
     return type(upstream.__name__, (upstream,), {**methods, "freed": True, "__reduce__": _reduce})
 
 
-def _edited(upstream: type[nn.Module], name: str, edits: Mapping[str, str]) -> Callable[..., Any]:
-    """Compile one method of ``upstream`` with its edits applied, in the original's namespace and closure."""
+def _function(upstream: type[nn.Module], name: str) -> Any:
+    """A function beside a class, which its forward calls. Raises UnsupportedModel if there is none."""
+    found = getattr(sys.modules.get(upstream.__module__), name, None)
+    if not inspect.isfunction(found):
+        raise UnsupportedModel(f"a row edits {name} of {upstream.__qualname__}, which has no such method or function")
+    return found
+
+
+def _edited_function(function: Any, edits: Mapping[str, str]) -> Any:
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in edits.items():
+        source = source.replace(old, new)
+    filename = f"<{function.__module__}.{function.__qualname__}, freed>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    made: dict[str, Any] = {}
+    exec(compile(source, filename, "exec"), function.__globals__, made)
+    return made[function.__name__]
+
+
+def _edited(
+    upstream: type[nn.Module], name: str, edits: Mapping[str, str], scope: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile one method of ``upstream`` with its edits applied, in the original's namespace and closure.
+
+    ``scope`` are functions that stand in for those of the namespace.
+    """
     method = inspect.unwrap(getattr(upstream, name))
     source = textwrap.dedent(inspect.getsource(method))
     bound = {word: cell.cell_contents for word, cell in zip(_closed(method), method.__closure__ or (), strict=True)}
@@ -149,7 +178,9 @@ def _edited(upstream: type[nn.Module], name: str, edits: Mapping[str, str]) -> C
         source = f"def around({', '.join(bound)}):\n{textwrap.indent(source, '    ')}    return {name}\n"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     made: dict[str, Any] = {}
-    exec(compile(source, filename, "exec"), method.__globals__, made)  # the installed library's source, never a file's
+    exec(
+        compile(source, filename, "exec"), {**method.__globals__, **scope} if scope else method.__globals__, made
+    )  # the installed library's source, never a file's
     freed: Callable[..., Any] = made["around"](**bound) if bound else made[name]
     freed.__qualname__ = f"{upstream.__qualname__}.{name}"
     freed.__module__ = upstream.__module__

@@ -13,6 +13,7 @@ import ast
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,9 +32,16 @@ class Rewrite:
     methods: tuple[str, ...]
 
 
-def rewrites(upstream: type[nn.Module], inner: str) -> Iterator[Rewrite]:
-    """Yield edits that let the width of a forward be ``inner``, an expression; the most likely first."""
+def rewrites(upstream: type[nn.Module], inner: str, size: int) -> Iterator[Rewrite]:
+    """Yield edits that let the width of a forward be ``inner``, an expression; the most likely first.
+
+    In functions that the forward calls, which do not know the module, a division of the width by the heads is
+    ``size``, the channels of a head, and the width where a view takes it is -1.
+    """
     sources = dict(_methods(upstream))
+    for name, text in _functions(upstream, sources.get("forward", "")):
+        if inside := _in_a_function(text, size):
+            yield Rewrite(inside, (name,))
     if short := _short_edits(sources.get("forward", "")):
         yield Rewrite(short, ("forward",))
     every = {name: list(_uses(ast.parse(text), text)) for name, text in sources.items()}
@@ -82,6 +90,29 @@ def _methods(upstream: Any) -> Iterator[tuple[str, str]]:
                 except (OSError, TypeError, SyntaxError):  # typed into a shell, compiled, or otherwise without source
                     continue
                 yield name, text
+
+
+def _functions(upstream: type[nn.Module], forward: str) -> Iterator[tuple[str, str]]:
+    """(name, source) of the functions of the class's own module that its forward calls by name."""
+    around = vars(sys.modules.get(upstream.__module__, sys))
+    for name in dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\(", forward)):
+        called = around.get(name)
+        if inspect.isfunction(called) and called.__module__ == upstream.__module__:
+            try:
+                yield name, textwrap.dedent(inspect.getsource(called))
+            except (OSError, TypeError):
+                continue
+
+
+def _in_a_function(text: str, size: int) -> dict[str, str]:
+    tree = ast.parse(text)
+    edits: dict[str, str] = {}
+    for name in {name for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _lengths(node)}:
+        divided = re.findall(rf"\b{name} // \w*heads?\b", text)
+        if divided:
+            edits |= dict.fromkeys(divided, str(size))
+            edits |= {f", {name})": ", -1)"} if f", {name})" in text else {}
+    return edits
 
 
 @dataclass(frozen=True)
