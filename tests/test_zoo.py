@@ -12,8 +12,8 @@ import pytest
 
 from leanify.errors import DirectoryError, SourceError
 from leanify.zoo import laws, table, tiny
-from leanify.zoo.answers import Answers, answers_of
-from leanify.zoo.verdict import Verdict, verdict, verdicts
+from leanify.zoo.answers import FourAnswers, answers_of
+from leanify.zoo.verdict import ModelVerdict, verdict, verdicts
 
 TIMM = [
     "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "xcit_nano_12_p16_224",
@@ -94,7 +94,7 @@ def test_four_answers_at_the_default_configuration(
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_shallow_model_is_redesigned_with_a_rule_loosened_and_the_answers_say_so() -> None:
-    assert answers_of("hf/distilbert") == Answers(True, True, True, True, flags="--min-depth 1")
+    assert answers_of("hf/distilbert") == FourAnswers(True, True, True, True, flags="--min-depth 1")
     assert answers_of("vit_tiny_patch16_224").flags == ""
 
 
@@ -119,7 +119,7 @@ def test_names_are_patterns_and_an_unknown_one_is_refused() -> None:
 
 def test_a_log_is_gone_on_with_and_one_of_other_code_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    first = Verdict("hf", "phi", "refused", reason="as the log has it")
+    first = ModelVerdict("hf", "phi", "refused", reason="as the log has it")
     log.write_text("\n".join((json.dumps(table.made_with()), json.dumps(first.to_json()), '{"library": "hf", "na')))
     assert list(table.checked([("hf", "phi")], log)) == [first]
     log.write_text('{"timm": "0.1"}\n')
@@ -131,7 +131,7 @@ def test_a_verdict_replaces_its_own_row_alone(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "zoo").mkdir()
     monkeypatch.setattr(table, "PACKAGE", tmp_path)
     before = table.shipped()["models"]
-    one = Verdict("hf", before[-1]["name"], "failing", reason="tried")
+    one = ModelVerdict("hf", before[-1]["name"], "failing", reason="tried")
     written = json.loads(table.update([one], whole=False).read_text("utf-8"))
     assert [row["name"] for row in written["models"]] == [row["name"] for row in before]
     assert [row for row in written["models"] if row not in before] == [written["models"][-1]]

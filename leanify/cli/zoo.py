@@ -13,7 +13,7 @@ from leanify.cli.options import Format, Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leanify.zoo.verdict import Verdict
+    from leanify.zoo.verdict import ModelVerdict
 
 _HOW = (
     "read, grow, redesign and control were tried on each model at its default configuration, without weights. The laws "
@@ -165,7 +165,7 @@ def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
     torch.set_num_threads(1)
     models = table.named(patterns)
     tiny.warm()
-    made: list[Verdict] = []
+    made: list[ModelVerdict] = []
     for one in table.checked(models, log):
         made.append(one)
         row = one.to_json()

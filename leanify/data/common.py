@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from leanify.data.samples import Part
+from leanify.data.samples import Selection
 from leanify.data.sampling import HOLDOUT, permutation
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import DataSection
@@ -22,7 +22,7 @@ def subset(whole: Any, data: DataSection) -> Any:
     """The subset given by ``data.samples`` and ``data.subset``; all samples if not set."""
     if data.samples is None or data.samples >= len(whole):
         return whole
-    return Part(whole, chosen(whole, data.samples, data.subset))
+    return Selection(whole, chosen(whole, data.samples, data.subset))
 
 
 def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
@@ -64,7 +64,7 @@ def held_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]
     cut = math.ceil(share * len(whole))
     if not 0 < cut < len(whole):
         raise DataError(f"{len(whole)} samples cannot be split {1 - share:g} to {share:g}: one part would be empty")
-    return Part(whole, np.sort(order[cut:])), Part(unchanged or whole, np.sort(order[:cut]))
+    return Selection(whole, np.sort(order[cut:])), Selection(unchanged or whole, np.sort(order[:cut]))
 
 
 def check_shape(model: nn.Module, shape: tuple[int, ...], what: str, overrides: str) -> None:

@@ -68,7 +68,7 @@ class Splits:
         return inputs if self.scale is None else self.scale(inputs)
 
 
-class Part:
+class Selection:
     """A subset of a data set."""
 
     def __init__(self, whole: Any, indices: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from leanify.data import hub
 from leanify.data.common import folder_of, held_out, refuse, subset, vocabulary_of
-from leanify.data.samples import Part, Splits
+from leanify.data.samples import Selection, Splits
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Row, Sentences, takes_types
 from leanify.errors import DataError, RecipeError
@@ -60,7 +60,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         train, validation = held_out(train, data.holdout)
     else:
         validation = encoded(others)
-        validation = Part(validation, validation.lengths.argsort(kind="stable"))
+        validation = Selection(validation, validation.lengths.argsort(kind="stable"))
     summary = f"{TASKS[name].title} of {files}, {len(train):,} samples to train and {len(validation):,} to validate"
     return Splits(train, validation, summary, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data.common import held_out, length_of, refuse, subset, vocabulary_of
-from leanify.data.samples import Part, Splits
+from leanify.data.samples import Selection, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import DataSection
 
@@ -124,8 +124,8 @@ def sequence_splits(
     width = (length or longest) if has_landmarks(model) else None
     train, *others = (Sequences(p.symbols, p.ends, p.labels, width, p.pair) for p in parts)
     tests = others[-1] if test is not None and data.test is not None else None
-    learnt: Sequences | Part
-    checked: Sequences | Part
+    learnt: Sequences | Selection
+    checked: Sequences | Selection
     if validation is None:
         learnt, checked = held_out(train, data.holdout or 0.1)
     else:

@@ -29,7 +29,7 @@ RULES: dict[str, dict[str, Any]] = {  # command-line flags → arguments, ever l
 
 
 @dataclass(frozen=True)
-class Answers:
+class FourAnswers:
     """True, False, or None if the question does not apply.
 
     ``reason`` explains the first answer other than True; ``flags`` are the options that `redesign` needed besides the
@@ -48,22 +48,22 @@ class Answers:
         return all((self.read, self.grow, self.redesign, self.control))
 
 
-def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> Answers:
+def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> FourAnswers:
     """Answer the four questions for a SOURCE. Exceptions other than LeanifyError are defects and are not caught."""
     try:
         model = find.build_on_meta(find.find(source, overrides=overrides))
     except SourceError as error:
-        return Answers(None, None, None, None, _line(error))
+        return FourAnswers(None, None, None, None, _line(error))
     try:
         surgery.read(model)
     except LeanifyError as error:
-        return Answers(False, False, False, None, _line(error))
+        return FourAnswers(False, False, False, None, _line(error))
     grow_refused = _grow_refused(model)
     plan, flags = _plan(source, overrides)
     if isinstance(plan, LeanifyError):
-        return Answers(True, not grow_refused, False, None, grow_refused or _line(plan))
+        return FourAnswers(True, not grow_refused, False, None, grow_refused or _line(plan))
     no_control = "no control: in the stages that a redesign changes no MLP is known" if plan.control is None else ""
-    return Answers(True, not grow_refused, True, plan.control is not None, grow_refused or no_control, flags)
+    return FourAnswers(True, not grow_refused, True, plan.control is not None, grow_refused or no_control, flags)
 
 
 def _grow_refused(model: nn.Module) -> str:

@@ -16,7 +16,7 @@ from leanify.runs import writing
 from leanify.zoo import tiny
 from leanify.zoo.shipped import shipped as shipped
 from leanify.zoo.shipped import supported as supported
-from leanify.zoo.verdict import Verdict, verdicts, without_attention
+from leanify.zoo.verdict import ModelVerdict, verdicts, without_attention
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def named(patterns: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Iterator[Verdict]:
+def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Iterator[ModelVerdict]:
     """Yield the models' verdicts. A ``log`` stores them one by one, and verdicts already in it are reused.
 
     Raises DirectoryError if the log was made with other code or library versions.
@@ -51,16 +51,16 @@ def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Itera
         yield one
 
 
-def _read_log(log: Path) -> dict[tuple[str, str], Verdict]:
+def _read_log(log: Path) -> dict[tuple[str, str], ModelVerdict]:
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
     if not lines or json.loads(lines[0]) != made_with():
         raise DirectoryError(f"{log} was made with other code or library versions; use another --log, or delete it")
     rows = (json.loads(line) for line in lines[1:] if line.endswith("\n"))  # a killed run leaves half a line
-    made = (Verdict(**{**row, "untested": tuple(row["untested"])}) for row in rows)
+    made = (ModelVerdict(**{**row, "untested": tuple(row["untested"])}) for row in rows)
     return {(one.library, one.name): one for one in made}
 
 
-def update(made: Iterable[Verdict], whole: bool) -> Path:
+def update(made: Iterable[ModelVerdict], whole: bool) -> Path:
     """Write verdicts to the shipped table, replacing all rows (``whole``) or only their own. Raises DirectoryError."""
     table = shipped()
     rows = [one.to_json() for one in made if not without_attention(one)]

@@ -28,7 +28,7 @@ Status = Literal["supported", "refused", "failing"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ModelVerdict:
     """The verdict on one model.
 
     It is ``supported`` if all four answers are yes and every applicable law holds at a small size; ``refused`` if
@@ -53,36 +53,36 @@ class Verdict:
         return {**asdict(self), "untested": list(self.untested)}
 
 
-def verdict(library: str, name: str) -> Verdict:
+def verdict(library: str, name: str) -> ModelVerdict:
     """Judge one model in this process."""
     warnings.simplefilter("ignore")
     given = UNSET.get(name, {}) if library == "hf" else {}
     try:
         answers = answers_of(f"{library}/{name}", given)
     except Exception as error:
-        return Verdict(library, name, "failing", reason=_line(error))
+        return ModelVerdict(library, name, "failing", reason=_line(error))
     known = {**{key: value for key, value in asdict(answers).items() if key != "reason"}, "given": given}
     if not answers.read:
-        return Verdict(library, name, "refused", **known, reason=answers.reason[:LONGEST])
+        return ModelVerdict(library, name, "refused", **known, reason=answers.reason[:LONGEST])
     untested, broken = _laws(library, name)
     status: Status = "supported" if answers.all_yes else "refused"
     if broken:
         status = "failing"
-    return Verdict(library, name, status, **known, untested=untested, reason=broken or answers.reason[:LONGEST])
+    return ModelVerdict(library, name, status, **known, untested=untested, reason=broken or answers.reason[:LONGEST])
 
 
-def verdicts(models: Sequence[tuple[str, str]]) -> Iterator[Verdict]:
+def verdicts(models: Sequence[tuple[str, str]]) -> Iterator[ModelVerdict]:
     """Yield every model's verdict from child processes with a time limit; a crash becomes a verdict too."""
     for library in tiny.LIBRARIES:
         names = [name for other, name in models if other == library]
         yield from isolated.each(partial(verdict, library), names, SECONDS, partial(_failed, library))
 
 
-def _failed(library: str, name: str, why: str) -> Verdict:
-    return Verdict(library, name, "failing", reason=why)
+def _failed(library: str, name: str, why: str) -> ModelVerdict:
+    return ModelVerdict(library, name, "failing", reason=why)
 
 
-def without_attention(one: Verdict) -> bool:
+def without_attention(one: ModelVerdict) -> bool:
     """Whether a model has no attention (such as ResNets) and so does not belong in the table."""
     return one.library == "timm" and "has no attention layer" in one.reason
 

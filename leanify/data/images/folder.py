@@ -18,7 +18,7 @@ from leanify.data import hub
 from leanify.data.common import folder_of, held_out, subset
 from leanify.data.images import tables as image_tables
 from leanify.data.images.files import ImageFiles, folder_of_split, images_below, names_of
-from leanify.data.samples import Part, Splits
+from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import IMAGES
 from leanify.errors import DataError, RecipeError
 from leanify.runs.files import check_links
@@ -148,8 +148,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 def unchanged(samples: Any, plain: Any) -> Any:
     """The same pictures without augmentation."""
-    if isinstance(samples, Part):
-        return Part(unchanged(samples.whole, plain), samples.indices)
+    if isinstance(samples, Selection):
+        return Selection(unchanged(samples.whole, plain), samples.indices)
     return Pictures(samples.files, plain, samples.mode, samples.skips)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
-from leanify.data.samples import Part, Splits
+from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import CONLL, TABLES, described, file_of, only_file, stem_of
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
@@ -110,7 +110,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         other = _validation(data, faults)
         held = f" of {other.file.name}" * (stem_of(other.file) == "test")  # else its name says what it is for
         validation = encoded(_with_known(other, names, faults))
-        validation = Part(validation, validation.lengths.argsort(kind="stable"))
+        validation = Selection(validation, validation.lengths.argsort(kind="stable"))
     kinds = f"{len(names)} {KINDS[data.task][1]}: {', '.join(names[:6])}{', …' * (len(names) > 6)}"
     about = f"{table.columns}, {kinds if names else 'a number'}"
     return Splits(

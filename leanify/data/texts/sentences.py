@@ -15,7 +15,7 @@ from torch import nn
 
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
-from leanify.data.samples import Part, Splits
+from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import TABLES, missing_columns, texts_in
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import vocabulary
@@ -55,7 +55,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     else:
         validation = encoded(other)
     train = subset(train, data)
-    validation = Part(validation, validation.lengths.argsort(kind="stable"))
+    validation = Selection(validation, validation.lengths.argsort(kind="stable"))
     where = f"{len(train):,} sentences of {file} to train on and {len(validation):,} of {other or file} to validate"
     return Splits(train, validation, where, tokenizer=tokenizer, skipped=tuple(faults.names))
 
