@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from leanify.data.samples import Part, Splits
+from leanify.data.samples import Selection, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import DataSection
 from leanify.upstream.wall import wall
@@ -60,5 +60,5 @@ def _halved(found: Splits) -> Splits:
     count = len(found.validation)
     if count < 2:
         raise DataError(f"{found.description}: one validation sample cannot both choose and judge; two are needed")
-    choosing, judging = (Part(found.validation, np.arange(start, count, 2)) for start in (0, 1))
+    choosing, judging = (Selection(found.validation, np.arange(start, count, 2)) for start in (0, 1))
     return replace(found, validation=choosing, test=judging)
