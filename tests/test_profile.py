@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +167,23 @@ def test_on_a_gpu_torchs_peaks_and_nvmls_figure_stand_side_by_side() -> None:
     assert memory.train_peak_bytes
     assert memory.nvml_used_bytes
     assert memory.train_peak_bytes <= memory.nvml_used_bytes
+
+
+def test_what_was_counted_is_kept_and_read_without_torch(tmp_path: Path) -> None:
+    """The second time for the same source, code and options; another option is counted anew."""
+    script = (
+        "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("LEANIFY_PRICES", None)
+
+    def typed(*options: str) -> tuple[str, bool]:
+        words = [sys.executable, "-c", script, "profile", "test_vit", "--no-measure", *options]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+        return done.stdout, done.stderr.split()[-1] == "True"
+
+    first, second, other = typed(), typed(), typed("--batch-size", "4")
+    assert first[0] == second[0]
+    assert (first[1], second[1], other[1]) == (True, False, True)

@@ -27,10 +27,10 @@ GROUPS: dict[str, dict[str, str]] = {  # options by their names in Python; the o
         "Budgets": "target_params count max_macs max_memory max_active max_kv context max_latency",
         "Latency": "batch_size device dtype compiled latency_of",
         "Shape": "depth heads head_dim mlp experts active_experts heads_mode",
-        "Constraints": "multiple tensor_parallel min_mlp min_depth max_heads",
+        "Constraints": "multiple tensor_parallel min_mlp max_mlp min_depth max_heads",
         "Weights": "weights pretrained data samples seed",
         "Source": "tokens overrides cls",
-        "Output": "output control force as_type push top study format json",
+        "Output": "choose output control force as_type push top study explain format json",
     },
     "train": {
         "Run": "output resume device dry_run accept_changed_data",

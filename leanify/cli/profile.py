@@ -12,7 +12,7 @@ from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, comp
 from leanify.terminal import say
 
 if TYPE_CHECKING:
-    from leanify.design.measure.profiling import Profile
+    from leanify.design.measure.counted import Profile
 
 
 DEFAULT = "vit_base"
@@ -50,36 +50,21 @@ def profile(
     """
     from leanify.design.search.amounts import amount
     from leanify.errors import LeanifyError
-    from leanify.terminal import progress, track
+    from leanify.terminal import track
 
     kind = kind_of(format, json)
     given = {"--max-params": max_params, "--max-macs": max_macs, "--max-latency": max_latency}
     limits = {name: amount(name, value) for name, value in given.items() if value is not None}
     if "--max-latency" in limits and not measure:
         raise LeanifyError("--max-latency is about what is measured: leave out --no-measure")
-    with progress("loading PyTorch", None):
-        from leanify.design.measure import profiling
-        from leanify.sources.newest import with_baseline
-        from leanify.sources.overrides import parse_overrides
+    from leanify.sources.overrides import parse_overrides
 
     overrides = parse_overrides(override or [])
     if img_size is not None:
         overrides |= {"img_size": img_size}
-    asked: Sequence[Any] = sources or with_baseline() or [DEFAULT]
-    profiles = [
-        profiling.profile(
-            source,
-            batch_size=batch_size,
-            device=device,
-            dtype=dtype,
-            tokens=tokens,
-            repeats=repeats,
-            measure=measure,
-            overrides=overrides,
-            cls=model_class,
-        )
-        for source in track(asked, "profiling")
-    ]
+    about = {"batch_size": batch_size, "device": device, "dtype": dtype, "tokens": tokens, "overrides": overrides}
+    asked: Sequence[Any] = sources or _newest()
+    profiles = [_one(source, measure, repeats, {**about, "cls": model_class}) for source in track(asked, "profiling")]
     rows = [facts.to_json() for facts in profiles]
     show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles))
     if "--max-latency" in limits and (unknown := [facts for facts in profiles if facts.latency_s is None]):
@@ -88,6 +73,29 @@ def profile(
         for line in over:
             say(f"leanify: {line}")
         raise typer.Exit(1)
+
+
+def _newest() -> Sequence[Any]:
+    """The newest model here and its baseline; where there is none, the default."""
+    from leanify.terminal import progress
+
+    with progress("loading PyTorch", None):
+        from leanify.sources.newest import with_baseline
+    return with_baseline() or [DEFAULT]
+
+
+def _one(source: Any, measure: bool, repeats: int, about: Mapping[str, Any]) -> Profile:
+    """One model's costs: what was counted before, where nothing is to be measured, without loading torch."""
+    from leanify.design.measure import counted
+    from leanify.terminal import progress
+
+    if not measure and isinstance(source, str):
+        before = counted.kept(counted.Asked(source, **about))
+        if before is not None:
+            return before
+    with progress("loading PyTorch", None):
+        from leanify.design.measure import profiling
+    return profiling.profile(source, repeats=repeats, measure=measure, **about)
 
 
 def _render(profiles: list[Profile]) -> None:

@@ -17,7 +17,7 @@ from leanify.terminal import console
 from leanify.units import binary, millions, operations, seconds
 
 if TYPE_CHECKING:
-    from leanify.design.measure.profiling import Profile
+    from leanify.design.measure.counted import Profile
     from leanify.paper.glue_table import Report, Score
 
 

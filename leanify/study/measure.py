@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from leanify import machine
-from leanify.design.measure import profiling
+from leanify.design.measure import counted, profiling
 from leanify.lens import surgery
 from leanify.runs.recipe import ModelSection
 from leanify.sources import find
@@ -63,7 +63,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
     }
 
 
-def _memory(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> profiling.Memory:
+def _memory(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> counted.Memory:
     predicted = profiling.predicted_training_bytes(shell, batch, tokens, fused=device.type == "cuda")
     before = machine.settled_resident_set()
     real = profiling.fresh(shell, device)

@@ -13,7 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leanify import machine
+from leanify.design.measure import counted as counted_before
 from leanify.design.measure import peak
+from leanify.design.measure.counted import Memory, Profile
 from leanify.design.measure.peak import tensors_of as tensors_of
 from leanify.design.prices import counting
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
-from leanify.tabular import Tabular
-from leanify.units import binary, millions, operations
-from leanify.units import seconds as time_of
 from leanify.upstream.given import given_to, samples_in
 from leanify.upstream.inputs import check_tokens, example_inputs
 from leanify.upstream.libraries import first_line
@@ -47,81 +45,6 @@ FUSED = (
 NOT_PRODUCTS = ("layer_norm", "batch_norm", "group_norm", "upsample_bilinear2d", "adaptive_avg_pool2d", "grid_sampler")
 _ATTENTION = "_scaled_dot_product_"
 TRACEABLE_BYTES = 8 << 30  # a model whose graph needs real tensors is traced up to this size
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes. Predicted: the peak of a training step, with AdamW's two moments.
-
-    On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide figure; on
-    a CPU they are the process's resident set over what it held before, None where the system does not tell. Of a
-    model that upstream trains with labels alone the training's figures are None.
-    """
-
-    train_predicted_bytes: int | None
-    forward_peak_bytes: int | None = None
-    train_peak_bytes: int | None = None
-    forward_reserved_bytes: int | None = None
-    train_reserved_bytes: int | None = None
-    nvml_used_bytes: int | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class Profile(Tabular):
-    """One model's costs, which show themselves as a table.
-
-    ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
-
-    ``attention_kernels``: how often a forward pass called each kernel of attention by name, None if unmeasured.
-    ``not_measured``: what did not fit into the memory, so that it was not tried.
-    """
-
-    source: str
-    architecture: str
-    params: int
-    params_body: int
-    macs: int
-    flops: int
-    fvcore_macs: int | None
-    cross_check: str
-    uncounted: list[str]
-    weights_bytes: int
-    batch_size: int
-    dtype: str
-    device: str
-    latency_s: float | None
-    throughput_per_s: float | None
-    memory: Memory
-    attention_kernels: dict[str, int] | None = None
-    not_measured: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def headline(self) -> str:
-        return f"{self.source} · {self.architecture} · {self.dtype}, {self.device}"
-
-    def rows(self) -> list[dict[str, Any]]:
-        plain = {name: value for name, value in self.to_json().items() if name != "memory"}
-        return [{**plain, **asdict(self.memory)}]
-
-    def cells(self) -> list[dict[str, str]]:
-        known = {
-            "parameters": millions(self.params),
-            "  in the blocks": millions(self.params_body),
-            "MACs a sample": operations(self.macs),
-            "weights": binary(self.weights_bytes),
-            "latency, batch 1": time_of(self.latency_s),
-            f"throughput, batch {self.batch_size}": _rate(self.throughput_per_s),
-            "forward peak": binary(self.memory.forward_peak_bytes),
-            "training peak": binary(self.memory.train_peak_bytes),
-            "training, predicted": binary(self.memory.train_predicted_bytes),
-        }
-        return [{"cost": name, self.source: value} for name, value in known.items() if value != "–"]
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f} /s"
 
 
 def profile(
@@ -148,6 +71,32 @@ def profile(
     >>> leanify.profile("vit_tiny", measure=False).params
     5717416
     """
+    given = (source, inputs, rows, batch_size, device, dtype, tokens, repeats, measure, overrides, cls)
+    if measure or not isinstance(source, (str, Path)):
+        return _profile(*given)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        facts = _profile(*given)
+    for one in said:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    if not said:  # a warning must be given the next time as well
+        counted_before.keep(counted_before.Asked(source, batch_size, device, dtype, tokens, overrides, cls), facts)
+    return facts
+
+
+def _profile(
+    source: str | Path | find.ModelSource | nn.Module,
+    inputs: Any,
+    rows: Any,
+    batch_size: int,
+    device: str | None,
+    dtype: str,
+    tokens: int | None,
+    repeats: int,
+    measure: bool,
+    overrides: Mapping[str, Any] | None,
+    cls: str | None,
+) -> Profile:
     if isinstance(source, nn.Module):
         surgery.read(source, inputs, rows)
     found = source if isinstance(source, find.ModelSource) else find.find(source, overrides=overrides, cls=cls)

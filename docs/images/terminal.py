@@ -1,0 +1,40 @@
+"""Draw docs/images/terminal.svg: what a terminal of 92 columns shows of the README's first command.
+
+python docs/images/terminal.py
+"""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+COMMAND = "leanify redesign vit_base"
+COLUMNS = 92
+PAPER, INK = (22, 24, 29), (230, 230, 230)
+COLOURS = [(80, 80, 80), (255, 95, 95), (95, 215, 95), (215, 175, 95), (95, 175, 255), (215, 135, 215), (95, 215, 215)]
+THEME = TerminalTheme(PAPER, INK, [*COLOURS, INK], [*COLOURS, INK])
+
+
+def main() -> None:
+    environment = {**os.environ, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+    run = [sys.executable, "-m", *COMMAND.split()]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    screen = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    screen.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
+    screen.print(Text.from_ansi(done.stdout.rstrip()))
+    picture = screen.export_svg(title="leanify", theme=THEME, unique_id="leanify")
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # nothing is fetched from elsewhere
+    picture = picture.replace("Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono")
+    picture = re.sub(r"(?m)^\s*<!--.*?-->\s*$\n?", "", picture)
+    Path(__file__).with_name("terminal.svg").write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

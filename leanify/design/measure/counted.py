@@ -1,0 +1,137 @@
+"""What a model costs by counting, as a value, and kept from one time to the next. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from leanify.design.options import Options
+from leanify.design.prices.cache import key_of, place_of
+from leanify.runs.cache import read_value, write_value
+from leanify.tabular import Tabular
+from leanify.units import binary, millions, operations
+from leanify.units import seconds as time_of
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. Predicted: the peak of a training step, with AdamW's two moments.
+
+    On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide figure; on
+    a CPU they are the process's resident set over what it held before, None where the system does not tell. Of a
+    model that upstream trains with labels alone the training's figures are None.
+    """
+
+    train_predicted_bytes: int | None
+    forward_peak_bytes: int | None = None
+    train_peak_bytes: int | None = None
+    forward_reserved_bytes: int | None = None
+    train_reserved_bytes: int | None = None
+    nvml_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Profile(Tabular):
+    """One model's costs, which show themselves as a table.
+
+    ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
+
+    ``attention_kernels``: how often a forward pass called each kernel of attention by name, None if unmeasured.
+    ``not_measured``: what did not fit into the memory, so that it was not tried.
+    """
+
+    source: str
+    architecture: str
+    params: int
+    params_body: int
+    macs: int
+    flops: int
+    fvcore_macs: int | None
+    cross_check: str
+    uncounted: list[str]
+    weights_bytes: int
+    batch_size: int
+    dtype: str
+    device: str
+    latency_s: float | None
+    throughput_per_s: float | None
+    memory: Memory
+    attention_kernels: dict[str, int] | None = None
+    not_measured: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def headline(self) -> str:
+        return f"{self.source} · {self.architecture} · {self.dtype}, {self.device}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        plain = {name: value for name, value in self.to_json().items() if name != "memory"}
+        return [{**plain, **asdict(self.memory)}]
+
+    def cells(self) -> list[dict[str, str]]:
+        known = {
+            "parameters": millions(self.params),
+            "  in the blocks": millions(self.params_body),
+            "MACs a sample": operations(self.macs),
+            "weights": binary(self.weights_bytes),
+            "latency, batch 1": time_of(self.latency_s),
+            f"throughput, batch {self.batch_size}": _rate(self.throughput_per_s),
+            "forward peak": binary(self.memory.forward_peak_bytes),
+            "training peak": binary(self.memory.train_peak_bytes),
+            "training, predicted": binary(self.memory.train_predicted_bytes),
+        }
+        return [{"cost": name, self.source: value} for name, value in known.items() if value != "–"]
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f} /s"
+
+
+# -- kept in the user's cache -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a count depends on, besides what `key_of` knows of the source, the code and the libraries."""
+
+    source: str | Path
+    batch_size: int
+    device: str | None
+    dtype: str
+    tokens: int | None
+    overrides: Mapping[str, Any] | None
+    cls: str | None
+
+    def file(self) -> tuple[Path, str] | None:
+        """Where it is kept, and its key; None where it cannot be, or LEANIFY_PRICES=off forbids it."""
+        if os.environ.get("LEANIFY_PRICES") == "off":
+            return None
+        key = key_of(self.source, Options(tokens=self.tokens, overrides=self.overrides or {}, cls=self.cls))
+        if key is None:
+            return None
+        here = self.device or f"{Path('/dev/nvidiactl').exists()} {os.environ.get('CUDA_VISIBLE_DEVICES')}"
+        key = f"{key} {self.batch_size} {self.dtype} {here}"
+        return place_of("profiles", key), key
+
+
+def kept(asked: Asked) -> Profile | None:
+    """What was counted before for the same source, code and libraries; None where nothing was."""
+    file = asked.file()
+    return None if file is None else read_value(*file, _parsed)
+
+
+def keep(asked: Asked, facts: Profile) -> None:
+    """Keep it for the next time, if the cache can be written."""
+    file = asked.file()
+    if file is not None:
+        with contextlib.suppress(OSError):
+            write_value(*file, facts.to_json())
+
+
+def _parsed(value: Any) -> Profile:
+    return Profile(**{**value, "memory": Memory(**value["memory"])})
