@@ -1,0 +1,59 @@
+"""Every block its own shape: the program's choice against trying everything, and a model within the budget."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from test_warm_carry import built
+
+import leanify
+from leanify.errors import BudgetError
+from leanify.warm.donor import Donor
+from leanify.warm.free import Variant, choose, free
+
+
+def library(seed: int) -> list[Variant]:
+    """Two blocks that may lose heads, units or themselves."""
+    drawn = np.random.default_rng(seed)
+    parts = [("heads", 10), ("heads", 20), ("mlp", 15), ("mlp", 30), ("block", 70)]
+    return [
+        Variant("layers", place, part, None, saved, float(drawn.exponential()))
+        for place in (0, 1)
+        for part, saved in parts
+    ]
+
+
+def allowed(several: Sequence[Variant]) -> Iterator[tuple[Variant, ...]]:
+    """Every choice that a model can be made of, by trying all."""
+    for count in range(len(several) + 1):
+        for taken in itertools.combinations(several, count):
+            of_block = [[v.part for v in taken if v.place == place] for place in (0, 1)]
+            alone = all(
+                len(set(parts)) == len(parts) and ("block" not in parts or len(parts) == 1) for parts in of_block
+            )
+            if alone and sum(v.part == "block" for v in taken) < 2:
+                yield taken
+
+
+@pytest.mark.parametrize("saving", [5, 40, 95, 120])
+def test_the_choice_is_the_least_sum_of_damages_that_saves_enough(saving: int) -> None:
+    for seed in range(4):
+        several = library(seed)
+        taken = choose(several, saving)
+        best = min(sum(v.damage for v in t) for t in allowed(several) if sum(v.saved for v in t) >= saving)
+        assert sum(v.saved for v in taken) >= saving
+        assert sum(v.damage for v in taken) == pytest.approx(best)
+    with pytest.raises(BudgetError, match="1,000"):
+        choose(library(0), 1000)
+
+
+def test_a_model_of_free_shapes_keeps_to_its_budget() -> None:
+    model, data = built("hf/llama")
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    found = free(Donor(model, data[:2], data[2:]), int(0.8 * whole))
+    assert sum(parameter.numel() for parameter in found.model.parameters()) <= 0.8 * whole
+    assert leanify.read(found.model) != leanify.read(model)
+    assert [step.words.partition(":")[0] for step in found.steps] == ["round 1", "round 2"]
