@@ -120,7 +120,7 @@ def test_a_rehearsal_writes_nothing(here: Path, tmp_path: Path, capsys: pytest.C
         ("bert", "reviews", {}, ("bert", "no weights")),
         ("old", "pets", {}, ("pets",)),
         ("pictures", "reviews", {}, ("reviews",)),
-        ("old", "reviews", {"target_params": 0.01}, ("budget", "0.423")),
+        ("old", "reviews", {"target_params": 0.01}, ("budget", "3,161", "target_params=")),
         ("old", "reviews", {"designs": ["wider"]}, ("wider", "control")),
         ("old", "reviews", {"minutes": -1}, ("-1",)),
     ],
