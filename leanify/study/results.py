@@ -248,7 +248,8 @@ def _margin(study: Findings, first: Outcome) -> float:
 
 
 def _margin_words(study: Findings, first: Outcome, margin: float) -> str:
-    unit = first.unit or first.metric.replace("_", " ")
+    name = first.metric.replace("_", " ")
+    unit = first.unit or (f"points of {name}" if first.sign > 0 else name)
     words = f"{margin:.2g} {unit}"
     if study.plan.margin is not None or first.best is None or not study.plan.has(BASELINE):
         return words
