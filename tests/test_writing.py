@@ -61,6 +61,9 @@ ALLOWED = {  # calls outside runs/writing.py that write, rename or remove, and w
         "unlink",
     ): "the card of a model that save_pretrained overwrites",
     ("study/folder.py", "unlink"): "the outcome of a run that failed, by --retry",
+    ("study/healing.py", "rmtree"): "an attempt in the work folder of a shrink, which it made",
+    ("study/shrink_folder.py", "rename"): "files of the finished model, from its own work folder",
+    ("study/shrink_folder.py", "rmtree"): "its own work folder, which is no link",
     ("study/worker.py", "rmtree"): "a run's folder that was left half made, by its name",
 }
 NAMES = {

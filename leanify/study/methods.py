@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from leanify.errors import SourceError
+from leanify.runs.files import read_json
 from leanify.study.folder import StudyFolder
 from leanify.study.plan import TRIAL, Key
 from leanify.study.rates import at_the_edge, sensitivity
@@ -50,8 +51,8 @@ def _facts(study: Findings, folder: StudyFolder, name: str) -> Any:
             file = folder.run(Key(result.name, run.seed)) / name
             if run.status == "finished" and file.is_file():
                 try:
-                    return json.loads(file.read_text(encoding="utf-8"))
-                except ValueError:
+                    return read_json(file)
+                except SourceError:
                     return None
     return None
 

@@ -70,6 +70,7 @@ class ShrinkFolder:
     def place(self, name: str) -> Path:
         """Where a candidate or its run lies."""
         work = self.path / WORK
+        writing.check_folder(work)
         work.mkdir(exist_ok=True)
         return work / name
 
