@@ -28,7 +28,7 @@ def main() -> None:
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
     screen = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     screen.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
-    screen.print(Text.from_ansi(done.stdout.rstrip()))
+    screen.print(Text.from_ansi(done.stdout.rstrip()), end="\n\n")
     picture = screen.export_svg(title="leanify", theme=THEME, unique_id="leanify")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # nothing is fetched from elsewhere
     picture = picture.replace("Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono")
