@@ -18,10 +18,6 @@ from leanify.runs import recipe as recipes
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
 WORKED: set[str] = set()  # what was typed instead, and worked: several mistakes lead to the same line
 RUN = ["data.samples=64", "schedule.epochs=1", "model.depth=1"]
-IMAGES = (
-    "--set model.override.img_size=16 --set model.override.embed_dim=12 --set model.override.depth=1 "
-    "--set model.override.patch_size=8 --set data.workers=0 --dry-run"
-)
 
 
 @dataclass(frozen=True)
@@ -58,9 +54,6 @@ MISTAKES = [
         "0.5",
     ),
     Mistake("redesign vit_tiny --max-latency 12", "above 1 and has no unit", says="12ms"),
-    Mistake(
-        "redesign vit_tiny", "nothing is asked for", "redesign vit_tiny --target-params 0.5", "--target-params 0.5"
-    ),
     Mistake(
         "redesign vit_tniy --target-params 0.5",
         "nearest: vit_tiny",
@@ -113,8 +106,8 @@ MISTAKES = [
     Mistake(
         "train pictures",
         "is data, not a model",
-        f"train vit_tiny --set data.path=pictures {IMAGES}",
-        "leanify train vit_tiny --set data.path=pictures",
+        "train own-images --set data.path=pictures --dry-run",
+        "leanify train own-images --set data.path=pictures",
     ),
     Mistake("train digits -o run", "already contains a run", "train --resume run", "leanify train --resume run"),
     Mistake("train --resume nowhere", "nowhere is not a run", "runs", "leanify runs"),

@@ -33,6 +33,7 @@ TYPED = {
     "profile": "profile lean --no-measure",
     "condition": "condition lean --samples 2",
     "export": "export lean --format timm -o out",
+    "shrink": "shrink --help",
     "recipes": "recipes digits",
     "runs": "runs .",
     "show": "show run",

@@ -21,7 +21,7 @@ from leanify.lens.resize import sizes_of
 from leanify.upstream.given import give, given_to
 from leanify.upstream.inputs import knows_input
 from leanify.upstream.spelling import experts_per_token
-from leanify.upstream.wrappers import check_bare
+from leanify.upstream.wrappers import check_bare, check_weights
 
 
 def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> LocatedModel:
@@ -38,6 +38,8 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     if rows is not None:
         families.attach_rows(model, rows)
     sites = _known_sites(model)
+    for site in sites:
+        check_weights(site.path, site.module)
     attentions = [site for site in sites if site.reading.is_attention]
     if not attentions:
         raise UnsupportedModel(
