@@ -20,6 +20,7 @@ from leanify.sources import find, heads, pooling
 from leanify.sources.overrides import class_name
 from leanify.sources.text_classifier import CLASSIFIER
 from leanify.training.preparation import tokenizer_beside
+from leanify.upstream import modules
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers, without_type
 
@@ -140,7 +141,8 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
     holdout, own = 0.0, None
     if images and path is not None and (own := data_found.recognise(path, named)) is not None and own.kind == "images":
         holdout = 0.0 if own.validated else 0.1
-        if found.weights is None and found.architecture is None and own.classes is not None:
+        fresh = found.weights is None and found.architecture is None and found.origin.library != modules.LIBRARY
+        if fresh and own.classes is not None:
             override = {"num_labels" if cls else "num_classes": own.classes}
     tokenizer = None if task == "classification" else tokenizer_beside(source, found)
     lr = 1e-3 if found.weights is None else 1e-4
