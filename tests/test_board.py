@@ -27,7 +27,7 @@ FIRST, SECOND = Key("baseline", 0), Key("narrow", 0)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
     """A study of two designs and two seeds, none of which has run."""
     where = tmp_path_factory.mktemp("board")
-    request = studies.Request(str(recipe_file(where)), designs=("baseline", NARROW), seeds=2)
+    request = studies.Request(str(recipe_file(where)), designs=("baseline", NARROW), seeds=2, rates=(1.0,))
     return studies.comparing.folder_of(request, where / "study")
 
 

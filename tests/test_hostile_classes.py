@@ -198,6 +198,7 @@ def test_every_promise_about_files_names_its_tests() -> None:
         assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name
 
 
+@pytest.mark.unexpected
 def test_a_traceback_is_shown_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def divided() -> None:
         raise ZeroDivisionError("integer modulo by zero")

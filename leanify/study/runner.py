@@ -132,7 +132,8 @@ def _death(code: int, log: Path) -> str:
         name = signal.Signals(-code).name
         hint = ", probably because memory ran out" if -code == signal.SIGKILL else ""
         return f"killed by {name}{hint}"
-    lines = opened_text(log, DirectoryError, errors="replace").read().strip().splitlines()
+    with opened_text(log, DirectoryError, errors="replace") as file:
+        lines = file.read().strip().splitlines()
     return f"ended with exit code {code}: {lines[-1] if lines else 'no message'}"
 
 

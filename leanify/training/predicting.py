@@ -195,7 +195,8 @@ def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]
             yield f"{path}, {place}", tuple(cell for cell in cells if cell is not None)
     elif _is_file(path):
         try:
-            lines = opened_text(path, DataError, "utf-8-sig").read().splitlines()
+            with opened_text(path, DataError, "utf-8-sig") as file:
+                lines = file.read().splitlines()
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
         for number, line in enumerate(lines, 1):
