@@ -59,7 +59,8 @@ def _console_class() -> type[Console]:
             """Print while rich's own thread draws no bar: it would go back by the lines of one that is not there yet,
             and leave a stale line, or take one of ours.
             """
-            live = next(iter(self._live_stack), None)
+            stack = getattr(self, "_live_stack", None) or [getattr(self, "_live", None)]  # rich 13 has one at most
+            live = stack[0]
             with nullcontext() if live is None else live._lock:
                 super().print(*objects, **words)
 

@@ -93,7 +93,7 @@ def killed(kind: str, home: Path, number: int, kills: int, draw: random.Random) 
 
 def main(kills: list[int]) -> None:
     wrong = 0
-    for kind, count, epochs in zip(("run", "study", "tournament"), kills, (40, 10, 10), strict=True):
+    for kind, count, epochs in zip(("run", "study", "tournament"), kills, (40, 60, 60), strict=True):
         with tempfile.TemporaryDirectory() as folder:
             recipe = RECIPE.replace("epochs = 4", f"epochs = {epochs}")
             (Path(folder) / "r.toml").write_text(recipe)
