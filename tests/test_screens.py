@@ -19,7 +19,6 @@ from leanify.cli import COMMANDS
 from leanify.cli.screen import print_end
 from leanify.cli.study_tables import _interval
 from leanify.cli.tables import entries, print_table, table
-from leanify.errors import BudgetError
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.plots import _html_table, _shade, _style, figure_of
@@ -146,17 +145,6 @@ def test_an_interruption_is_said() -> None:
     )
     done = commands.run("profile", "vit_tiny", "--no-measure", "--quiet", fresh=True, before=when)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "leanify: interrupted")
-
-
-def test_a_study_names_ways_of_its_own_where_the_rules_leave_no_lean_design() -> None:
-    with pytest.raises(BudgetError) as refused:
-        studies.planned(studies.Request("digits"))
-    assert "--min-depth" not in str(refused.value)
-    (designs,) = re.findall(r"--designs (\S+);", str(refused.value))
-    (deeper,) = re.findall(r"--set (\S+)", str(refused.value))
-    named = studies.planned(studies.Request("digits", designs=tuple(designs.split(",", 1))))
-    assert [design.name for design in named.designs] == ["baseline", "small"]
-    assert len(studies.planned(studies.Request("digits", settings=(deeper,))).designs) == 3
 
 
 @pytest.mark.parametrize(("depth", "line"), [(2, "leanify compare"), (6, "leanify compare digits")])

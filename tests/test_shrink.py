@@ -81,7 +81,9 @@ def test_a_checkpoint_becomes_a_smaller_one(
 STAGES = ("original", "control: narrow", "range test", "step 0")
 
 
-@pytest.mark.parametrize("stages", [STAGES[1:2], pytest.param(STAGES, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "stages", [pytest.param(STAGES[1:2], marks=pytest.mark.slow), pytest.param(STAGES, marks=pytest.mark.long)]
+)
 def test_it_is_stopped_at_every_stage_and_goes_on(stages: tuple[str, ...], here: Path, tmp_path: Path) -> None:
     """Ctrl-C once a line of each stage stands there; the same command goes on, and what was found is not made again."""
     out = tmp_path / "small"
