@@ -183,6 +183,16 @@ def test_reading_costs_at_most_five_forwards() -> None:
         assert calls <= 5, make
 
 
+def test_a_trial_of_a_weight_norm_checks_its_sizes() -> None:
+    """torch's kernel reads past the end of a scale that is too short, which ends the process."""
+    v = torch.randn(8, 4, 16, dtype=torch.float64)
+    with InDouble():
+        whole = torch._weight_norm(v, torch.norm_except_dim(v, 2, 2), 2)
+        with pytest.raises(RuntimeError, match="size"):
+            torch._weight_norm(v, torch.ones(1, 1, 2, dtype=torch.float64), 2)
+    torch.testing.assert_close(whole, v)
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, of what it imports to compile
 @pytest.mark.parametrize("wrap", ["compiled", "parametrized", "parallel"])
 def test_a_wrapper_is_refused_before_anything_changes(wrap: str) -> None:

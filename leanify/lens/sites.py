@@ -51,6 +51,8 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
     stages: dict[str, dict[str, list[Site]]] = {}
     for attention, (container, block) in zip(attentions, _blocks(model, attentions, mlps), strict=True):
         stages.setdefault(container, {}).setdefault(block, []).append(attention)
+        if given_to(model) is not None:  # an MLP that no trial could read is nevertheless part of the block
+            check_weights(block, model.get_submodule(block))
     located = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
     if given_to(model) is not None:
         if not depth.is_tried(model) and depth.check(located):
