@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -200,14 +200,13 @@ def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign
     from leanify.study.surface import of_grid, surface_of
 
     surface = surface_of(study)
-
-    def make() -> Iterator[PlannedDesign]:
-        grid, inside = tournaments.spending(designer.plan, tournaments.CHOICE * count)
-        begun = sum(design.name.startswith("more-") for design in study.plan.designs)
-        for place, row in enumerate(surface.most_telling(of_grid(grid)[inside], count), begun + 1):
-            yield designer.planned(f"more-{place}", designer.design(grid.shape_at(int(inside[row]))))
-
-    return ranked(tuple(designer.priced(make)))
+    grid, inside = tournaments.spending(designer.plan, tournaments.CHOICE * count)
+    begun = sum(design.name.startswith("more-") for design in study.plan.designs)
+    found = []
+    for place, row in enumerate(surface.most_telling(of_grid(grid)[inside], count), begun + 1):
+        design = designer.design(grid.shape_at(int(inside[row])))
+        found.append(designer.planned(f"more-{place}", design))
+    return ranked(tuple(found))
 
 
 def folder_of(request: Request, output: str | Path | None = None, here: bool = False) -> StudyFolder:

@@ -13,8 +13,7 @@ name=depth:7,heads:18,mlp:1536    an explicit shape; omitted sizes stay the base
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -30,7 +29,6 @@ from leanify.design.search import alternatives
 from leanify.design.search.design import Design, design_of
 from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
-from leanify.runs import writing
 from leanify.runs.recipe import ModelSection, Recipe
 from leanify.sources import find
 from leanify.sources.find import ModelSource
@@ -51,24 +49,16 @@ class Designer:
     budget: str
     tokens: int | None = field(init=False, default=None)
     baseline_macs: int | None = field(init=False, default=None)
-    _file: Path = field(init=False)
 
     def all(self, names: Sequence[str], sweep: Mapping[str, Sequence[int]]) -> tuple[PlannedDesign, ...]:
         """The named designs, then the grid's, with ranks. Raises LeanifyError for an unknown or duplicate name."""
-        found = self.priced(lambda: [*self._all_named(names), *(self.shaped(*shape) for shape in grid(sweep))])
+        found: list[PlannedDesign] = []
+        for name in names:
+            found += self.named(name)
+        for name, pins in grid(sweep):
+            found.append(self.shaped(name, pins))
         check_names([design.name for design in found])
         return ranked(tuple(found))
-
-    def priced(self, make: Callable[[], Iterable[PlannedDesign]]) -> list[PlannedDesign]:
-        """Call ``make`` while the recipe exists as a file, which `redesign` needs as its source."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._file = Path(folder) / "recipe.toml"
-            writing.write(self._file, self.recipe.to_toml(), sync=False)
-            return list(make())
-
-    def _all_named(self, names: Sequence[str]) -> Iterator[PlannedDesign]:
-        for name in names:
-            yield from self.named(name)
 
     def named(self, name: str) -> Iterator[PlannedDesign]:
         """Yield the design of this name; several for ``front:N``. Raises ShapeError for an unknown name."""
@@ -94,7 +84,7 @@ class Designer:
     def asked(self, **request: Any) -> Plan:
         """Call `redesign` on the recipe's model."""
         tokens = None if self.recipe.data is None else self.recipe.data.length
-        plan = redesign(self._file, tokens=tokens, **request)
+        plan = redesign(self.recipe, tokens=tokens, **request)
         self.tokens, self.baseline_macs = plan.tokens, plan.baseline.macs
         return plan
 
@@ -110,7 +100,7 @@ class Designer:
 
     def _other_ways(self) -> str:
         """What works where the rules leave no lean design: a shape of one's own, or a deeper baseline."""
-        stages = surgery.read(find.build_on_meta(find.find(self._file))).stages
+        stages = surgery.read(find.build_on_meta(find.find(self.recipe))).stages
         depth, primary = stages[0].depth, stages[0].primary
         if len(stages) > 1 or primary is None:
             return "A shape that is named keeps to no rule: --designs baseline,small=depth:N/N/…,heads:N/N/…"
@@ -126,7 +116,7 @@ class Designer:
         try:
             return self.plan
         except BudgetError:
-            stages = surgery.read(find.build_on_meta(find.find(self._file))).stages
+            stages = surgery.read(find.build_on_meta(find.find(self.recipe))).stages
             depths = [stage.depth for stage in stages]
             return self.asked(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0)
 
@@ -176,9 +166,7 @@ class Designer:
 
     def _built(self, section: ModelSection) -> nn.Module:
         """The recipe's model with this section, on meta."""
-        file = self._file.with_name("design.toml")
-        writing.write(file, replace(self.recipe, model=section).to_toml(), sync=False)
-        return find.build_on_meta(find.find(file))
+        return find.build_on_meta(find.find(replace(self.recipe, model=section)))
 
     def score(self, shape: Architecture) -> float | None:
         """The ranking's score of a shape (lower is better); None if its stages differ from the recipe's model."""

@@ -59,10 +59,6 @@ def field_of(asked: Designer, count: int) -> tuple[PlannedDesign, ...]:
     """
     if count <= len(KNOWN):
         raise RecipeError(f"--tournament must be above {len(KNOWN)}, the designs of every field; it is {count}")
-    return ranked(tuple(asked.priced(lambda: _field(asked, count))))
-
-
-def _field(asked: Designer, count: int) -> list[PlannedDesign]:
     plan = shallow(asked.plan)
     found = list(_known(asked, plan))
     points = np.concatenate([of_design(design) for design in found])
@@ -70,7 +66,7 @@ def _field(asked: Designer, count: int) -> list[PlannedDesign]:
     for place in spread(of_grid(grid)[inside], points, count - len(found)):
         shape = grid.shape_at(int(inside[place]))
         found.append(asked.planned(f"field-{len(found) + 1}", asked.design(shape)))
-    return found
+    return ranked(tuple(found))
 
 
 def shallow(plan: Plan) -> Plan:
