@@ -169,7 +169,7 @@ def test_on_a_gpu_torchs_peaks_and_nvmls_figure_stand_side_by_side() -> None:
     assert memory.train_peak_bytes <= memory.nvml_used_bytes
 
 
-def test_what_was_counted_is_kept_and_read_without_torch(tmp_path: Path) -> None:
+def test_what_was_counted_or_shown_is_kept_and_read_without_torch(tmp_path: Path) -> None:
     """The second time for the same source, code and options; another option is counted anew."""
     script = (
         "import sys; from leanify.cli import main; sys.argv[0] = 'leanify'\n"
@@ -179,11 +179,15 @@ def test_what_was_counted_is_kept_and_read_without_torch(tmp_path: Path) -> None
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("LEANIFY_PRICES", None)
 
-    def typed(*options: str) -> tuple[str, bool]:
-        words = [sys.executable, "-c", script, "profile", "test_vit", "--no-measure", *options]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    def typed(*words: str) -> tuple[str, bool]:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True, env=environment
+        )
         return done.stdout, done.stderr.split()[-1] == "True"
 
-    first, second, other = typed(), typed(), typed("--batch-size", "4")
-    assert first[0] == second[0]
-    assert (first[1], second[1], other[1]) == (True, False, True)
+    count, look = ("profile", "test_vit", "--no-measure"), ("show", "test_vit")
+    for command in (count, look):
+        first, second = typed(*command), typed(*command)
+        assert first[0] == second[0]
+        assert (first[1], second[1]) == (True, False)
+    assert typed(*count, "--batch-size", "4")[1]

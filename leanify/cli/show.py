@@ -166,41 +166,26 @@ def _about(recipe: Recipe) -> list[str]:
 
 
 def _model(what: str) -> Page:
-    from leanify.lens import surgery
-    from leanify.sources import find
+    from leanify.design.measure.described import described
 
-    found = find.find(what)
-    model = find.build_on_meta(found)
-    shape, params = _shape(what)
-    where = found.weights or "none: initialised by upstream"
-    stages = surgery.read(model).stages
-    rows: list[Facts] = [
-        {"stage": stage.name, "layer": number, **{key: getattr(layer, key) for key in LAYER}}
-        for stage in stages
-        for number, block in enumerate(stage.blocks)
-        for layer in block
+    model = described(what)
+    facts = {"kind": "model", "source": what, "origin": model.origin, "params": model.params, "layers": model.layers}
+    lines = [
+        f"{what} · {model.origin}",
+        f"model    {' · '.join(_shape(what))}",
+        f"weights  {model.weights or 'none: initialised by upstream'}",
     ]
-    facts = {"kind": "model", "source": what, "origin": str(found.origin), "params": _count(model), "layers": rows}
-    lines = [f"{what} · {found.origin}", f"model    {shape} · {params}", f"weights  {where}"]
-    weights = found.weights and str(found.weights)
-    return Page(lines, {**facts, "weights": weights}, rows, after=[f"next:   leanify profile {quote(what)}"])
-
-
-LAYER = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
+    after = [f"next:   leanify profile {quote(what)}"]
+    return Page(lines, {**facts, "weights": model.weights}, model.layers, after=after)
 
 
 def _shape(what: str) -> tuple[str, str]:
     """Describe a source's architecture and its parameter count."""
-    from leanify.lens import surgery
-    from leanify.sources import find
+    from leanify.design.measure.described import described
     from leanify.units import millions
 
-    model = find.build_on_meta(find.find(what))
-    return str(surgery.read(model)), f"{millions(_count(model))} parameters"
-
-
-def _count(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    model = described(what)
+    return model.shape, f"{millions(model.params)} parameters"
 
 
 def _draw(page: Page, plot: Path, what: str) -> None:

@@ -14,15 +14,16 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from leanify.errors import DataError, LeanifyError
 from leanify.runs import writing
 from leanify.runs.files import read_json
 
-Arrays = dict[str, np.ndarray]
+if TYPE_CHECKING:
+    import numpy as np
+
+Arrays: TypeAlias = "dict[str, np.ndarray]"
 Value = TypeVar("Value")
 
 
@@ -73,6 +74,8 @@ def cached(
     The file's name contains a hash of ``options``. It is written under a temporary name, then renamed; a damaged file
     is rebuilt. Raises DataError if it cannot be written.
     """
+    import numpy as np  # here alone: values are read where nothing else needs it
+
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]
     path = (home() if folder is None else folder) / f"{name}-{digest}.npz"
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.design.options import Options
-from leanify.design.prices.cache import key_of, place_of
+from leanify.design.prices.cache import file_of
 from leanify.runs.cache import read_value, write_value
 from leanify.tabular import Tabular
 from leanify.units import binary, millions, operations
@@ -108,15 +108,10 @@ class Asked:
     cls: str | None
 
     def file(self) -> tuple[Path, str] | None:
-        """Where it is kept, and its key; None where it cannot be, or LEANIFY_PRICES=off forbids it."""
-        if os.environ.get("LEANIFY_PRICES") == "off":
-            return None
-        key = key_of(self.source, Options(tokens=self.tokens, overrides=self.overrides or {}, cls=self.cls))
-        if key is None:
-            return None
+        """Where it is kept, and its key; None where it cannot be."""
+        options = Options(tokens=self.tokens, overrides=self.overrides or {}, cls=self.cls)
         here = self.device or f"{Path('/dev/nvidiactl').exists()} {os.environ.get('CUDA_VISIBLE_DEVICES')}"
-        key = f"{key} {self.batch_size} {self.dtype} {here}"
-        return place_of("profiles", key), key
+        return file_of("profiles", self.source, options, self.batch_size, self.dtype, here)
 
 
 def kept(asked: Asked) -> Profile | None:

@@ -25,7 +25,7 @@ from leanify.design.measure import counted as counted_before
 from leanify.design.measure import peak
 from leanify.design.measure.counted import Memory, Profile
 from leanify.design.measure.peak import tensors_of as tensors_of
-from leanify.design.prices import counting
+from leanify.design.prices import cache, counting
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
@@ -74,12 +74,8 @@ def profile(
     given = (source, inputs, rows, batch_size, device, dtype, tokens, repeats, measure, overrides, cls)
     if measure or not isinstance(source, (str, Path)):
         return _profile(*given)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        facts = _profile(*given)
-    for one in said:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    if not said:  # a warning must be given the next time as well
+    facts, warned = cache.heard(lambda: _profile(*given))
+    if not warned:
         counted_before.keep(counted_before.Asked(source, batch_size, device, dtype, tokens, overrides, cls), facts)
     return facts
 

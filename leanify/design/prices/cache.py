@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -97,6 +100,28 @@ def code_digest() -> str:
             if path.suffix in (".py", ".toml"):
                 digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def file_of(kind: str, source: Source, options: Options, *more: object) -> tuple[Path, str] | None:
+    """Where an answer about a source is kept, and its key; None if it cannot be kept or LEANIFY_PRICES=off forbids it.
+
+    ``more``: what the answer depends on besides what `key_of` knows.
+    """
+    key = None if os.environ.get("LEANIFY_PRICES") == "off" else key_of(source, options)
+    if key is None:
+        return None
+    key = " ".join([key, *map(str, more)])
+    return place_of(kind, key), key
+
+
+def heard(work: Callable[[], Value]) -> tuple[Value, bool]:
+    """Do the work; its value, and whether it warned: such a value is not kept, for the warning must come every time."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        value = work()
+    for one in said:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return value, bool(said)
 
 
 def place_of(kind: str, key: str) -> Path:

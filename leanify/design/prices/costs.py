@@ -9,13 +9,13 @@ change there. ``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
+from leanify.design.prices.cache import heard
 from leanify.design.prices.cost import Cost
 from leanify.design.prices.facts import Facts
 from leanify.runs import cache
@@ -50,13 +50,9 @@ class ModelCosts:
     @cached_property
     def live(self) -> LiveModel:
         """The live model on meta. If building it warns, nothing is kept: the next plan must warn again."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            live, is_lasting = self._make()
-        if caught or not is_lasting:
+        (live, is_lasting), warned = heard(self._make)
+        if warned or not is_lasting:
             self._file = None
-        for warning in caught:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return live
 
     @property

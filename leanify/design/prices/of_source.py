@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from leanify.design.options import Options
@@ -17,9 +16,7 @@ if TYPE_CHECKING:
 
 def costs_of(source: Source, options: Options) -> ModelCosts:
     """The costs of a source under the options that change its model. Asking raises what finding and building raise."""
-    key = None if os.environ.get("LEANIFY_PRICES") == "off" else cache.key_of(source, options)
-    file = None if key is None else (cache.place_of("prices", key), key)
-    return ModelCosts(lambda: live_model(source, options), file)
+    return ModelCosts(lambda: live_model(source, options), cache.file_of("prices", source, options))
 
 
 def live_model(source: Source, options: Options) -> tuple[LiveModel, bool]:
