@@ -36,6 +36,13 @@ def nothing_unexpected(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """End the run when a worker crashes: xdist's scheduler by files waits for ever for the files of a lost worker."""
+    if getattr(config.option, "maxworkerrestart", "") is None:
+        config.option.maxworkerrestart = "0"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what ``slow.txt`` names: single cases that cost more than others of their test."""
     named = set(Path(__file__).with_name("slow.txt").read_text("utf-8").splitlines())
