@@ -99,6 +99,8 @@ def _needed(out: Console, made: Any, columns: list[Any]) -> int:
 
 # -- profile ------------------------------------------------------------------------------------------------------
 
+AS_GIVEN = {"MACs a sample": "MACs of the example", "latency, batch 1": "latency of the example"}
+
 
 def render_profiles(profiles: Sequence[Profile]) -> None:
     """Print one column per source and, with several, each number's ratio to the first."""
@@ -112,7 +114,7 @@ def render_profiles(profiles: Sequence[Profile]) -> None:
         if all(value is None for value in values):
             continue
         cells = [unit(value) + (_ratio(value, values[0]) if place else "") for place, value in enumerate(values)]
-        shown.add_row(name, *cells)
+        shown.add_row(AS_GIVEN.get(name, name) if first.as_given else name, *cells)
     out.print(shown)
     out.print()
     out.print(f"device: {first.device} · {first.dtype} · training and throughput at batch {first.batch_size}")

@@ -42,6 +42,7 @@ class Profile(Tabular):
 
     ``attention_kernels``: how often a forward pass called each kernel of attention by name, None if unmeasured.
     ``not_measured``: what did not fit into the memory, so that it was not tried.
+    ``as_given``: whether ``macs`` and ``latency_s`` are of the whole example that was given, of ``batch_size`` samples.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Profile(Tabular):
     memory: Memory
     attention_kernels: dict[str, int] | None = None
     not_measured: str | None = None
+    as_given: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,9 +79,9 @@ class Profile(Tabular):
         known = {
             "parameters": millions(self.params),
             "  in the blocks": millions(self.params_body),
-            "MACs a sample": operations(self.macs),
+            "MACs of the example" if self.as_given else "MACs a sample": operations(self.macs),
             "weights": binary(self.weights_bytes),
-            "latency, batch 1": time_of(self.latency_s),
+            f"latency, batch {self.batch_size if self.as_given else 1}": time_of(self.latency_s),
             f"throughput, batch {self.batch_size}": _rate(self.throughput_per_s),
             "forward peak": binary(self.memory.forward_peak_bytes),
             "training peak": binary(self.memory.train_peak_bytes),

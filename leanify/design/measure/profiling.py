@@ -141,6 +141,7 @@ def _profile(
         memory=memory,
         attention_kernels=kernels,
         not_measured=None if runs and trains else _too_large("training" if runs else "the model", place, free),
+        as_given=given_to(model) is not None,
     )
 
 
