@@ -64,6 +64,13 @@ def test_the_samples_are_the_paired_test_over_samples() -> None:
     assert 2 * min(found.above(0.0), 1 - found.above(0.0)) == pytest.approx(oracle.pvalue, rel=1e-6)
 
 
+def test_a_difference_of_rounding_alone_is_none() -> None:
+    """1 and 7 of 60 samples right, or 4 and 4: the mean difference is -4e-16 in floating-point arithmetic."""
+    right = {("a", 0): 1, ("a", 1): 7, ("b", 0): 4, ("b", 1): 4}
+    runs = [Run(design, seed, 100 * count / 60) for (design, seed), count in right.items()]
+    assert Noise(runs).difference("a", "b").mean == 0.0
+
+
 def test_holm_is_that_of_statsmodels() -> None:
     multitest = pytest.importorskip("statsmodels.stats.multitest", reason="an oracle: pip install statsmodels")
     for count in (1, 2, 7):

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -39,6 +39,7 @@ ALPHA = (1 - CONFIDENCE) / 2
 FIRST_LOOK, LATER_LOOKS = 0.6, 0.4  # the share of the first look, and of each later one in that of the look before
 FEWEST = 3  # seeds below which nothing is shown or refuted
 MOST_SEEDS = 1000  # larger numbers of seeds are not practical and are not reported
+ROUNDING = 1e-12  # of a quality: smaller differences are those of floating-point arithmetic
 LIKELY = 0.8  # the effect lies within the range behind `Needed` with this probability
 
 Answer = Literal["shown", "refuted", "undecided"]
@@ -152,7 +153,9 @@ class Noise:
             None if one.outcomes is None or other.outcomes is None else one.outcomes - other.outcomes
             for one, other in pairs
         ]
-        return self._estimate(values, outcomes, self.between, 2)
+        found = self._estimate(values, outcomes, self.between, 2)
+        largest = max((abs(run.quality) for pair in pairs for run in pair), default=0.0)
+        return replace(found, mean=0.0) if abs(found.mean) < ROUNDING * largest else found
 
     def above(self, design: str, value: float, outcomes: Array | None) -> Estimate:
         """A design's mean − a fixed model's quality, with that model's outcomes on the same samples."""
