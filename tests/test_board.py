@@ -113,7 +113,7 @@ def test_quiet_shows_no_progress(monkeypatch: Any, capsys: Any, folder: StudyFol
         train_two(folder)
         with Screen() as watcher:
             watcher.prepares("a name")
-            watcher.began("words", 0, 100)
+            watcher.began("words", 0, 100, "top1", 1)
             watcher.warned("a warning")
             watcher.logged({"step": 50, "epoch": 1.0, "split": "validation", "loss": 1.25, "top1": 61.5})
         assert capsys.readouterr().err == ""

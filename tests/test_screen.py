@@ -36,7 +36,7 @@ def on_terminal(monkeypatch: Any, capsys: Any, width: int) -> list[str]:
     monkeypatch.setenv("TTY_INTERACTIVE", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     with screen.Screen() as watcher:
-        watcher.began("vit_tiny, 1,234 parameters · digits, 10 images", 0, 1000)
+        watcher.began("vit_tiny, 1,234 parameters · digits, 10 images", 0, 1000, "top1", 1)
         for row in ROWS:
             watcher.stepped(row["step"])
             watcher.logged(row)
@@ -70,7 +70,7 @@ def test_a_bar_leaves_room_for_the_characters_of_an_interruption(monkeypatch: An
 
 def test_a_pipe_gets_a_line_for_every_row_and_no_bar(capsys: Any) -> None:
     with screen.Screen() as watcher:
-        watcher.began("words", 0, 100)
+        watcher.began("words", 0, 100, "top1", 1)
         for row in ROWS:
             watcher.logged(row)
     lines = capsys.readouterr().err.splitlines()
@@ -79,11 +79,13 @@ def test_a_pipe_gets_a_line_for_every_row_and_no_bar(capsys: Any) -> None:
     assert "samples_per_s 100" in lines[1]
 
 
-def test_the_best_is_by_the_metric_that_names_checkpoints() -> None:
-    top1 = [screen.quality({"loss": 1.0, "top1": value}) for value in (3.0, 5.0, 4.0)]
-    assert screen.better(screen.better(top1[0], top1[1]), top1[2]) == ("top1", 5.0)
-    words = [screen.quality({"loss": value, "perplexity": 9.0, "accuracy": 1.0}) for value in (3.0, 2.0, 2.5)]
-    assert screen.better(screen.better(words[0], words[1]), words[2]) == ("loss", 2.0)
+@pytest.mark.parametrize(("metric", "sign", "best"), [("top1", 1, 5.0), ("loss", -1, 2.0)])
+def test_the_best_is_by_the_metric_that_names_checkpoints(metric: str, sign: int, best: float) -> None:
+    with screen.Screen() as watcher:
+        watcher.began("words", 0, 100, metric, sign)
+        for loss, top1 in ((3.0, 3.0), (2.0, 5.0), (2.5, 4.0)):
+            watcher.logged({"step": 1, "epoch": 1.0, "split": "validation", "loss": loss, "top1": top1})
+        assert watcher.best == best
 
 
 def test_times_and_lines() -> None:
@@ -140,7 +142,7 @@ def test_what_is_printed_beside_a_bar_has_lines_of_its_own(monkeypatch: Any, cap
         for name in ("rte-0", "rte-1"):
             watcher.prepares(name)
             watcher.warned(f"a warning of {name}")
-            watcher.began(f"words of {name}", 0, 1000)
+            watcher.began(f"words of {name}", 0, 1000, "top1", 1)
             with progress("an inner bar", None):
                 watcher.logged(ROWS[1])
     drawn = re.sub(r"\x1b\[[01]?m", "", capsys.readouterr().err)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from leanify.runs.task_names import can_be_applied
 from leanify.terminal import ROOM, bars, console, progress, showing
 from leanify.units import binary, digits, heading, metric, seconds
 
@@ -14,9 +15,7 @@ if TYPE_CHECKING:
     from leanify.runs.recipe import DataSection
     from leanify.runs.run_directory import RunDirectory
 
-HIGHER = ("top1", "f1", "f1_micro", "accuracy", "matthews", "spearman", "pearson")  # of other metrics less is better
 NO_METRICS = ("step", "epoch", "split", "lr", "samples_per_s")
-OWN = ("classification", "text-classification", "text-regression", "multi-label-classification", "token-classification")
 NARROW = 60  # columns; narrower terminals get no bar
 
 
@@ -34,7 +33,8 @@ class Screen:
         self.bar = bars(self.console, *columns)
         self.stack = ExitStack()
         self.training: float | None = None  # the last training loss
-        self.best: tuple[str, float] | None = None
+        self.metric, self.sign = "loss", -1
+        self.best: float | None = None
         self.first = self.last = self.done = 0
         self.start = 0.0
         self.task: Any = None
@@ -57,11 +57,12 @@ class Screen:
     def _print(self, line: str, soft_wrap: bool) -> None:
         console(stderr=True).print(line, soft_wrap=soft_wrap)  # above what is shown, be it the run's bar or another
 
-    def began(self, words: str, first: int, last: int) -> None:
+    def began(self, words: str, first: int, last: int, metric: str, sign: int) -> None:
         self.stack.close()  # the spinner of the preparations
         self._print(f"{words}{f' · from step {first:,}' if first else ''}", soft_wrap=not self.live)
         self.first, self.last, self.done, self.start = first, last, first, time.perf_counter()
         self.training = self.best = None
+        self.metric, self.sign = metric, sign
         self.stack.enter_context(showing(self.bar))
         if self.task is not None:
             self.bar.remove_task(self.task)
@@ -76,14 +77,16 @@ class Screen:
             self.bar.update(self.task, completed=step, description=self._words())
 
     def logged(self, row: Mapping[str, Any]) -> None:
-        before = self.best
+        is_best = False
         if row["split"] == "train":
             self.training = row["loss"]
         elif row["split"] == "validation":
-            self.best = better(before, quality(row))
+            value = row[self.metric]
+            is_best = self.best is None or self.sign * value > self.sign * self.best
+            self.best = value if is_best else self.best
         if self.live:
             if row["split"] != "train":
-                self._print(fitted(self._line(row, self.best != before), self.console.width), soft_wrap=True)
+                self._print(fitted(self._line(row, is_best), self.console.width), soft_wrap=True)
             self.bar.update(self.task, description=self._words())
         else:
             numbers = " ".join(f"{key} {shown(value)}" for key, value in row.items() if key not in NO_METRICS[:4])
@@ -93,9 +96,8 @@ class Screen:
     def _line(self, row: Mapping[str, Any], best: bool) -> Iterator[str]:
         """The parts of an evaluation's line, most important first."""
         yield f"epoch {row['epoch']:.4g}"
-        name, value = quality(row)
-        others = [(key, row[key]) for key in row if key not in (*NO_METRICS, name)]
-        yield metric(name, value) + (" best" if best else "")
+        others = [(key, row[key]) for key in row if key not in (*NO_METRICS, self.metric)]
+        yield metric(self.metric, row[self.metric]) + (" best" if best else "")
         yield f"step {row['step']:,}"
         if self.training is not None:
             yield f"training loss {shown(self.training)}"
@@ -105,7 +107,7 @@ class Screen:
         """The bar's text: step, time left, loss and best, as far as they fit."""
         parts = [f"{self.done:,}/{self.last:,}", f"{self._left(self.done)} left"]
         parts += [f"loss {shown(self.training)}"] if self.training is not None else []
-        parts += [f"best {metric(*self.best)}"] if self.best is not None else []
+        parts += [f"best {metric(self.metric, self.best)}"] if self.best is not None else []
         return fitted(parts, self.console.width - ROOM - (2 if self.console.width < NARROW else 14))
 
     def _left(self, step: int) -> str:
@@ -114,21 +116,6 @@ class Screen:
         if not done:
             return "–:––"
         return clock((time.perf_counter() - self.start) * (self.last - step) / done)
-
-
-def quality(row: Mapping[str, Any]) -> tuple[str, float]:
-    """The name and value of the metric by which the best evaluation is chosen."""
-    language = "perplexity" in row  # for language models it is the loss
-    name = next((name for name in HIGHER if name in row and not language), "loss")
-    return name, row[name]
-
-
-def better(old: tuple[str, float] | None, new: tuple[str, float]) -> tuple[str, float]:
-    """The better of two results; the old one if they are equal."""
-    if old is None or old[0] != new[0]:
-        return new
-    is_better = new[1] > old[1] if new[0] in HIGHER else new[1] < old[1]
-    return new if is_better else old
 
 
 def fitted(parts: Iterator[str] | Sequence[str], width: int) -> str:
@@ -158,7 +145,7 @@ def shown(value: Any) -> str:
 
 def is_own(data: DataSection) -> bool:
     """Whether a run's data is the user's own, of a kind that its model can be applied to more of."""
-    return data.path is not None and data.task in OWN
+    return data.path is not None and can_be_applied(data.task)
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------

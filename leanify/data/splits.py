@@ -11,9 +11,10 @@ from torch import nn
 from leanify.data.samples import Selection, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import DataSection
+from leanify.runs.task_names import TASKS
 from leanify.upstream.wall import wall
 
-# Modules by data set name, else by task; each has splits(data, model) → Splits.
+# Modules by data set name, each with splits(data, model) → Splits; those of other data are in `TASKS`.
 NAMED = {
     "digits": "data.images.digits",
     "farthest-point": "paper.farthest_point",
@@ -22,17 +23,6 @@ NAMED = {
     "lra-pathfinder": "paper.pathfinder",
     "lra-retrieval": "paper.aan",
     "lra-text": "paper.imdb",
-}
-OF_TASK = {
-    "classification": "data.images.folder",
-    "text-classification": "data.texts.own_texts",
-    "text-regression": "data.texts.own_texts",
-    "multi-label-classification": "data.texts.own_texts",
-    "token-classification": "data.texts.own_texts",
-    "causal-lm": "data.texts.corpus",
-    "masked-lm": "data.texts.masked",
-    "glue": "paper.glue",
-    "sentence-embedding": "data.texts.sentences",
 }
 DRAWN = ("lra-listops", "lra-pathfinder")  # generated data sets, which have [data.options]
 
@@ -43,7 +33,7 @@ def splits_of(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(f"data.holdout is {data.holdout:g}; it must be a share of train, at least 0 and below 1")
     if data.options and data.name not in DRAWN:
         raise RecipeError(f"data.options apply only to {' and '.join(DRAWN)}, not to {data.name}")
-    file = NAMED.get(data.name) or OF_TASK.get(data.task)
+    file = NAMED.get(data.name) or TASKS[data.task].data
     if file is None:
         raise RecipeError(f"{data.name} is not a data set for {data.task}; built in: {', '.join(NAMED)}")
     with wall(f"the data {data.name!r} cannot be read", DataError):

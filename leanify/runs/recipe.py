@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from leanify.architecture import Architecture, Stage
 from leanify.errors import RecipeError, ShapeError
@@ -31,6 +31,12 @@ from leanify.runs.built_in import find as find
 from leanify.runs.built_in import stems as stems
 from leanify.runs.files import read_bytes
 from leanify.runs.strict_toml import UnknownKey, read_table, to_table, toml_lines, types_of
+from leanify.runs.task_names import TASKS
+
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[*TASKS]
 
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
 LARGEST = 1 << 20  # bytes; a larger file is not a recipe
@@ -88,22 +94,7 @@ class DataSection:
     """Where samples come from, how they are split, and how they are augmented."""
 
     name: Annotated[str, "`digits`, `farthest-point`, `lra-listops`, …; any other name means your own data at `path`"]
-    task: Annotated[
-        Literal[
-            "classification",
-            "text-classification",
-            "text-regression",
-            "multi-label-classification",
-            "token-classification",
-            "pair-classification",
-            "masked-lm",
-            "causal-lm",
-            "glue",
-            "regression",
-            "sentence-embedding",
-        ],
-        "the loss and its metrics",
-    ]
+    task: Annotated[TaskName, "the loss and its metrics"]
     path: Annotated[str | None, "file or folder of the data"] = None
     train: Annotated[str, "name of the training split"] = "train"
     validation: Annotated[str, "name of the validation split"] = "validation"

@@ -68,7 +68,7 @@ class Onlooker:
         self.trainer, self.file = trainer, run / PROBES
         self.kappas = _probes(self.file)
 
-    def began(self, words: str, first: int, last: int) -> None:
+    def began(self, words: str, first: int, last: int, metric: str, sign: int) -> None:
         self.last = last
         self._print({"began": words, "step": first, "steps": last})
         self.probe(first)

@@ -1,4 +1,6 @@
-"""Tasks: a training loss and the evaluation metrics, one file each.
+"""Tasks: a training loss and the evaluation metrics, one file each. `TASKS` names the files.
+
+A file has ``task(recipe, splits)``, and ``USUAL`` if a recipe that leanify makes for it needs it.
 
 A task computes the summed loss of a training step and the tally of an evaluation batch: vectors with one entry per
 sample, which are concatenated over batches and processes. Metrics are computed once at the end, over exactly the
@@ -7,8 +9,10 @@ evaluated samples; `outcomes` says what each sample adds to the metric.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +20,8 @@ from torch import Tensor, nn
 from leanify.data.samples import Inputs, Splits
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import TrainingRecipe
-from leanify.tasks.causal_lm import CausalLm
-from leanify.tasks.classification import Classification
-from leanify.tasks.glue import Glue, name_of
-from leanify.tasks.masked_lm import MaskedLm
-from leanify.tasks.multi_label import MultiLabel
+from leanify.runs.task_names import TASKS
 from leanify.tasks.references import Reference
-from leanify.tasks.regression import Regression
-from leanify.tasks.sentence_embedding import SentenceEmbedding
-from leanify.tasks.text_regression import TextRegression
-from leanify.tasks.token_classification import TokenClassification
 from leanify.upstream.origin import is_hf, is_own
 
 Tally = Mapping[str, Tensor]
@@ -71,6 +67,19 @@ class Task(Protocol):
         """The metrics of an evaluation from its merged tally, including ``loss``."""
 
 
+@dataclass(frozen=True)
+class Usual:
+    """What the recipe has that leanify makes for a model and the user's own data.
+
+    layout    how the data lies on the disk, for the message that asks for it
+    distill   with a teacher: its weight beside the targets, and the temperature
+    """
+
+    layout: str = ""
+    batch_size: int = 32
+    distill: tuple[float, float] = (0.5, 1.0)
+
+
 def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
     """Merge the tallies of several batches or processes, on the CPU."""
     names = next((list(part) for part in parts if part), [])
@@ -79,35 +88,22 @@ def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:
 
 def task_of(recipe: TrainingRecipe, splits: Splits) -> Task:
     """Return the task of a recipe. Raises RecipeError for settings that do not fit the data."""
-    data, optim = recipe.data, recipe.optim
+    data = recipe.data
     for key, value in (("data.mixup", data.mixup), ("data.cutmix", data.cutmix)):
         if value and not splits.images:
             raise RecipeError(f"{key} mixes images, but {splits.description} are not images")
-    if data.task in ("classification", "text-classification", "pair-classification"):
-        assert splits.classes is not None
-        return Classification(splits.classes, data.mixup, data.cutmix, optim.label_smoothing, splits.constant)
-    if data.task == "multi-label-classification":
-        return MultiLabel()
-    if data.task == "token-classification":
-        return TokenClassification(splits.names, optim.label_smoothing)
-    if data.task == "masked-lm":
-        return MaskedLm(optim.label_smoothing, _most_targets(splits))
-    if data.task == "glue":
-        return Glue(name_of(data), optim.label_smoothing)
-    if data.task == "text-regression":
-        return TextRegression()
-    if data.task == "regression":
-        return Regression()
-    if data.task == "sentence-embedding":
-        return SentenceEmbedding(splits.pooling)
-    return CausalLm(optim.label_smoothing, splits.bytes_per_target)
+    made: Task = _file_of(data.task).task(recipe, splits)
+    return made
 
 
-def _most_targets(splits: Splits) -> int | None:
-    """The largest number of targets in a sample; None where that is not known in advance."""
-    parts = [part.targets for part in (splits.train, splits.validation, splits.test) if part is not None]
-    known = [int(part.max()) for part in parts if part is not None]
-    return max(known) if len(known) == len(parts) else None
+def usual_of(task: str) -> Usual:
+    """What a recipe of this task usually has."""
+    found: Usual = getattr(_file_of(task), "USUAL", Usual())
+    return found
+
+
+def _file_of(task: str) -> Any:
+    return importlib.import_module(f"leanify.tasks.{TASKS[task].loss}")
 
 
 def check_fit(model: nn.Module, splits: Splits) -> None:

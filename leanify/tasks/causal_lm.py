@@ -8,9 +8,19 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import IGNORED, Inputs
+from leanify.data.samples import IGNORED, Inputs, Splits
+from leanify.runs.recipe import TrainingRecipe
+from leanify.tasks import Usual
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Grams
+
+USUAL = Usual(  # a teacher's distribution alone: Muralidharan et al. 2024 (arXiv 2407.14679), table 9
+    "a text file, or a folder with train.txt and validation.txt", distill=(1.0, 1.0)
+)
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> CausalLm:
+    return CausalLm(recipe.optim.label_smoothing, splits.bytes_per_target)
 
 
 class CausalLm:

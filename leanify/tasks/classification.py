@@ -9,9 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import Inputs
+from leanify.data.samples import Inputs, Splits
+from leanify.runs.recipe import TrainingRecipe
+from leanify.tasks import Usual
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Linear
+
+USUAL = Usual("a folder of images, DIR/train/CLASS/… and DIR/validation/CLASS/…", batch_size=128, distill=(0.5, 2.0))
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> Classification:
+    assert splits.classes is not None
+    data, smoothing = recipe.data, recipe.optim.label_smoothing
+    return Classification(splits.classes, data.mixup, data.cutmix, smoothing, splits.constant)
 
 
 class Classification:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import Inputs
+from leanify.data.samples import Inputs, Splits
 from leanify.errors import RecipeError
-from leanify.runs.recipe import DataSection
+from leanify.runs.recipe import DataSection, TrainingRecipe
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Linear
 
@@ -115,6 +115,10 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
     "qnli": {"accuracy": accuracy},
     "rte": {"accuracy": accuracy},
 }
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> Glue:
+    return Glue(name_of(recipe.data), recipe.optim.label_smoothing)
 
 
 class Glue:

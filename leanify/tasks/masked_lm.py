@@ -10,11 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import IGNORED, Inputs
+from leanify.data.samples import IGNORED, Inputs, Splits
 from leanify.errors import RecipeError
+from leanify.runs.recipe import TrainingRecipe
+from leanify.tasks import Usual
 from leanify.tasks.outputs import logits_of, mean
 from leanify.tasks.references import Grams
 from leanify.upstream import own_models
+
+USUAL = Usual("a text file, or a folder with train.txt and validation.txt", distill=(1.0, 1.0))
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> MaskedLm:
+    return MaskedLm(recipe.optim.label_smoothing, _most_targets(splits))
+
+
+def _most_targets(splits: Splits) -> int | None:
+    """The largest number of targets in a sample; None where that is not known in advance."""
+    parts = [part.targets for part in (splits.train, splits.validation, splits.test) if part is not None]
+    known = [int(part.max()) for part in parts if part is not None]
+    return max(known) if len(known) == len(parts) else None
 
 
 class MaskedLm:

@@ -8,11 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import Inputs
+from leanify.data.samples import Inputs, Splits
+from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Linear
 
 THRESHOLD = 0.5  # of a label's probability
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> MultiLabel:
+    return MultiLabel()
 
 
 class MultiLabel:

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from leanify.data.samples import Inputs
+from leanify.data.samples import Inputs, Splits
+from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Mean
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> Regression:
+    return Regression()
 
 
 class Regression:

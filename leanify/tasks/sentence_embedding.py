@@ -8,9 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import Inputs
+from leanify.data.samples import Inputs, Splits
 from leanify.errors import RecipeError
+from leanify.runs.recipe import TrainingRecipe
+from leanify.tasks import Usual
 from leanify.tasks.outputs import mean
+
+USUAL = Usual(
+    "a table with a column of text, a file with a sentence a line, or a folder with train.csv", distill=(1.0, 1.0)
+)
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> SentenceEmbedding:
+    return SentenceEmbedding(splits.pooling)
 
 
 class SentenceEmbedding:

@@ -8,10 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import Inputs
+from leanify.data.samples import Inputs, Splits
+from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks.glue import pearson, spearman
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Linear
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> TextRegression:
+    return TextRegression()
 
 
 class TextRegression:

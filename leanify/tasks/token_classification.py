@@ -9,13 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import IGNORED, Inputs
+from leanify.data.samples import IGNORED, Inputs, Splits
 from leanify.data.texts.tagged_text import OUTSIDE
+from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks.outputs import answer, mean
 from leanify.tasks.references import Tags
 
 Entity = tuple[str, int, int]  # kind, first token, end (exclusive)
 ALONE, LAST = "SU", "ELSU"  # prefixes of single-token entities, and of tokens that end an entity (IOBES and BILOU)
+
+
+def task(recipe: TrainingRecipe, splits: Splits) -> TokenClassification:
+    return TokenClassification(splits.names, recipe.optim.label_smoothing)
 
 
 class TokenClassification:

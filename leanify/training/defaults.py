@@ -19,29 +19,14 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
 from leanify.sources.overrides import class_name
 from leanify.sources.text_classifier import CLASSIFIER
+from leanify.tasks import Usual, usual_of
 from leanify.training.preparation import tokenizer_beside
 from leanify.upstream import modules
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers, without_type
 
-LAYOUTS = {
-    "classification": "a folder of images, DIR/train/CLASS/… and DIR/validation/CLASS/…",
-    "causal-lm": "a text file, or a folder with train.txt and validation.txt",
-    "masked-lm": "a text file, or a folder with train.txt and validation.txt",
-    "sentence-embedding": "a table with a column of text, a file with a sentence a line, or a folder with train.csv",
-}
 SEEN = 30_000  # samples of a run on data of one's own: a few minutes on a core
 OWN = ("own-images", "own-sentences", "own-text")  # built-in recipes for it
-BATCH = {"classification": 128, "causal-lm": 32, "masked-lm": 32}
-
-
-TAUGHT = {  # the usual teacher of a task: its weight beside the targets, and the temperature
-    "classification": (0.5, 2.0),
-    "text-classification": (0.5, 2.0),
-    "causal-lm": (1.0, 1.0),  # its distribution alone: Muralidharan et al. 2024 (arXiv 2407.14679), table 9
-    "masked-lm": (1.0, 1.0),
-    "sentence-embedding": (1.0, 1.0),
-}
 
 
 def recipe_of(
@@ -94,7 +79,7 @@ def with_teacher(recipe: Recipe, teacher: str | None) -> Recipe:
         return recipe
     if recipe.distill is not None:
         return replace(recipe, distill=replace(recipe.distill, teacher=teacher))
-    weight, temperature = TAUGHT.get(recipe.data.task if recipe.data else "", (0.5, 1.0))
+    weight, temperature = usual_of(recipe.data.task).distill if recipe.data else Usual().distill
     return replace(recipe, distill=DistillSection(teacher, temperature, weight))
 
 
@@ -150,7 +135,7 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
         model=ModelSection(source, cls=cls if found.architecture is None else None, override=override),
         data=DataSection(
             "data",
-            task,  # type: ignore[arg-type]
+            task,
             tokenizer=tokenizer,
             mask=0.15 if task == "masked-lm" else 0.0,
             holdout=holdout,
@@ -158,7 +143,7 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
             label=own.columns[1] if own and own.columns else None,
         ),
         optim=OptimSection(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
-        schedule=ScheduleSection(BATCH[task], epochs=10, warmup=0.5),
+        schedule=ScheduleSection(usual_of(task).batch_size, epochs=10, warmup=0.5),
     )
 
 
@@ -216,7 +201,7 @@ def _of_labelled(source: str, found: Any, task: str, validated: bool) -> Recipe:
     lr = 5e-4 if found.weights is None else 3e-5
     return Recipe(
         model=ModelSection(source),
-        data=DataSection("data", task, holdout=0.0 if validated else 0.1),  # type: ignore[arg-type]
+        data=DataSection("data", task, holdout=0.0 if validated else 0.1),
         optim=OptimSection(lr, weight_decay=0.01, clip=1.0),
         schedule=ScheduleSection(32, epochs=3, kind="linear", warmup=0.3),
     )
@@ -243,6 +228,6 @@ def check_data(source: str | Path, recipe: Recipe) -> None:
     data = recipe.data
     if data is not None and data.name == "data" and data.path is None:
         raise RecipeError(
-            f"{source} is a model without a recipe, so it needs data for {data.task}, {LAYOUTS[data.task]}: "
+            f"{source} is a model without a recipe, so it needs data for {data.task}, {usual_of(data.task).layout}: "
             f"leanify train {source} --set data.path=DIR (compare takes the same --set)"
         )

@@ -223,7 +223,7 @@ class Trainer:
             if mended := run.mend_card(lambda recipe: card_of(recipe, self.bare, self.splits.names)):
                 self.watcher.warned(mended)
         start = found.step if found is not None else 0
-        self.watcher.began(self.words(), start, self.steps)
+        self.watcher.began(self.words(), start, self.steps, self.task.metric, self.task.sign)
         self.window.began = time.perf_counter()
         if found is None:
             self.save(run, 0, self.first(run))

@@ -25,13 +25,13 @@ from leanify.errors import DataError, RecipeError
 from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
+from leanify.runs.task_names import IMAGES, TASKS, can_be_applied
 from leanify.sources import find
 from leanify.tasks import multi_label
 from leanify.tasks.outputs import answer
 from leanify.tasks.token_classification import entities, have_entities
 from leanify.training import with_tokenizer_of
 
-IMAGES, SENTENCES = ("classification",), own_texts.TASKS
 WORDS = re.compile(r"\w+|[^\w\s]")  # tokens of a text that comes without any
 BATCH = 32
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
     """
     begun = RunDirectory.open(run)
     data = with_tokenizer_of(begun).data
-    if data is None or data.task not in (*IMAGES, *SENTENCES) or data.name in NAMED:
+    if data is None or not can_be_applied(data.task) or data.name in NAMED:
         what = "nothing" if data is None else f"{data.name} ({data.task})"
         raise RecipeError(
             f"{run} was trained on {what}; leanify predict takes runs on images or labelled texts of your own. In "
@@ -93,7 +93,7 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
         if data.task == "token-classification":
             yield from _tagged(data, model, inputs, begun.classes)
             return
-        batches = _images(data, model, inputs) if data.task in IMAGES else _texts(data, model, inputs)
+        batches = _images(data, model, inputs) if TASKS[data.task].data == IMAGES else _texts(data, model, inputs)
         for places, samples, batch in batches:
             for where, sample, row in zip(places, samples, answer(model, batch), strict=True):
                 yield _answered(where, sample, row, begun.classes, data.task)

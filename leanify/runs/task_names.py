@@ -1,0 +1,38 @@
+"""The tasks, by the names that a recipe gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class TaskFiles(NamedTuple):
+    """Where a task is written: ``loss`` is its file in `leanify.tasks`, with ``task(recipe, splits)``.
+
+    ``data`` is the module that reads the user's own data for it, with ``splits(data, model)``; None if there is none.
+    """
+
+    loss: str
+    data: str | None = None
+
+
+IMAGES, SENTENCES = "data.images.folder", "data.texts.own_texts"
+
+TASKS: Mapping[str, TaskFiles] = {
+    "classification": TaskFiles("classification", IMAGES),
+    "text-classification": TaskFiles("classification", SENTENCES),
+    "text-regression": TaskFiles("text_regression", SENTENCES),
+    "multi-label-classification": TaskFiles("multi_label", SENTENCES),
+    "token-classification": TaskFiles("token_classification", SENTENCES),
+    "pair-classification": TaskFiles("classification"),
+    "masked-lm": TaskFiles("masked_lm", "data.texts.masked"),
+    "causal-lm": TaskFiles("causal_lm", "data.texts.corpus"),
+    "glue": TaskFiles("glue", "paper.glue"),
+    "regression": TaskFiles("regression"),
+    "sentence-embedding": TaskFiles("sentence_embedding", "data.texts.sentences"),
+}
+
+
+def can_be_applied(task: str) -> bool:
+    """Whether `leanify predict` applies a model of this task to more of the user's own data."""
+    return TASKS[task].data in (IMAGES, SENTENCES)
