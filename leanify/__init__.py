@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from leanify.sources.find import load
     from leanify.sources.lean_directory import save
     from leanify.spectra.measure import condition
-    from leanify.study import compare
+    from leanify.study.comparing import compare
     from leanify.study.shrink import shrink
-    from leanify.training import train
+    from leanify.training.start import train
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,7 @@ _HOMES = {
     "Architecture": "architecture",
     "Layer": "architecture",
     "Stage": "architecture",
-    "compare": "study",
+    "compare": "study.comparing",
     "condition": "spectra.measure",
     "export": "exporting.export",
     "grow": "lens.surgery",
@@ -65,7 +65,7 @@ _HOMES = {
     "redesign": "design.redesign",
     "save": "sources.lean_directory",
     "shrink": "study.shrink",
-    "train": "training",
+    "train": "training.start",
     "write": "lens.surgery",
 }
 

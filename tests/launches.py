@@ -37,7 +37,7 @@ def launched(recipe: Path, phase: str) -> list[int]:
 
 
 def trained(recipe: Path, run: Path, killed_at: int) -> None:
-    from leanify import training
+    from leanify.training import start as training
     from leanify.training.loop import Trainer
 
     step = Trainer.step

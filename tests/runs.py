@@ -95,7 +95,7 @@ def forked(run: Path, *modes: str, recipe: str = DIGITS) -> list[tuple[int, int]
 
 
 def main(path: str, *modes: str) -> None:
-    from leanify import training
+    from leanify.training import start as training
 
     run = Path(path)
     for mode in modes:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from studies import NARROW, recipe_file
 
-from leanify import study as studies
 from leanify.cli import app
 from leanify.cli.board import Board
 from leanify.cli.screen import Screen
 from leanify.cli.study_tables import render_study
 from leanify.errors import LeanifyError
+from leanify.study import comparing as studies
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import Key
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
     """A study of two designs and two seeds, none of which has run."""
     where = tmp_path_factory.mktemp("board")
     request = studies.Request(str(recipe_file(where)), designs=("baseline", NARROW), seeds=2, rates=(1.0,))
-    return studies.comparing.folder_of(request, where / "study")
+    return studies.folder_of(request, where / "study")
 
 
 def train_two(folder: StudyFolder) -> None:
@@ -124,7 +124,7 @@ def test_the_page_and_the_next_command_stand_apart_from_the_answers(folder: Stud
     for reason in ("", "no room"):
         if reason:
             folder.record(Outcome(FIRST.design, FIRST.seed, folder.plan.fingerprint(FIRST), "failed", reason))
-        render_study(studies.comparing.finished(folder), page)
+        render_study(studies.finished(folder), page)
         *lines, blank, named, more = capsys.readouterr().out.splitlines()
         assert (blank, named) == ("", f"page: {page}")
         assert lines[-1] != ""

@@ -16,11 +16,11 @@ import pytest
 from studies import NARROW, RECIPE, command, environment, outcomes, recipe_file, run, starts
 
 import leanify
-from leanify import study as studies
 from leanify.errors import BudgetError, DirectoryError, LeanifyError, RecipeError, ShapeError
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import ModelSection
-from leanify.study import Request, engines, rates, runner
+from leanify.study import comparing as studies
+from leanify.study import engines, rates, runner
 from leanify.study.designs import Designer, parse_shape, parse_sweep, split_names
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import Key, PlannedDesign, StudyPlan, ranked
@@ -443,7 +443,7 @@ def test_outcomes_of_another_plan_are_refused(tmp_path: Path) -> None:
 
 def test_a_budget_is_needed_and_reached() -> None:
     with pytest.raises(BudgetError):
-        studies.planned(Request(recipe=TINY, target_params=0.01))
+        studies.planned(studies.Request(recipe=TINY, target_params=0.01))
 
 
 @pytest.mark.long

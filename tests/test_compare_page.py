@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from studies import RECIPE
 
-from leanify import study as studies
 from leanify.runs import recipe as recipes
 from leanify.spectra.report import known
+from leanify.study import comparing as studies
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
 from leanify.study.results import Study

@@ -15,11 +15,11 @@ from studies import NARROW, command, environment, outcomes, recipe_file, starts
 from test_compare_page import study as study  # a study that is trained by nobody
 
 import leanify
-from leanify import study as studies
 from leanify.design.redesign import redesign
 from leanify.errors import LeanifyError, RecipeError
 from leanify.runs import recipe as recipes
-from leanify.study import Request, engines, tournament, warm_start
+from leanify.study import comparing as studies
+from leanify.study import engines, tournament, warm_start
 from leanify.study.designs import Designer
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.measure import on_meta
@@ -116,7 +116,7 @@ def test_the_field_spends_the_budget_and_is_spread_out() -> None:
 
 
 def test_no_cut_lies_in_the_warm_up() -> None:
-    plan = studies.planned(Request(recipe="digits-study", tournament=6))
+    plan = studies.planned(studies.Request(recipe="digits-study", tournament=6))
     assert tournament.shares(plan) == (0.25, 0.5)
     for warmup, expected in ((6, (0.6,)), (4, (0.4, 0.5)), (12, ())):  # of 20 epochs
         late = replace(
@@ -126,7 +126,7 @@ def test_no_cut_lies_in_the_warm_up() -> None:
 
 
 def test_the_cost_of_a_tournament_is_a_sum_over_its_parts() -> None:
-    plan = studies.planned(Request(recipe="digits-study", tournament=7))
+    plan = studies.planned(studies.Request(recipe="digits-study", tournament=7))
     assert (len(plan.designs), plan.seeds, plan.judging) == (7, (0, 1, 2, 3), (1, 2, 3))
     assert {"baseline", "lean", "control", "depth-only"} <= {design.name for design in plan.designs}
     assert plan.baseline_macs is not None
@@ -195,7 +195,7 @@ def test_a_tournament_is_played_goes_on_and_takes_new_designs(tmp_path: Path) ->
 def test_every_engine_gives_the_same_results(engine: str, tmp_path: Path) -> None:
     """submitit's own local executor, and a Ray cluster on this machine, beside threads."""
     pytest.importorskip({"slurm": "submitit"}.get(engine, engine), reason="an extra")
-    request = Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2, jobs=4)
+    request = studies.Request(recipe=str(recipe_file(tmp_path)), designs=("baseline", NARROW), seeds=2, jobs=4)
     for name in ("here", "there"):
         folder = studies.folder_of(request, tmp_path / name)
         if name == "here":
@@ -225,7 +225,7 @@ def test_all_designs_start_from_the_same_weights_and_learn_from_the_same_teacher
     import torch
 
     file = str(recipe_file(tmp_path))
-    request = Request(recipe=file, designs=("baseline", NARROW), seeds=2, weights=trained, teacher=trained)
+    request = studies.Request(recipe=file, designs=("baseline", NARROW), seeds=2, weights=trained, teacher=trained)
     folder = studies.folder_of(request, tmp_path / "s")
     warm_start.prepare(folder)
     old, kept, carried = (leanify.load(path) for path in (trained, folder.start("baseline"), folder.start("narrow")))
@@ -265,7 +265,7 @@ def test_runs_begin_with_the_weights_of_their_start(trained: Path, tmp_path: Pat
 def measured(tmp_path: Path) -> StudyFolder:
     """Five shapes of the digits' study, two seeds each, on which depth alone pays; trained by nobody."""
     names = [f"d{depth}=depth:{depth},heads:{heads},mlp:{mlp}" for depth, heads, mlp in SHAPES]
-    plan = studies.planned(Request(recipe="digits-study", designs=names, seeds=2))
+    plan = studies.planned(studies.Request(recipe="digits-study", designs=names, seeds=2))
     folder = StudyFolder.create(tmp_path / "measured", plan)
     for key in plan.runs():
         quality = 60 + 5 * plan.design(key.design).depth + 0.1 * key.seed  # type: ignore[operator]
@@ -280,7 +280,7 @@ SHAPES = ((3, 5, 80), (4, 3, 64), (5, 2, 64), (6, 2, 40), (7, 2, 32))
 
 
 def test_more_adds_the_designs_that_would_teach_most(measured: StudyFolder) -> None:
-    folder = studies.folder_of(Request(recipe=str(measured.path), more=2))
+    folder = studies.folder_of(studies.Request(recipe=str(measured.path), more=2))
     plan = folder.plan
     assert [design.name for design in plan.designs][5:] == ["more-1", "more-2"]
     assert {str(key) for key in folder.missing()} == {"more-1-0", "more-1-1", "more-2-0", "more-2-1"}

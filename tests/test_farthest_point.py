@@ -12,7 +12,6 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import mean_squared_error
 
 import leanify
-from leanify import training
 from leanify.data.sampling import HOLDOUT, SAMPLE
 from leanify.errors import DataError, RecipeError
 from leanify.paper.farthest_point import FarthestPoint
@@ -20,6 +19,7 @@ from leanify.paper.models.point_encoder import PointEncoder
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.regression import Regression
 from leanify.training import loop
+from leanify.training import start as training
 
 TINY = ["model.mlp=8", "model.override.width=6", "model.head_dim=6", "data.length=5", "data.samples=64",
         "schedule.steps=4", "schedule.warmup=1", "schedule.batch_size=16", "run.eval_every=2"]  # fmt: skip

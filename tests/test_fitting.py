@@ -73,7 +73,7 @@ def test_texts_decide_length_and_vocabulary(tmp_path: Path) -> None:
 def test_the_minutes_of_a_study_are_the_steps_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten steps an epoch, at 0.1 s a step of each design."""
     facts = {"seconds_a_step": 0.1, "steps": 40}
-    monkeypatch.setattr(duration.training, "rehearse", lambda recipe: facts)
+    monkeypatch.setattr(duration.start, "rehearse", lambda recipe: facts)
     two = plan("baseline", "lean")
     short, long = (duration.fitted(two, minutes, 1).recipe.schedule for minutes in (1.0, 2.0))
     assert short is not None

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import leanify
-from leanify import training
 from leanify.cli import app
 from leanify.data.found import recognise
 from leanify.runs import recipe as recipes
 from leanify.training import defaults
+from leanify.training import start as training
 
 
 def images(folder: Path, *classes: str, number: int = 3) -> Path:

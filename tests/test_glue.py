@@ -18,7 +18,6 @@ from sklearn import metrics as sklearn
 from typer.testing import CliRunner
 
 import leanify
-from leanify import training
 from leanify.cli import app
 from leanify.data.sampling import Order
 from leanify.data.texts import vocabulary
@@ -32,6 +31,7 @@ from leanify.sources import text_classifier
 from leanify.tasks import merged
 from leanify.tasks.glue import METRICS, Glue
 from leanify.training import loop
+from leanify.training import start as training
 
 NICE, BAD = ["good", "lovely", "great", "warm"], ["bad", "awful", "cold", "dull"]
 REST = ["the", "film", "was", "a", "story", "of", "its", "people", "and", "more"]

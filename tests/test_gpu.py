@@ -14,10 +14,11 @@ from cases import CASES, batch, outputs
 from runs import DIGITS, outcome
 
 import leanify
-from leanify import machine, training
+from leanify import machine
 from leanify.errors import TrainingError
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
+from leanify.training import start as training
 from leanify.training.loop import Trainer
 
 pytestmark = [

@@ -11,14 +11,13 @@ import pytest
 from studies import RECIPE
 
 import leanify
-from leanify import study as studies
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.texts import corpus, own_texts
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection
-from leanify.study import StudyFolder, comparing
-from leanify.study.folder import Outcome
+from leanify.study import comparing as studies
+from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import Key
 from leanify.training import defaults
 
@@ -136,12 +135,12 @@ def test_a_study_whose_runs_all_fail_alike_is_not_gone_through(tmp_path: Path) -
         folder.record(Outcome(key.design, key.seed, folder.plan.fingerprint(key), "failed", reason))
 
     failed(keys[0], "no data")
-    comparing._check_hope(folder)
+    studies._check_hope(folder)
     failed(keys[1], "no memory")
-    comparing._check_hope(folder)
+    studies._check_hope(folder)
     failed(keys[1], "no data")
     with pytest.raises(leanify.TrainingError, match=r"all 2 runs.*no data\..*--retry"):
-        comparing._check_hope(folder)
+        studies._check_hope(folder)
 
 
 def plain(folder: Path, name: str, text: str) -> Path:

@@ -24,12 +24,12 @@ from fuzz_intact import HF, RECIPE
 from safetensors.torch import save_file
 
 import leanify
-from leanify import training
 from leanify.cli import main
 from leanify.data.texts.vocabulary import tokenizer_of
 from leanify.errors import LeanifyError
 from leanify.runs import recipe as recipes
 from leanify.sources import adapters
+from leanify.training import start as training
 
 pytestmark = pytest.mark.filterwarnings("default")  # what is new in a model is warned of
 RAN = "RAN"  # the file that appears where code ran

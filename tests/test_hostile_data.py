@@ -17,7 +17,7 @@ from PIL import Image
 from runs import DIGITS
 from test_hostile_runs import TEXT, Watcher
 
-from leanify import machine, training
+from leanify import machine
 from leanify.data import probe_inputs
 from leanify.data.common import chosen, shares
 from leanify.data.faults import Faults
@@ -34,6 +34,7 @@ from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, taught
+from leanify.training import start as training
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 GOOD = '{"text": "the quick brown fox jumps over the lazy dog"}\n'

@@ -19,13 +19,13 @@ from runs import DIGITS, forked, outcome
 from safetensors.torch import save_file
 
 import leanify
-from leanify import training
 from leanify.data import fingerprint
 from leanify.errors import DataError, DirectoryError, RecipeError, TrainingError
 from leanify.runs import checkpoint_writing, checkpoints
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
+from leanify.training import start as training
 from leanify.training.interrupts import Interrupted
 
 TINY = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=200", "schedule.epochs=2", "run.eval_every=2"])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import leanify
-from leanify import training
 from leanify.data.found import recognise
 from leanify.data.images import tables as image_tables
 from leanify.data.images.folder import opened, read
@@ -17,6 +16,7 @@ from leanify.data.tables import columns
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import defaults
+from leanify.training import start as training
 
 CLASSES = {"blue": (0, 0, 200), "red": (200, 0, 0)}
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import leanify
-from leanify import study as studies
 from leanify.data.sampling import seed_everything
 from leanify.design.prices.live import prices_of
 from leanify.design.search import ranking
 from leanify.runs import recipe as recipes
 from leanify.spectra.theory import gaussian_kappa
+from leanify.study import comparing as studies
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
 from leanify.tasks.classification import Classification

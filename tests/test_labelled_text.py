@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import leanify
-from leanify import training
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.tables import columns
@@ -21,6 +20,7 @@ from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection, ModelSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
+from leanify.training import start as training
 
 GOOD, BAD = "a fine and sunny day", "a dull and rainy night"
 TINY = [

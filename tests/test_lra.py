@@ -13,7 +13,6 @@ from PIL import Image
 from scipy import ndimage
 from sklearn.metrics import accuracy_score
 
-from leanify import training
 from leanify.errors import DataError, LeanifyError, RecipeError
 from leanify.paper import aan, pathfinder
 from leanify.paper.pathfinder import PathfinderOptions, generated
@@ -22,6 +21,7 @@ from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.classification import Classification
 from leanify.training import loop
+from leanify.training import start as training
 
 NAMES = ("listops", "text", "image", "pathfinder", "retrieval")
 SHORT = ["schedule.steps=2", "schedule.warmup=2", "schedule.batch_size=2"]

@@ -12,7 +12,6 @@ import torch
 from runs import outcome
 
 import leanify
-from leanify import training
 from leanify.data.samples import IGNORED
 from leanify.data.texts import vocabulary
 from leanify.data.texts.corpus import END
@@ -24,6 +23,7 @@ from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks import masked_lm
 from leanify.training import loop
+from leanify.training import start as training
 
 WORDS = ["the", "old", "cat", "saw", "a", "small", "dog", "near", "our", "red", "house", "and", "ran", "away", "it"]
 STORIES = [

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from commands import typed
 
-from leanify import training
 from leanify.cli import COMMANDS
 from leanify.runs import recipe as recipes
+from leanify.training import start as training
 
 TINY = "--set data.samples=64 --set schedule.epochs=1 --set model.depth=1 --dry-run"
 WORKED: set[str] = set()  # what was typed instead, and worked: several mistakes lead to the same line

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import leanify
-from leanify import training
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import Recipe
 from leanify.training import preparation
+from leanify.training import start as training
 from leanify.training.loop import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")

@@ -12,7 +12,6 @@ import torch
 from test_labelled_text import TINY, write
 
 import leanify
-from leanify import training
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.samples import IGNORED
@@ -25,6 +24,7 @@ from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.multi_label import MultiLabel
 from leanify.tasks.token_classification import TokenClassification, entities
+from leanify.training import start as training
 from leanify.training.predicting import predict
 
 pytestmark = pytest.mark.filterwarnings("ignore:bert has no weights")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_compare_page import study as study  # a study that is trained by nobody
 
-from leanify import study as studies
 from leanify.runs import recipe as recipes
+from leanify.study import comparing as studies
 from leanify.study import reference
 from leanify.study.folder import StudyFolder
 from leanify.study.results import Study

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from runs import DIGITS
 
-from leanify import training
 from leanify.cli import app
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
+from leanify.training import start as training
 from leanify.training.overview import data_name, runs_below
 
 
@@ -95,8 +95,8 @@ def test_a_folder_without_runs_has_none(tmp_path: Path) -> None:
 
 
 def test_a_study_is_listed_and_its_runs_are_not(done: Path, tmp_path: Path) -> None:
-    from leanify import study
     from leanify.runs.places import is_study
+    from leanify.study import comparing as study
     from leanify.study.overview import studies_below
 
     request = study.Request("digits-study", seeds=2, designs=("baseline",), settings=("schedule.epochs=1",))

@@ -13,8 +13,6 @@ import pytest
 from rich.console import Console
 from runs import DIGITS
 
-from leanify import study as studies
-from leanify import training
 from leanify.cli import COMMANDS
 from leanify.cli.screen import print_end
 from leanify.cli.study_tables import _interval
@@ -22,7 +20,9 @@ from leanify.cli.tables import entries, print_table, table
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.plots import _html_table, _shade, _style, figure_of
+from leanify.study import comparing as studies
 from leanify.terminal import CYAN, GREEN, ORANGE, RED
+from leanify.training import start as training
 from leanify.units import metric, millions, operations
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import leanify
-from leanify import training
 from leanify.cli import app
 from leanify.cli.predict import _print
 from leanify.data.images.folder import decoded, transforms
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
+from leanify.training import start as training
 from leanify.training.curves import curves_of, in_text
 from leanify.training.predicting import Answer, predict
 

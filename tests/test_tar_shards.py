@@ -15,7 +15,6 @@ import pytest
 from runs import outcome
 
 import leanify
-from leanify import training
 from leanify.data.found import recognise
 from leanify.data.images.folder import opened, read
 from leanify.data.samples import Reader
@@ -23,6 +22,7 @@ from leanify.data.sampling import Order, Passes
 from leanify.errors import DataError
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
+from leanify.training import start as training
 
 NAMES = ("blue", "green", "red")
 SIZE = 8

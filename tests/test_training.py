@@ -17,11 +17,11 @@ import torch
 from runs import DIGITS, forked, outcome
 
 import leanify
-from leanify import training
 from leanify.errors import DataError, DirectoryError, LeanifyError, RecipeError, TrainingError
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop, preparation
+from leanify.training import start as training
 
 TINY = recipes.parse(DIGITS)
 

@@ -10,13 +10,13 @@ import torch
 from runs import DIGITS, outcome
 
 import leanify
-from leanify import training
 from leanify.data.sampling import MODEL, seed_everything
 from leanify.errors import LeanifyError, RecipeError, ShapeError
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DistillSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import distillation, loop, preparation
+from leanify.training import start as training
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200", "schedule.epochs=2"]
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from runs import DIGITS, outcome
 
-from leanify import machine, training
+from leanify import machine
 from leanify.design.measure import peak
 from leanify.errors import RecipeError, TrainingError
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import engine, guards, heap, loop, memory
+from leanify.training import start as training
 from leanify.training.watcher import Silent
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]

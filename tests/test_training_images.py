@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from leanify import training
 from leanify.data.samples import Keyed
 from leanify.data.sampling import SAMPLE, seed_everything
 from leanify.errors import DataError, RecipeError
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
+from leanify.training import start as training
 
 TINY = recipes.parse(
     """

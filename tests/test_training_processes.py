@@ -17,12 +17,12 @@ import torch
 from runs import outcome
 from torch import Tensor, nn
 
-from leanify import training
 from leanify.data.sampling import Order, Passes, in_turn
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.outputs import logits_of
 from leanify.training import reach
+from leanify.training import start as training
 
 # 241 samples to train: the last step of an epoch has one, which is one process's alone
 RECIPE = """

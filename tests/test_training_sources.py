@@ -9,11 +9,11 @@ import pytest
 from runs import DIGITS
 
 import leanify
-from leanify import training
 from leanify.errors import LeanifyError, RecipeError, SourceError
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import preparation
+from leanify.training import start as training
 
 TINY = recipes.with_settings(recipes.parse(DIGITS), ["data.samples=100", "schedule.epochs=1"])
 

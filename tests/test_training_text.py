@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from leanify import training
 from leanify.data.samples import IGNORED
 from leanify.data.texts import tokens
 from leanify.data.texts.corpus import END, Corpus, corpora
@@ -20,6 +19,7 @@ from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
+from leanify.training import start as training
 from leanify.training.state import put
 
 STORIES = [f"Once there were {n} cats and {n * n} mice. " * (1 + n % 3) for n in range(40)]

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import leanify
-from leanify import training
 from leanify.cli.train import train
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
@@ -19,6 +18,7 @@ from leanify.data.texts import own_texts
 from leanify.data.texts.labelled_text import Labelled
 from leanify.runs.recipe import DataSection
 from leanify.training import defaults, preparation
+from leanify.training import start as training
 
 TEXTS = [f"{('a fine and sunny day', 'a dull and rainy night')[i % 2]} {i}" for i in range(40)]
 

@@ -17,7 +17,6 @@ from runs import outcome
 from test_training_processes import launched
 
 import leanify
-from leanify import training
 from leanify.cli import main
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
 from leanify.runs import cache
@@ -25,6 +24,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
 from leanify.tasks.sentence_embedding import embed, pooled
 from leanify.training import defaults, rates, taught
+from leanify.training import start as training
 from leanify.training.watcher import Silent
 from leanify.upstream.libraries import import_transformers
 

@@ -14,8 +14,8 @@ from leanify.terminal import ROOM, bars, console, showing
 from leanify.units import metric
 
 if TYPE_CHECKING:
-    from leanify.study import StudyFolder, StudyPlan
-    from leanify.study.plan import Key
+    from leanify.study.folder import StudyFolder
+    from leanify.study.plan import Key, StudyPlan
 
 LEAST = 11  # columns of a bar, with the blank behind it
 SPINNER = 2

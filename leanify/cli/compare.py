@@ -12,7 +12,7 @@ from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
-    from leanify.study import StudyFolder
+    from leanify.study.folder import StudyFolder
 
 Words = list[str] | None
 

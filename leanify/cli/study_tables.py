@@ -16,7 +16,7 @@ from leanify.terminal import GREEN, ORANGE, RED, console
 from leanify.units import binary, heading, millions, operations, ranged
 
 if TYPE_CHECKING:
-    from leanify.study import Study
+    from leanify.study.results import Study
     from leanify.study.values import DesignResult, Pair
 
 STYLES = {"shown": f"bold {GREEN}", "refuted": f"bold {RED}", "undecided": f"bold {ORANGE}"}

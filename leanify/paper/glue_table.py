@@ -1,6 +1,6 @@
 """The GLUE table: an encoder fine-tuned on every task with several seeds, each an ordinary run.
 
-    DIR/TASK-SEED/     a run, as `training.train` writes it, with its last checkpoint only
+    DIR/TASK-SEED/     a run, as `leanify.train` writes it, with its last checkpoint only
     DIR/results.json   metrics of the finished runs, which are not trained again
 
 A run's number comes from its last evaluation, not its best: selecting on the validation set that is reported would
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from leanify import machine, training
+from leanify import machine
 from leanify.errors import DataError, DirectoryError, RecipeError
 from leanify.paper import glue as data
 from leanify.runs import recipe as recipes
@@ -26,6 +26,7 @@ from leanify.runs.recipe import Recipe
 from leanify.runs.removing import remove
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.glue import METRICS, TASKS, name_of
+from leanify.training import start
 from leanify.training.loop import Watcher
 
 RESULTS = "results.json"
@@ -146,9 +147,9 @@ def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str,
     Its last checkpoint alone is kept: there are forty runs in a table of all tasks.
     """
     if folder.exists():
-        training.train(value, resume=folder, watcher=watcher)
+        start.train(value, resume=folder, watcher=watcher)
     else:
-        training.train(value, folder, watcher=watcher)
+        start.train(value, folder, watcher=watcher)
     run = RunDirectory.open(folder)
     for old in run.checkpoints()[:-1]:
         remove(old.path)

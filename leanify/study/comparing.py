@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 
-from leanify import training
 from leanify.errors import DirectoryError, RecipeError, TrainingError
 from leanify.runs.places import is_study
 from leanify.runs.recipe import Recipe
@@ -22,7 +21,7 @@ from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, PlannedDesign, Stud
 from leanify.study.results import Study, study_of
 from leanify.study.runner import Engine
 from leanify.study.tournament import field_of
-from leanify.training import defaults
+from leanify.training import defaults, start
 from leanify.training.preparation import trainable
 from leanify.upstream.wall import wall
 
@@ -144,7 +143,7 @@ def planned(request: Request) -> StudyPlan:
     settings = list(request.settings)
     if request.teacher is not None:
         settings.append(f"distill.teacher={find.located(request.teacher)}")
-    value = training.resolve(chosen if old is None else old.recipe, settings)
+    value = start.resolve(chosen if old is None else old.recipe, settings)
     trainable(value)
     if request.margin is not None and not request.margin > 0:
         raise RecipeError(f"--margin must be above 0, the acceptable loss in the metric's unit; not {request.margin:g}")

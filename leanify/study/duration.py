@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from leanify import training
 from leanify.errors import RecipeError
 from leanify.runs import recipe as recipes
 from leanify.study.plan import TRIAL, Key, StudyPlan
+from leanify.training import start
 
 USUAL = 15.0  # minutes of a whole study on own data
 SPARE = 0.85  # the rest is for evaluations, checkpoints and costs
@@ -24,7 +24,7 @@ def fitted(plan: StudyPlan, minutes: float, jobs: int) -> StudyPlan:
     """
     if not 0 < minutes < math.inf:
         raise RecipeError(f"--minutes must be above 0, the length of the whole study; not {minutes:g}")
-    facts = [training.rehearse(plan.recipe_of(Key(design.name, plan.seeds[0]))) for design in plan.designs]
+    facts = [start.rehearse(plan.recipe_of(Key(design.name, plan.seeds[0]))) for design in plan.designs]
     runs = len(plan.seeds) + (TRIAL * len(plan.rates) if len(plan.rates) > 1 else 0)
     a_step = sum(fact["seconds_a_step"] for fact in facts) * runs / jobs
     steps = int(60 * minutes * SPARE / a_step)

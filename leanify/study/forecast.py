@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from leanify import training
 from leanify.study import tournament
 from leanify.study.plan import ALWAYS, BASELINE, TRIAL, Key, StudyPlan
+from leanify.training import start
 
 TENSORS = 3  # values stored per parameter in a checkpoint (weight and AdamW's two moments), 4 bytes each
 
@@ -18,7 +18,7 @@ def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
     with warnings.catch_warnings():
         if plan.weights is not None:  # they are carried over when the study is run; here models are only timed
             warnings.filterwarnings("ignore", ".* has no weights", UserWarning)
-        facts = {design.name: training.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
+        facts = {design.name: start.rehearse(plan.recipe_of(Key(design.name, seed))) for design in plan.designs}
     each = sum(fact["training_hours_predicted"] for fact in facts.values()) / count
     cost = tournament.cost(plan) if tournament.is_open(plan) else None
     trials, runs = len(list(plan.trials())), len(list(plan.runs()))

@@ -42,8 +42,8 @@ from leanify.study.folder import PROBES, Outcome, StudyFolder
 from leanify.study.plan import Key
 from leanify.study.runner import INTERRUPTED, NO_ROOM
 from leanify.tasks.outcomes import outcomes
-from leanify.training import with_tokenizer_of
 from leanify.training.loop import Trainer
+from leanify.training.start import with_tokenizer_of
 
 PROBED = 16  # validation samples on which κ is probed
 POINTS = 8  # κ is probed at the start, and about this many times during training

@@ -30,7 +30,7 @@ from leanify.sources import find
 from leanify.tasks import multi_label
 from leanify.tasks.outputs import answer
 from leanify.tasks.token_classification import entities, have_entities
-from leanify.training import with_tokenizer_of
+from leanify.training.start import with_tokenizer_of
 
 WORDS = re.compile(r"\w+|[^\w\s]")  # tokens of a text that comes without any
 BATCH = 32

@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from leanify import training
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import loop
+from leanify.training import start as training
 
 STEPS = 4000
 

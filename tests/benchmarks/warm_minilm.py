@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import leanify
-from leanify import training
 from leanify.data.faults import Faults
 from leanify.data.probe_inputs import feed
 from leanify.data.tables.rows import rows_of_table
@@ -37,6 +36,7 @@ from leanify.lens.sites import locate
 from leanify.paper.glue import TASKS, rows_of
 from leanify.tasks.glue import spearman
 from leanify.tasks.sentence_embedding import embed
+from leanify.training import start as training
 from leanify.warm.carry import carry
 from leanify.warm.donor import Donor
 

@@ -25,11 +25,11 @@ from torch import nn
 from warm_minilm import TOKENS, Scales, sentences
 
 import leanify
-from leanify import training
 from leanify.data.probe_inputs import feed
 from leanify.design.prices.counting import body
 from leanify.lens.sites import locate
 from leanify.tasks.sentence_embedding import embed
+from leanify.training import start as training
 from leanify.warm.carry import carry
 from leanify.warm.donor import Donor
 from leanify.warm.narrow import narrow

@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import leanify
-from leanify import training
 from leanify.data.probe_inputs import feed
 from leanify.data.samples import Reader
 from leanify.design.prices.counting import body, call
 from leanify.lens.sites import locate
 from leanify.runs import recipe as recipes
+from leanify.training import start as training
 from leanify.upstream.inputs import example_inputs
 from leanify.warm.carry import carry
 from leanify.warm.donor import Donor
