@@ -59,6 +59,19 @@ def results(app: Any, name: str, source: list[str]) -> None:
     source[0] = text
 
 
+def anchors(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Every option in a command's help has an anchor: reference/commands.html#redesign-target-params."""
+    if name != "reference/commands":
+        return
+    command, lines = "", []
+    for line in context["body"].splitlines():
+        section = re.search(r'<section id="leanify-(\w+)">', line)
+        command = section[1] if section else command
+        lines.append(re.sub(r'^(<span class="go">)(?=  (?:-\w, )?--([\w-]+))', rf'\1<a id="{command}-\2"></a>', line))
+    context["body"] = "\n".join(lines)
+
+
 def setup(app: Any) -> None:
+    app.connect("html-page-context", anchors)
     app.connect("autodoc-process-docstring", shown)
     app.connect("source-read", results)

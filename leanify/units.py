@@ -70,6 +70,20 @@ def kappa(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.2f}"
 
 
+def places_of(low: float, high: float) -> int:
+    """Decimal places that show two digits of an interval's half width."""
+    half = (high - low) / 2
+    return max(0, 1 - math.floor(math.log10(half))) if half > 0 else 3
+
+
+def spread(mean: float, low: float | None, high: float | None) -> tuple[str, str]:
+    """A difference and its interval, in one precision: 0.679, -7.5, 8.86 → "+0.68", "-7.50 to +8.86"."""
+    if low is None or high is None:
+        return f"{mean:+.3g}", "–"
+    places = places_of(low, high) + 1  # an end that is near zero must show on which side it is
+    return f"{mean:+.{places}f}", f"{low:+.{places}f} to {high:+.{places}f}"
+
+
 def ranged(value: float, span: tuple[float, float] | None, factor: float = 1.0, unit: str = "") -> str:
     """A measured value with the range of its rounds: 0.0014, (0.0012, 0.0019), 1e3, "ms" → "1.4 (1.2–1.9) ms"."""
     known = [factor * one for one in (value, *(span or ()))]

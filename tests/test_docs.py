@@ -11,8 +11,10 @@ from pathlib import Path
 
 import documents
 import pytest
+import typer
 
 import leanify
+from leanify.cli import COMMANDS, app
 
 EXAMPLES = documents.ROOT / "docs" / "examples"
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
@@ -73,6 +75,12 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=documents.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "start.html").exists()
+    page = (tmp_path / "reference" / "commands.html").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        for option in typer.main.get_command(app(command)).params:
+            long = next((name for name in option.opts if name.startswith("--")), None)
+            if long is not None:
+                assert page.count(f'<a id="{command}{long[1:]}"></a>') == 1, (command, long)
 
 
 @pytest.mark.docs

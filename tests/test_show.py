@@ -193,7 +193,7 @@ def test_show_recipes_and_models(capsys: Any) -> None:
 )
 def test_what_comes_next_stands_apart(capsys: Any, what: str, line: str) -> None:
     lines = called(capsys, "show", what).splitlines()
-    place = lines.index(f"next:   {line}")
+    place = lines.index(f"next  {line}")
     assert lines[place - 1] == ""
     starts = [re.match(r"\S+ +", each) for each in lines[1 : place - 1]]
     assert len({match.end() for match in starts if match}) == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanify.cli.formats import kind_of, show
-from leanify.cli.options import Format, Json
+from leanify.cli.options import Explain, Format, Json
 
 if TYPE_CHECKING:
     from leanify.study.folder import StudyFolder
@@ -76,6 +76,7 @@ def compare(
     ] = False,
     report: Annotated[bool, typer.Option("--report", help="show a study as it stands; train nothing")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="run failed runs again")] = False,
+    explain: Explain = False,
     format: Format = None,
     json: Json = False,
 ) -> None:
@@ -132,7 +133,7 @@ def compare(
         study = studies.finished(folder)
         page = study.html(folder.path / REPORT)
     data = study.to_json()
-    show(kind, data, data["designs"], lambda: study_tables.render_study(study, page))
+    show(kind, data, data["designs"], lambda: study_tables.render_study(study, page, explain))
 
 
 def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:

@@ -43,6 +43,24 @@ GROUPS: dict[str, dict[str, str]] = {  # options by their names in Python; the o
         "Study": "output settings jobs engine retry report dry_run",
         "Output": "explain format json",
     },
+    "shrink": {
+        "Purpose": "data settings",
+        "Budget": "target_params count",
+        "Candidates": "designs shape",
+        "Healing": "minutes rates",
+        "Output": "output push dry_run format json",
+    },
+    "condition": {
+        "Input": "data samples batch_size tokens device seed",
+        "Source": "override model_class pretrained",
+        "Several": "heads seeds checkpoints",
+        "Output": "theory per_head weights plot format as_json",
+    },
+    "zoo": {
+        "Search": "library status explain",
+        "Checks": "check log propose",
+        "Output": "format as_json",
+    },
     "profile": {
         "Measurement": "batch_size device dtype tokens img_size repeats measure",
         "Limits": "max_params max_macs max_latency",

@@ -50,11 +50,26 @@ Tokens = Annotated[
     int | None, typer.Option("--tokens", min=1, metavar="N", help="length of a text input (default: 512, or what fits)")
 ]
 
+Push = Annotated[
+    str | None, typer.Option(metavar="USER/NAME", help="push what is written to the hub, as a private model")
+]
+
 Format = Annotated[
     str | None,
     typer.Option("--format", metavar="table|json|csv|markdown", help="how results are printed (default: table)"),
 ]
+Explain = Annotated[bool, typer.Option("--explain", help="say also how the numbers were found, and why")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else: --format json")]
+
+
+def pushed(directory: str, repo: str) -> None:
+    """Push a lean directory, and say where it is."""
+    from leanify.exporting.hub import push_to_hub
+    from leanify.terminal import progress, say
+
+    with progress(f"pushing {repo}", None):
+        address = push_to_hub(directory, repo)
+    say(f"pushed to {address}")
 
 
 LARGEST = 10**9  # of a depth, of heads, of an MLP

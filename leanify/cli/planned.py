@@ -151,12 +151,12 @@ class Shown:
         yield from ({"source": self.plan.source, "budget": self.budget, **row} for row in self.plan.rows())
 
 
-def render(found: Sequence[Shown]) -> None:
+def render(found: Sequence[Shown], explain: bool) -> None:
     """Print one plan's tables after another, each with its warnings, so that what to type next stands last."""
     for number, one in enumerate(found):
         if number:
             print()
-        plans.render_plan(one.plan)
+        plans.render_plan(one.plan, explain)
         if one.predicted is not None:
             study_tables.render_predictions(one.predicted)
         if one.carried is not None:

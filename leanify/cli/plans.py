@@ -26,21 +26,16 @@ STYLES = {"lean": GREEN, "control": CYAN, "plain": "magenta", "also": "dim"}  # 
 Column = tuple[str, Callable[["Design"], str]]
 
 
-def render_plan(plan: Plan) -> None:
-    """Print baseline, lean, control and alternatives side by side."""
+def render_plan(plan: Plan, explain: bool = False) -> None:
+    """Print baseline, lean, control and alternatives side by side; with ``explain`` also why, and how it was found."""
     out = console()
-    out.print(
-        Text.assemble(
-            (plan.name, "bold"),
-            f" · {plan.prices.facts.library} · {_inputs(plan)} · {plan.budget} · "
-            f"{plan.searched:,} design{'s' * (plan.searched != 1)} priced in {plan.seconds:.2f} s",
-        ),
-    )
+    out.print(Text.assemble((plan.name, "bold"), f" · {plan.inputs} · {plan.budget}"))
     out.print()
-    shown = _fitting(plan, out)
+    shown = _fitting(plan, out, () if explain else (KAPPA,))
     print_table(out, shown)
     out.print()
-    for line in _notes(plan):
+    out.print(_sentence(plan))
+    for line in _notes(plan) if explain else ():
         out.print(line)
     if plan.directory:
         out.print(f'written to {plan.directory}; leanify.load("{_loadable(plan)}") loads it')
@@ -62,10 +57,10 @@ def render_steps(carried: Carrying) -> None:
         out.print(f"not paired: {why}", style="dim")
 
 
-def _fitting(plan: Plan, out: Console) -> Table:
+def _fitting(plan: Plan, out: Console, without: tuple[str, ...]) -> Table:
     """The table, dropping the least important columns until it fits the terminal."""
     for dropped in ((), ("inner",), ("inner", KAPPA), ("inner", KAPPA, "GMACs", "MMACs")):
-        shown = _table(plan, dropped)
+        shown = _table(plan, (*without, *dropped))
         if Measurement.get(out, out.options.update(width=WIDEST), shown).maximum <= out.width:
             break
     return shown
@@ -93,11 +88,6 @@ def print_warnings(plan: Plan) -> None:
     err = console(stderr=True)
     for warning in plan.warnings:
         err.print(Text.assemble(("warning ", ORANGE), warning), soft_wrap=not err.is_terminal)
-
-
-def _inputs(plan: Plan) -> str:
-    tokens = f"{plan.tokens} tokens"
-    return tokens if plan.inputs == f"{plan.tokens} token ids" else f"{plan.inputs} ({tokens})"
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, Design, str]]:
@@ -179,9 +169,34 @@ SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
 )
 
 
+def _sentence(plan: Plan) -> str:
+    """What is recommended, how strong the evidence is, and what would show more."""
+    if not plan.request.wants_heads:
+        saved = 1 - plan.chosen.params / plan.baseline.params
+        return f"lean: {_less(saved)} parameters. Only training it beside the control shows what it keeps."
+    grounds = "by a ranking of your own" if plan.recommended.regret is None else "on weak evidence (--explain)"
+    name = plan.recommended.design
+    return f"{name} is recommended, {grounds}. Only training lean beside the control shows what heads are worth."
+
+
 def _notes(plan: Plan) -> Iterator[str]:
-    if plan.timing is not None and plan.chosen.latency_s is not None:
-        timing, chosen = plan.timing, plan.chosen
+    """How the designs were found, priced and ranked, a paragraph each."""
+    yield ""
+    yield (
+        f"searched: {plan.searched:,} design{'s' * (plan.searched != 1)} of {plan.prices.facts.library}, priced in "
+        f"{plan.seconds:.2f} s at {plan.tokens} tokens"
+    )
+    if plan.request.wants_heads:
+        yield f"why {plan.recommended.design}: {plan.recommended.evidence}"
+    yield "control: lean's depth and parameters, the old heads; plain: the best design without more heads"
+    yield "κ random: of heads of Gaussian noise; leanify condition measures κ and explains it"
+    yield from _timed(plan)
+    yield from _serving(plan)
+
+
+def _timed(plan: Plan) -> Iterator[str]:
+    timing, chosen = plan.timing, plan.chosen
+    if timing is not None and chosen.latency_s is not None:
         share = chosen.latency_s / timing.limit_s if chosen.latency_s else 0.0
         yield (
             f"latency: {timing.setting}, beside the baseline; lean was predicted at "
@@ -189,27 +204,19 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"limit; timings scatter by {timing.noise:.1%}, the line misses its {timing.shapes} shapes by up to "
             f"{timing.error:.1%}"
         )
+
+
+def _serving(plan: Plan) -> Iterator[str]:
     served, before = plan.chosen.serving, plan.baseline.serving
-    if served is not None and before is not None:
-        yield f"serving at {served.context:,} tokens of context, 2 bytes a number: {_served('lean', plan.chosen)}"
-        yield f"  {_served('baseline', plan.baseline)}" + (
-            f"; {_served('control', plan.control)}" if plan.control else ""
+    if served is None or before is None:
+        return
+    yield f"serving at {served.context:,} tokens of context, 2 bytes a number: {_served('lean', plan.chosen)}"
+    yield f"  {_served('baseline', plan.baseline)}" + (f"; {_served('control', plan.control)}" if plan.control else "")
+    if plan.prices.base.prefill:
+        yield (
+            "  prefill: the encoder reads the context (a sound or an image as it is), the decoder its first token; "
+            "decode: one more of its tokens"
         )
-        if plan.prices.base.prefill:
-            yield (
-                "  prefill: the encoder reads the context (a sound or an image as it is), the decoder its first token; "
-                "decode: one more of its tokens"
-            )
-    yield _sentence(plan)
-
-
-def _sentence(plan: Plan) -> str:
-    """What is recommended, how strong the evidence is, and what would show more."""
-    if not plan.request.wants_heads:
-        saved = 1 - plan.chosen.params / plan.baseline.params
-        return f"lean: {_less(saved)} parameters. Only training it beside the control shows what it keeps."
-    twin = "Only training lean beside the control (its depth and parameters, the old heads) shows what heads are worth."
-    return f"{plan.recommended.design} is recommended: {plan.recommended.evidence}. {twin}"
 
 
 def _served(name: str, design: Design) -> str:

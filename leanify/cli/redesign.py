@@ -9,9 +9,8 @@ from typing import Any
 
 from leanify.cli import redesign_options as option
 from leanify.cli.formats import kind_of, show
-from leanify.cli.options import Format, Json
+from leanify.cli.options import Explain, Format, Json, Push, pushed
 from leanify.errors import LeanifyError
-from leanify.terminal import say
 
 AMOUNT = r"[\d._,]+ *([kmgbt]|%)?"
 DEFAULT = "vit_base"
@@ -30,9 +29,10 @@ def redesign(
     control: option.Control = False,
     force: option.Force = False,
     as_type: option.AsType = None,
-    push: option.Push = None,
+    push: Push = None,
     seed: option.Seed = 0,
     study: option.Study = None,
+    explain: Explain = False,
     format: Format = None,
     json: Json = False,
     **typed: Any,
@@ -62,21 +62,12 @@ def redesign(
     carried = planned.Carried(weights, pretrained, data, samples, seed)
     written = planned.Written(output, control, force, as_type, choose)
     found = list(planned.planned(named, asked, carried, written, study, typed["overrides"] or ()))
-    address = None if push is None else _pushed(str(output), push)
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
-    show(kind, data_of, [row for one in found for row in one.rows()], lambda: planned.render(found))
+    show(kind, data_of, [row for one in found for row in one.rows()], lambda: planned.render(found, explain))
     for one in found if kind != "table" else ():
         plans.print_warnings(one.plan)
-    if address is not None:
-        say(f"pushed to {address}")
-
-
-def _pushed(directory: str, repo: str) -> str:
-    from leanify.exporting.hub import push_to_hub
-    from leanify.terminal import progress
-
-    with progress(f"pushing {repo}", None):
-        return push_to_hub(directory, repo)
+    if push is not None:
+        pushed(str(output), push)
 
 
 def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[str]]:

@@ -42,7 +42,6 @@ Force = Annotated[bool, typer.Option("--force", help="replace a directory that l
 AsType = Annotated[
     Text, typer.Option("--as", metavar="TYPE", help="save as another transformers type of the same shape")
 ]
-Push = Annotated[Text, typer.Option(metavar="USER/NAME", help="with -o: push it to the hub, as a private model")]
 Seed = Annotated[int, typer.Option(metavar="N", help="seed of the new weights")]
 Study = Annotated[Path | None, typer.Option(metavar="STUDY", help="rank by a leanify compare study of your own task")]
 

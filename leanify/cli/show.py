@@ -104,8 +104,8 @@ def _run(what: str) -> Page:
         found = f"best {metric(facts.metric, facts.best)} at step {best.step:,}" if best else "no checkpoint yet"
     name, own = quote(what), recipe.data is not None and is_own(recipe.data)
     hints = {
-        "interrupted": [f"go on:  {run.resume_line}"],
-        "done": [f"next:   leanify profile {name}", *([f"        leanify predict {name} FILES"] if own else [])],
+        "interrupted": [f"next  {run.resume_line}"],
+        "done": [f"next  leanify profile {name}", *([f"      leanify predict {name} FILES"] if own else [])],
     }
     lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
     return Page(
@@ -144,7 +144,7 @@ def _recipe(what: str, recipe: Recipe) -> Page:
     shape, params = _shape(what)
     lines = [f"{what} · recipe", f"model  {recipe.model.source} · {shape} · {params}", *_about(recipe)]
     rows = [{"key": key, "value": value} for key, value in leaves(recipe.to_dict())]
-    after = [f"next:   leanify train {quote(what)}", f"        leanify recipes {quote(what)}"]
+    after = [f"next  leanify train {quote(what)}", f"      leanify recipes {quote(what)}"]
     return Page(lines, {"kind": "recipe", "architecture": shape, "recipe": recipe.to_dict()}, rows, after=after)
 
 
@@ -175,7 +175,7 @@ def _model(what: str) -> Page:
         f"model    {' · '.join(_shape(what))}",
         f"weights  {model.weights or 'none: initialised by upstream'}",
     ]
-    after = [f"next:   leanify profile {quote(what)}"]
+    after = [f"next  leanify profile {quote(what)}"]
     return Page(lines, {**facts, "weights": model.weights}, model.layers, after=after)
 
 

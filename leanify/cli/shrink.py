@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from leanify.cli.formats import kind_of, show
-from leanify.cli.options import Format, Json
+from leanify.cli.options import Format, Json, Push, pushed
 
 Words = list[str] | None
 
@@ -40,6 +40,7 @@ def shrink(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="price the candidates, take two steps, write nothing")
     ] = False,
+    push: Push = None,
     format: Format = None,
     json: Json = False,
 ) -> None:
@@ -73,6 +74,8 @@ def shrink(
         settings=settings or [],
         dry_run=dry_run,
     )
+    if push is not None and found.report.get("directory") is not None:
+        pushed(str(found.report["directory"]), push)
     rows = [_row(one, found.report) for one in found.report["candidates"]]
     show(kind, found.to_json(), rows, lambda: _render(found.report, rows))
 

@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.text import Text
 
 from leanify.cli.tables import print_table, table
 from leanify.spectra.report import known
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import binary, heading, millions, operations, ranged
+from leanify.units import binary, heading, millions, operations, places_of, ranged, spread
 
 if TYPE_CHECKING:
     from leanify.study.results import Study
-    from leanify.study.values import DesignResult, Pair
+    from leanify.study.values import Pair
 
+DESIGN = ("", "depth", "heads × dim", "mlp", "params", "quality", "seeds", "rate", "κ")  # columns
+EXPLAINED = ("rate", "κ")  # those that only `--explain` shows
 STYLES = {"shown": f"bold {GREEN}", "refuted": f"bold {RED}", "undecided": f"bold {ORANGE}"}
 
 
-def render_study(study: Study, page: Path | None) -> None:
-    """Print designs with quality, costs, differences and verdicts."""
+def render_study(study: Study, page: Path | None, explain: bool = False) -> None:
+    """Print the designs with their quality, and the answers; with ``explain`` also costs, differences and methods."""
     out = console()
     out.print(Text.assemble((study.plan.title, "bold"), f" · {_about(study)}"))
     if not study.learnt:
         out.print(Text.assemble(("not learnt", STYLES["refuted"]), f"  {study.learnt_why}."))
     out.print()
-    shown = table(
-        ("", "depth", "heads × dim", "mlp", "params", heading(study.metric or "quality"), "seeds", "rate", "κ"), []
-    )
-    for result in study.results:
-        shown.add_row(*_design_row(result))
-    if study.reference is not None and study.reference.value is not None:
-        shown.add_row("reference", "", "", "", "", f"{study.reference.value:.4g}", "", "", "")
+    columns = DESIGN if explain else [name for name in DESIGN if name not in EXPLAINED]
+    shown = table([heading(study.metric or name) if name == "quality" else name for name in columns], [])
+    for row in _design_rows(study):
+        shown.add_row(*(row.get(name, "") for name in columns))
     print_table(out, shown)
     out.print()
-    out.print(f"{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads")
-    if words := about_rates(study):
-        out.print(words)
     if study.reference is not None:
-        out.print(f"reference: {study.reference.name}")
+        out.print(f"reference: {study.reference.name}\n")
+    for line in _explained(study, out) if explain else ():
+        out.print(line)
+    for conclusion in _conclusions(study, explain):
+        out.print(conclusion)
+    if page is not None:
+        out.print(f"\npage  {page}", soft_wrap=True)
+        folder = quote(str(page.parent))
+        out.print(f"next  leanify compare {folder} --seeds {2 * len(study.plan.seeds)}", soft_wrap=True)
+        if not explain:
+            out.print(f"      leanify compare {folder} --report --explain", soft_wrap=True)
+
+
+def _explained(study: Study, out: Console) -> Iterator[str]:
+    """Tables of costs and differences, printed, and the lines after each."""
+    yield f"{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
+    if words := about_rates(study):
+        yield words
     if any(result.costs for result in study.results):
-        out.print()
+        yield ""
         print_table(out, _costs(study))
     if study.pairs:
-        out.print()
+        yield ""
         print_table(out, _pairs(study))
-        out.print()
-        out.print(_about_pairs(study))
-    if lines := list(_conclusions(study)):
-        out.print()
-        for line in lines:
-            out.print(line)
-    if page is not None:
-        out.print(f"\npage: {page}", soft_wrap=True)
-        seeds = 2 * len(study.plan.seeds)
-        out.print(f"more seeds: leanify compare {quote(str(page.parent))} --seeds {seeds}", soft_wrap=True)
+        yield ""
+        yield _about_pairs(study)
+    yield ""
 
 
 def _about(study: Study) -> str:
@@ -83,20 +89,24 @@ def about_rates(study: Study) -> str:
     return words + (f"; at the edge of what was tried: {', '.join(edge)}" if edge else "")
 
 
-def _design_row(result: DesignResult) -> tuple[str, ...]:
-    plan, quality = result.plan, result.quality
-    failed = f" ({quality.failed} failed)" if quality.failed else ""
-    return (
-        result.name,
-        _sizes(plan.depth),
-        f"{_sizes(plan.heads)} × {_sizes(plan.head_dim)}",
-        _sizes(plan.mlp),
-        millions(plan.params),
-        _interval(quality.mean, quality.low, quality.high),
-        f"{quality.seeds}{failed}",
-        "–" if result.rate is None else f"{result.rate:.2g}",
-        known(result.kappa, result.kappa_bounds),
-    )
+def _design_rows(study: Study) -> Iterator[dict[str, str]]:
+    """A row of `DESIGN` for each design, and one for the trivial model beside them."""
+    for result in study.results:
+        plan, quality = result.plan, result.quality
+        failed = f" ({quality.failed} failed)" if quality.failed else ""
+        yield {
+            "": result.name,
+            "depth": _sizes(plan.depth),
+            "heads × dim": f"{_sizes(plan.heads)} × {_sizes(plan.head_dim)}",
+            "mlp": _sizes(plan.mlp),
+            "params": millions(plan.params),
+            "quality": _interval(quality.mean, quality.low, quality.high),
+            "seeds": f"{quality.seeds}{failed}",
+            "rate": "–" if result.rate is None else f"{result.rate:.2g}",
+            "κ": known(result.kappa, result.kappa_bounds),
+        }
+    if study.reference is not None and study.reference.value is not None:
+        yield {"": "reference", "quality": f"{study.reference.value:.4g}"}
 
 
 def _sizes(size: int | tuple[int, ...]) -> str:
@@ -108,11 +118,10 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str:
         return "–"
     if low is None or high is None:
         return f"{mean:.4g}"
-    half = (high - low) / 2
-    if not half:
+    if high == low:
         return f"{mean:.4g} ± 0"
-    places = max(0, 1 - math.floor(math.log10(half)))  # two digits of the uncertainty, and as many of the mean
-    return f"{mean:.{places}f} ± {half:.{places}f}"
+    places = places_of(low, high)
+    return f"{mean:.{places}f} ± {(high - low) / 2:.{places}f}"
 
 
 def _costs(study: Study) -> Any:
@@ -148,14 +157,14 @@ def _about_pairs(study: Study) -> str:
 
 
 def _pair_row(pair: Pair) -> tuple[str, ...]:
-    span = "–" if pair.low is None or pair.high is None else f"{pair.low:+.3g} to {pair.high:+.3g}"
+    mean, span = spread(pair.difference, pair.low, pair.high)
     p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
     explored = "" if pair.asked else " *"
-    return f"{pair.design} − {pair.against}{explored}", f"{pair.difference:+.3g}", span, p, str(len(pair.seeds))
+    return f"{pair.design} − {pair.against}{explored}", mean, span, p, str(len(pair.seeds))
 
 
-def _conclusions(study: Study) -> Iterator[str | Text]:
-    yield from about_tournament(study)
+def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
+    yield from about_tournament(study, explain)
     for verdict in study.verdicts:
         yield Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}")
     for result in study.results:
@@ -164,9 +173,9 @@ def _conclusions(study: Study) -> Iterator[str | Text]:
                 yield Text.assemble(("failed", STYLES["refuted"]), f"  {result.name}, seed {run.seed}: {run.reason}")
 
 
-def about_tournament(study: Study) -> Iterator[str]:
-    """The cuts of a tournament, and by which seeds its winner was chosen and is judged."""
-    for rung in study.rungs:
+def about_tournament(study: Study, explain: bool) -> Iterator[str]:
+    """By which seeds a tournament's winner was chosen and is judged; with ``explain`` also its cuts."""
+    for rung in study.rungs if explain else ():
         gone = [name for name in rung.losses if name not in rung.kept]
         known = [loss for loss in rung.losses.values() if loss is not None]
         behind = [f"{name} by {loss - min(known):.3g}" for name in gone if (loss := rung.losses[name]) is not None]

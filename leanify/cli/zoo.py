@@ -42,14 +42,14 @@ def zoo(
     check: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Test a model (phi, 'timm/davit_*', '*') against the laws and update the table."
+            metavar="NAME", help="test a model (phi, 'timm/davit_*', '*') against the laws and update the table"
         ),
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --check: store verdicts here, and resume from them.")
+        Path | None, typer.Option(metavar="FILE", help="with --check: store verdicts here, and resume from them")
     ] = None,
     propose: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Suggest rows for a model's classes that have none.")
+        str | None, typer.Option(metavar="NAME", help="suggest rows for a model's classes that have none")
     ] = None,
     format: Format = None,
     as_json: Json = False,

@@ -16,7 +16,7 @@ from leanify.study.figures import figures
 from leanify.study.folder import Rung, StudyFolder
 from leanify.study.methods import methods
 from leanify.study.values import DesignResult, Findings, Pair
-from leanify.units import PERCENT, binary, millions, operations, ranged
+from leanify.units import PERCENT, binary, millions, operations, ranged, spread
 
 TEMPLATE = "page.html.j2"
 
@@ -182,10 +182,10 @@ def _cut(rung: Rung) -> Table:
 
 
 def _pair(pair: Pair) -> tuple[Any, ...]:
-    span = "–" if pair.low is None else f"{pair.low:+.3g} to {pair.high:+.3g}"
+    mean, span = spread(pair.difference, pair.low, pair.high)
     p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
     explored = "" if pair.asked else " *"
-    return f"{pair.design} − {pair.against}{explored}", f"{pair.difference:+.3g}", span, p, len(pair.seeds)
+    return f"{pair.design} − {pair.against}{explored}", mean, span, p, len(pair.seeds)
 
 
 def _sizes(size: int | tuple[int, ...]) -> str:

@@ -21,7 +21,7 @@ from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
 from leanify.study.statistics import FEWEST, Estimate, Noise, Run
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
 from leanify.tabular import Tabular
-from leanify.units import digits, heading, millions
+from leanify.units import digits, heading, millions, spread
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
@@ -333,12 +333,12 @@ def _verdict(study: Findings, pair: Pair, found: Estimate, margin: float) -> Ver
 
 
 def _size(study: Findings, pair: Pair, found: Estimate) -> str:
+    mean, span = spread(pair.difference, pair.low, pair.high)
     if pair.low is None or pair.high is None:
-        return f"the difference is {pair.difference:+.3g}, {_seeds(found)}"
+        return f"the difference is {mean}, {_seeds(found)}"
     samples = f" on {found.samples:,} samples" if found.samples else ""
     look = f", look {study.look} at this study" if study.look > 1 else ""
-    span = f"95% interval {pair.low:+.3g} to {pair.high:+.3g}"
-    return f"the difference is {pair.difference:+.3g}, {span}, {_seeds(found)}{samples}{look}"
+    return f"the difference is {mean}, 95% interval {span}, {_seeds(found)}{samples}{look}"
 
 
 def _seeds(found: Estimate) -> str:
