@@ -118,4 +118,4 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         out.print(f"\nabout {report['steps_predicted']:,} steps of healing; nothing was written")
         return
     out.print(f"\n{name}; {report['judged_on']}. * is written to {report['directory']}", soft_wrap=True)
-    out.print(f"next  leanify profile {report['source']} {report['directory']}", soft_wrap=True)
+    out.print(f"\nnext  leanify profile {report['source']} {report['directory']}", soft_wrap=True)

@@ -36,12 +36,12 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
     for row in _design_rows(study):
         shown.add_row(*(row.get(name, "") for name in columns))
     print_table(out, shown)
-    out.print()
     if study.reference is not None:
-        out.print(f"reference: {study.reference.name}\n")
+        out.print(f"\nreference: {study.reference.name}")
     for line in _explained(study, out) if explain else ():
         out.print(line)
-    for conclusion in _conclusions(study, explain):
+    for number, conclusion in enumerate(_conclusions(study, explain)):
+        out.print("" if number else "\n", end="")
         out.print(conclusion)
     if page is not None:
         out.print(f"\npage  {page}", soft_wrap=True)
@@ -53,7 +53,7 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
 
 def _explained(study: Study, out: Console) -> Iterator[str]:
     """Tables of costs and differences, printed, and the lines after each."""
-    yield f"{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
+    yield f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
     if words := about_rates(study):
         yield words
     if any(result.costs for result in study.results):
@@ -64,7 +64,6 @@ def _explained(study: Study, out: Console) -> Iterator[str]:
         print_table(out, _pairs(study))
         yield ""
         yield _about_pairs(study)
-    yield ""
 
 
 def _about(study: Study) -> str:
