@@ -86,7 +86,10 @@ class Plan(Tabular):
         """What the source is called: upstream's name, or that of the user's directory."""
         here = Path(self.source).expanduser()
         named = here.parent.resolve().name if here.is_file() else here.resolve().name
-        return named if here.exists() else self.source if "/" in self.source else self.prices.facts.name
+        if here.exists():
+            return named
+        is_typed = "/" in self.source or ":" in self.source  # a user's module: facts have its whole path
+        return self.source if is_typed else self.prices.facts.name
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``redesign --json`` prints."""
