@@ -51,7 +51,7 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("measured", [["--no-measure"], [*SMALL, "--repeats", "1"]], ids=["counted", "measured"])
 def test_profile_shows_ratios_to_the_first(measured: list[str]) -> None:
-    done = run("profile", "vit_tiny_patch16_224", "vit_small_patch16_224", *measured)
+    done = run("profile", "vit_tiny_patch16_224", "vit_small_patch16_224", "--explain", *measured)
     assert done.returncode == 0, done.stderr
     assert ("×3." if len(measured) == 1 else "×1.000") in done.stdout
     assert "neither counts add, gelu" in done.stdout

@@ -18,8 +18,10 @@ from test_training_processes import launched
 
 import leanify
 from leanify.cli import main
+from leanify.data.texts.sentences import splits
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
 from leanify.runs import cache
+from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
 from leanify.tasks.sentence_embedding import embed, pooled
@@ -102,6 +104,16 @@ def test_an_encoder_without_a_head_learns_embeddings_by_the_files_beside_it(home
     with torch.no_grad():
         mine, theirs = (embed(model, inputs, ("mean",)) for model in (student, teacher))
     assert torch.cosine_similarity(mine, theirs).mean().item() == pytest.approx(max(cosines), abs=2e-3)
+
+
+def test_a_folder_of_text_files_is_their_sentences(home: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name, count in (("letters", 12), ("notes", 8)):
+        (texts / f"{name}.txt").write_text("\n".join(sentences(count, count)) + "\n")
+    data = DataSection("data", "sentence-embedding", path=str(texts), tokenizer=str(home / "teacher"), length=16)
+    found = splits(data, leanify.load(home / "teacher"))
+    assert (len(found.train), len(found.validation)) == (18, 2)
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ GROUPS: dict[str, dict[str, str]] = {  # options by their names in Python; the o
         "Measurement": "batch_size device dtype tokens img_size repeats measure",
         "Limits": "max_params max_macs max_latency",
         "Source": "override model_class",
-        "Output": "format json",
+        "Output": "explain format json",
     },
 }
 

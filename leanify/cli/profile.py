@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import kind_of, show
-from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
+from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.terminal import say
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def profile(
     max_latency: Annotated[Limit, typer.Option(metavar="TIME", help="exit 1 if batch 1 takes longer: 12ms")] = None,
     override: Override = None,
     model_class: ModelClass = None,
+    explain: Explain = False,
     format: Format = None,
     json: Json = False,
 ) -> None:
@@ -66,7 +67,7 @@ def profile(
     asked: Sequence[Any] = sources or _newest()
     profiles = [_one(source, measure, repeats, {**about, "cls": model_class}) for source in track(asked, "profiling")]
     rows = [facts.to_json() for facts in profiles]
-    show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles))
+    show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles, explain))
     if "--max-latency" in limits and (unknown := [facts for facts in profiles if facts.latency_s is None]):
         raise LeanifyError(f"--max-latency {max_latency}: of {unknown[0].source}, {unknown[0].not_measured}")
     if over := list(_exceeded(profiles, limits)):
@@ -98,10 +99,10 @@ def _one(source: Any, measure: bool, repeats: int, about: Mapping[str, Any]) -> 
     return profiling.profile(source, repeats=repeats, measure=measure, **about)
 
 
-def _render(profiles: list[Profile]) -> None:
+def _render(profiles: list[Profile], explain: bool) -> None:
     from leanify.cli.tables import render_profiles
 
-    render_profiles(profiles)
+    render_profiles(profiles, explain)
 
 
 def _exceeded(profiles: list[Profile], limits: Mapping[str, float]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from leanify.design.measure.counted import AGREED
 from leanify.terminal import console
 from leanify.units import binary, millions, operations, seconds
 
@@ -102,8 +103,11 @@ def _needed(out: Console, made: Any, columns: list[Any]) -> int:
 AS_GIVEN = {"MACs a sample": "MACs of the example", "latency, batch 1": "latency of the example"}
 
 
-def render_profiles(profiles: Sequence[Profile]) -> None:
-    """Print one column per source and, with several, each number's ratio to the first."""
+def render_profiles(profiles: Sequence[Profile], explain: bool = False) -> None:
+    """Print one column per source and, with several, each number's ratio to the first.
+
+    How MACs were counted is said with ``explain``, and where two counters differ.
+    """
     out = console()
     first = profiles[0]
     shown = table(("", *(profile.source for profile in profiles)), [])
@@ -121,7 +125,8 @@ def render_profiles(profiles: Sequence[Profile]) -> None:
     for profile in profiles:
         name = f"{profile.source}: " if len(profiles) > 1 else ""
         left = f"; neither counts {', '.join(profile.uncounted)}" if profile.uncounted else ""
-        out.print(f"{name}MACs: {profile.cross_check}{left}")
+        if explain or profile.cross_check != AGREED:
+            out.print(f"{name}MACs: {profile.cross_check}{left}")
         if profile.not_measured:
             out.print(f"{name}{profile.not_measured}")
 

@@ -105,6 +105,8 @@ def figures(value: Any) -> str:
         return str(value)
     if 100 <= value < 1e5:
         return f"{value:,.0f}"
+    if 1e5 <= value < 1e8:
+        return f"{float(f'{value:.3g}'):,.0f}"
     mantissa, e, exponent = f"{value:.3g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if e else mantissa
 

@@ -26,13 +26,14 @@ COMMANDS = {
     "count a model: `leanify profile vit_tiny --no-measure`": "profile vit_tiny --no-measure",
     "measure a model: `leanify profile vit_tiny`": "profile vit_tiny",
     "train on 1,797 digits: `leanify train digits`": "train digits -o {new}",
+    "look at a model: `leanify show vit_base`": "show vit_base",
     "look at a run: `leanify show RUN`": "show {run}",
     "list runs: `leanify runs`": "runs {folder}",
     "spectra of a model: `leanify condition vit_tiny`": "condition vit_tiny",
     "nine runs and their comparison: `leanify compare`": "compare -o {new}",
 }
 ONCE = ("train", "compare", "condition")  # minutes each
-FIRST = ("redesign vit_base", "redesign llama", "profile vit_tiny --no")
+FIRST = ("redesign vit_base", "redesign llama", "profile vit_tiny --no", "show vit_base")
 
 
 def seconds(words: list[str], folder: Path) -> float:

@@ -1,13 +1,14 @@
 """Sentences for embedding models: the texts of a table (labels are ignored), or the lines of a text file.
 
 ``data.path`` is a file (CSV, TSV, JSON lines, Parquet, or text with one sentence per line), or a folder with such a
-``train`` file and optionally a ``validation`` file. ``data.text`` names the columns, by default guessed by name; each
-column yields separate sentences. Sentences are truncated to ``data.length`` tokens.
+``train`` file and optionally a ``validation`` file; a folder without one is the sentences of all its ``.txt`` files.
+``data.text`` names the columns, by default guessed by name; each column yields separate sentences. Sentences are
+truncated to ``data.length`` tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,15 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     vocabulary.check_fit(tokenizer, size, by)
     faults = Faults(skip=data.on_error == "skip")
 
-    def encoded(file: Path) -> Sentences:
-        rows = [((text,), 0) for text in sentences_in(file, data, faults)]
+    def encoded(*files: Path) -> Sentences:
+        rows = [((text,), 0) for file in files for text in sentences_in(file, data, faults)]
         if not rows:
-            raise DataError(f"{file} has no sentences")
+            raise DataError(f"{_named(files)} has no sentences")
         return Sentences(rows, tokenizer, length, takes_types(model))
 
-    file = _file(data, data.train)
+    files = _files(data, data.train)
     other = None if data.holdout else find_file(folder_of(data), data.validation)
-    train: Any = encoded(file)
+    train: Any = encoded(*[file for file in files if file != other])
     validation: Any
     if other is None:
         train, validation = held_out(train, data.holdout or HOLDOUT)
@@ -56,7 +57,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
         validation = encoded(other)
     train = subset(train, data)
     validation = Selection(validation, validation.lengths.argsort(kind="stable"))
-    where = f"{len(train):,} sentences of {file} to train on and {len(validation):,} of {other or file} to validate"
+    here = _named(files)
+    where = f"{len(train):,} sentences of {here} to train on and {len(validation):,} of {other or here} to validate"
     return Splits(train, validation, where, tokenizer=tokenizer, skipped=tuple(faults.names))
 
 
@@ -69,13 +71,22 @@ def find_file(path: Path, split: str) -> Path | None:
     return text if text.is_file() else None
 
 
-def _file(data: DataSection, split: str) -> Path:
+def _files(data: DataSection, split: str) -> list[Path]:
+    """The file of a split; where a folder has none of that name, all of its text files. Raises DataError."""
     folder = folder_of(data)
-    if (file := find_file(folder, split)) is not None:
-        return file
+    file = find_file(folder, split)
+    if file is not None:
+        return [file]
+    if texts := sorted(folder.glob("*.txt")):
+        return texts
     names = ", ".join(split + suffix for suffix in (*TABLES, ".txt"))
     here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
     raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {here}")
+
+
+def _named(files: Sequence[Path]) -> str:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0]}{more}"
 
 
 def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:

@@ -16,6 +16,8 @@ from leanify.tabular import Tabular
 from leanify.units import binary, millions, operations
 from leanify.units import seconds as time_of
 
+AGREED = "torch's counter and fvcore agree"  # `Profile.cross_check`
+
 
 @dataclass(frozen=True)
 class Memory:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leanify import machine
 from leanify.design.measure import counted as counted_before
 from leanify.design.measure import peak
-from leanify.design.measure.counted import Memory, Profile
+from leanify.design.measure.counted import AGREED, Memory, Profile
 from leanify.design.measure.peak import tensors_of as tensors_of
 from leanify.design.prices import cache, counting
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
@@ -215,7 +215,7 @@ def _agreement(counted: int, products: int | None) -> str:
     if products is None:
         return "no second count"
     if products == counted:
-        return "torch's counter and fvcore agree"
+        return AGREED
     return f"torch's counter says {counted:,} MACs, fvcore {products:,} ({products / max(counted, 1) - 1:+.2%})"
 
 
