@@ -6,6 +6,7 @@ A design has the same colour and marker in all figures; the colours are Okabe an
 from __future__ import annotations
 
 import io
+import re
 import statistics as plain
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from leanify.study.folder import StudyFolder
     from leanify.study.values import DesignResult, Findings
 
+HINT = "hint: "  # the id of a group in a figure that has a text for the mouse
 INK = "#010203"  # a placeholder, replaced by currentColor: the page's text colour
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7f00", "#7f7f7f")
 MARKERS = "os^Dv*PX"
@@ -58,7 +60,14 @@ def _svg(figure: Figure) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
+    text = re.sub(f'<g id="{HINT}([^"]*)">', r"<g><title>\1</title>", text)
     return text[text.index("<svg") :].replace(INK, "currentColor")
+
+
+def _hint(words: str, *artists: Any) -> None:
+    """What browsers show while the mouse is over these parts of a figure."""
+    for artist in artists:
+        artist.set_gid(HINT + words)
 
 
 def _style(study: Findings, name: str) -> dict[str, Any]:
@@ -82,7 +91,9 @@ def _legend(axes: Axes) -> None:
 # -- quality against a cost -------------------------------------------------------------------------------------------
 
 
-def _against(axes: Axes, study: Findings, label: str, cost: Callable[[DesignResult], float | None]) -> bool:
+def _against(
+    axes: Axes, study: Findings, label: str, cost: Callable[[DesignResult], float | None], front: bool = True
+) -> bool:
     """Quality with its interval against a cost, one point per design. Returns whether anything was drawn."""
     from matplotlib.ticker import EngFormatter
 
@@ -92,11 +103,15 @@ def _against(axes: Axes, study: Findings, label: str, cost: Callable[[DesignResu
         if price is None or quality.mean is None:
             continue
         found = True
-        half = 0.0 if quality.low is None or quality.high is None else (quality.high - quality.low) / 2
+        low, high = (quality.mean if end is None else end for end in (quality.low, quality.high))
+        span = [[quality.mean - low], [high - quality.mean]]
         style = _style(study, result.name)
-        axes.errorbar(price, quality.mean, yerr=half, capsize=3, linestyle="none", label=result.name, **style)
+        drawn = axes.errorbar(price, quality.mean, yerr=span, capsize=3, linestyle="none", label=result.name, **style)
+        words = f"{result.name}: {price:,.6g} {label}, {study.metric} {quality.mean:.4g} ({low:.4g} to {high:.4g})"
+        _hint(words, drawn[0], *drawn[2])
         points.append((price, quality.mean))
-    _front(axes, points, study.higher_is_better)
+    if front:
+        _front(axes, points, study.higher_is_better)
     axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95 % interval")
     axes.xaxis.set_major_formatter("{x:,.4g}" if axes.get_xlim()[1] < 1e4 else EngFormatter(sep=" "))
     _legend(axes) if found else None
@@ -133,7 +148,7 @@ def _swept(axis: str) -> Callable[[Axes, Findings, StudyFolder], bool]:
         values = {getattr(result.plan, axis) for result in study.results}
         if len(values) < 3 or not all(isinstance(value, int) for value in values):
             return False
-        return _against(axes, study, axis, lambda result: float(getattr(result.plan, axis)))
+        return _against(axes, study, axis, lambda result: float(getattr(result.plan, axis)), False)
 
     return draw
 
@@ -145,9 +160,14 @@ def differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     """Paired differences: one dot per seed, the mean with its interval, and the margin."""
     for place, pair in enumerate(reversed(study.pairs)):
         style = _style(study, pair.design)
-        axes.plot([value for _, value in pair.seeds], [place] * len(pair.seeds), linestyle="none", alpha=0.45, **style)
+        values = [value for _, value in pair.seeds]
+        [dots] = axes.plot(values, [place] * len(values), linestyle="none", alpha=0.45, **style)
+        _hint(", ".join(f"seed {seed}: {value:+.3g}" for seed, value in pair.seeds), dots)
         half = 0.0 if pair.low is None else pair.difference - pair.low
-        axes.errorbar(pair.difference, place + 0.22, xerr=half, fmt="|", capsize=4, color=style["color"], markersize=12)
+        bar = axes.errorbar(
+            pair.difference, place + 0.22, xerr=half, fmt="|", capsize=4, color=style["color"], markersize=12
+        )
+        _hint(f"{pair.design} − {pair.against}: {pair.difference:+.3g} ± {half:.3g}", bar[0], *bar[2])
     axes.axvline(0, color=INK, linewidth=1)
     if study.margin is not None:
         axes.axvline(-study.margin, color=INK, linewidth=1, linestyle=":")

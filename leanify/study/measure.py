@@ -41,8 +41,9 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
     torch.set_num_threads(plan.threads)
     try:
         shells = {design.name: on_meta(design.model) for design in plan.kept}
-        memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}
+        # what a process loads at its first training step belongs to no design, so memory comes second
         seconds = _rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
+        memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}
     finally:
         torch.set_num_threads(before)
     device_name = machine.device_name(device)

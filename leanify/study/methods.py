@@ -12,6 +12,9 @@ from leanify.study.plan import TRIAL, Key
 from leanify.study.rates import at_the_edge, sensitivity
 from leanify.study.values import Findings
 
+AUGMENTED = ("crop", "flip", "color_jitter", "rand_augment", "erase")  # how pictures are read from files
+UNCHANGED = ("digits", "farthest-point")  # data of no files
+
 INTERVALS = (
     "Every interval has 95 %, over seeds and validation samples together. The noise of a run is pooled over "
     "all designs by a fit of design + seed; the samples' part comes from the outcome of each sample, paired "
@@ -86,9 +89,11 @@ def _recipe(study: Findings) -> str:
     parts = [f"{recipe.model.source}{f' ({override})' if override else ''}"]
     for section in (recipe.optim, recipe.schedule):
         parts += [f"{key} {value}" for key, value in _set(section)]
-    if recipe.data is not None:
-        changes = ("crop", "flip", "color_jitter", "rand_augment", "mixup", "cutmix", "erase", "mask", "length")
-        parts += [f"{key} {value}" for key, value in _set(recipe.data) if key in changes]
+    data = recipe.data
+    if data is not None:
+        pictures = data.task == "classification" and data.length is None and data.name not in UNCHANGED
+        changes = ("mixup", "cutmix", "mask", "length", *(AUGMENTED if pictures else ()))
+        parts += [f"{key} {value}" for key, value in _set(data) if key in changes]
     start = (
         f"all designs start from {study.plan.weights}"
         if study.plan.weights

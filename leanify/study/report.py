@@ -132,7 +132,7 @@ def _reference(study: Findings) -> list[tuple[Any, ...]]:
     found = study.reference
     if found is None or found.value is None:
         return []
-    return [(f"reference: {found.name}", "", "", "", "", f"{found.value:.4g}", "", "", "", "")]
+    return [("reference", "", "", "", "", f"{found.value:.4g}", "", "", "", "")]  # the methods say what it is
 
 
 def _design(result: DesignResult) -> tuple[Any, ...]:

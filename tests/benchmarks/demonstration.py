@@ -55,7 +55,9 @@ def main() -> None:
     for number in range(told.repetitions):
         if not (told.runs / f"{number}.seconds").exists() and not told.table:
             repeat(number, told.runs)
-    print("| | processor s | learnt | baseline % | lean | control | lean − baseline | answer | lean − control | answer |")
+    print(
+        "| | processor s | learnt | baseline % | lean | control | lean − baseline | answer | lean − control | answer |"
+    )
     print("|" + "---|" * 10)
     for number in range(told.repetitions):
         if (told.runs / f"{number}.seconds").exists():
