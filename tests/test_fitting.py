@@ -11,7 +11,7 @@ from PIL import Image
 from test_compare import plan
 
 from leanify.data import found
-from leanify.errors import RecipeError
+from leanify.errors import DataError, RecipeError
 from leanify.study import duration
 from leanify.training import defaults
 
@@ -72,7 +72,7 @@ def test_texts_decide_length_and_vocabulary(tmp_path: Path) -> None:
 
 def test_the_minutes_of_a_study_are_the_steps_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten steps an epoch, at 0.1 s a step of each design."""
-    facts = {"seconds_a_step": 0.1, "steps": 40}
+    facts = {"seconds_a_step": 0.1, "steps": 40, "validated": 100, "data": "4 sentences"}
     monkeypatch.setattr(duration.start, "rehearse", lambda recipe: facts)
     two = plan("baseline", "lean")
     short, long = (duration.fitted(two, minutes, 1).recipe.schedule for minutes in (1.0, 2.0))
@@ -91,3 +91,6 @@ def test_the_minutes_of_a_study_are_the_steps_of_its_runs(monkeypatch: pytest.Mo
     for minutes in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(RecipeError, match="--minutes must be above 0"):
             duration.fitted(two, minutes, 1)
+    monkeypatch.setattr(duration.start, "rehearse", lambda recipe: facts | {"validated": 2})
+    with pytest.raises(DataError, match=r"4 sentences: too few .* 10 samples must validate, and 2 do"):
+        duration.fitted(two, 2.0, 1)

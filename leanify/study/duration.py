@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from leanify.errors import RecipeError
+from leanify.errors import DataError, RecipeError
 from leanify.runs import recipe as recipes
 from leanify.study.plan import TRIAL, Key, StudyPlan
 from leanify.training import start
@@ -14,17 +14,24 @@ from leanify.training import start
 USUAL = 15.0  # minutes of a whole study on own data
 SPARE = 0.85  # the rest is for evaluations, checkpoints and costs
 FEWEST = 100  # steps of a run
+JUDGES = 10  # validation samples, at least
 MOST = 200  # epochs of a run
 
 
 def fitted(plan: StudyPlan, minutes: float, jobs: int) -> StudyPlan:
-    """The plan with a schedule that takes about these minutes here. Raises RecipeError if they are too few for a run.
+    """The plan with a schedule that takes about these minutes here, by timing a few steps of each design.
 
-    A few steps of each design are timed.
+    Raises RecipeError if they are too few for a run, and DataError if the data are too few to judge designs.
     """
     if not 0 < minutes < math.inf:
         raise RecipeError(f"--minutes must be above 0, the length of the whole study; not {minutes:g}")
     facts = [start.rehearse(plan.recipe_of(Key(design.name, plan.seeds[0]))) for design in plan.designs]
+    validated = facts[0]["validated"]
+    if validated < JUDGES:
+        raise DataError(
+            f"{facts[0]['data']}: too few to compare designs. At least {JUDGES} samples must validate, and "
+            f"{validated} do; hundreds are needed to tell designs apart"
+        )
     runs = len(plan.seeds) + (TRIAL * len(plan.rates) if len(plan.rates) > 1 else 0)
     a_step = sum(fact["seconds_a_step"] for fact in facts) * runs / jobs
     steps = int(60 * minutes * SPARE / a_step)

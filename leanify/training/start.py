@@ -141,6 +141,7 @@ def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
         "model": recipe.model.source,
         "parameters": sum(p.numel() for p in trainer.bare.parameters()),
         "data": trainer.splits.description,
+        "validated": len(trainer.splits.validation),
         "steps": trainer.steps,
         "seconds_a_step": seconds,
         "training_hours_predicted": seconds * trainer.order.position(trainer.steps) / 3600,
