@@ -100,13 +100,19 @@ def test_failed_runs_and_differences_are_counted(study: Study) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 @pytest.mark.parametrize("width", [400, 1400])
 def test_a_browser_draws_every_figure_and_asks_for_nothing(study: Study, width: int, tmp_path: Path) -> None:
-    """Headless Chromium: nothing on the console, no request, every figure with ink, nothing wider than the window."""
+    """Headless Chromium: nothing on the console, no request, every figure with ink, nothing wider than the window; a
+    click sorts a table, and marks say their numbers.
+    """
     page = study.html(study.path / "report.html")
     probe = """<script>addEventListener("load", () => {
       const drawn = [...document.querySelectorAll("figure svg")].map(svg => {
         const box = svg.getBoundingClientRect(), ink = svg.querySelector("#axes_1").getBBox();
         return box.width > 200 && box.height > 100 && ink.width > 0 && ink.height > 0 });
-      document.title = JSON.stringify([drawn, document.documentElement.scrollWidth <= innerWidth,
+      const heads = document.querySelectorAll("th"), first = () => heads[4].closest("table").tBodies[0].rows[0];
+      heads[4].click(); const least = first().cells[0].textContent;
+      heads[1].click(); heads[1].click(); const deepest = first().cells[0].textContent;
+      const hints = document.querySelectorAll("svg g > title").length;
+      document.title = JSON.stringify([least, deepest, hints, drawn, document.documentElement.scrollWidth <= innerWidth,
         performance.getEntriesByType("resource").map(entry => entry.name)]) })</script>"""
     watched = study.path / "watched.html"
     watched.write_text(page.read_text().replace("</body>", f"{probe}</body>"))
@@ -117,7 +123,12 @@ def test_a_browser_draws_every_figure_and_asks_for_nothing(study: Study, width: 
     )  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title is not None, done.stderr
-    drawn, fits, requests = json.loads(title[1])
+    least, deepest, hints, drawn, fits, requests = json.loads(title[1])
+    sizes = {result.name: result.plan.params for result in study.results}
+    depths = {result.name: result.plan.depth for result in study.results}
+    assert sizes[least] == min(sizes.values())
+    assert depths[deepest] == max(depths.values())
+    assert hints > len(study.results)
     assert drawn == [True] * 11
     assert fits
     assert [name for name in requests if not name.startswith("data:")] == []
