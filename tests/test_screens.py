@@ -15,12 +15,12 @@ from runs import DIGITS
 
 from leanify.cli import COMMANDS
 from leanify.cli.screen import print_end
-from leanify.cli.study_tables import _interval
 from leanify.cli.tables import entries, print_table, table
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.plots import _html_table, _shade, _style, figure_of
 from leanify.study import comparing as studies
+from leanify.study.tables import interval
 from leanify.terminal import CYAN, GREEN, ORANGE, RED
 from leanify.training import start as training
 from leanify.units import metric, millions, operations
@@ -93,7 +93,7 @@ def test_numbers_are_never_cut(width: int, count: int) -> None:
     [(85.68, 90.68, 95.68, "90.7 ± 5.0"), (68.1, 83.33, 98.5, "83 ± 15"), (0.3, 0.3123, 0.3246, "0.312 ± 0.012")],
 )
 def test_a_mean_has_the_digits_that_its_interval_leaves(low: float, mean: float, high: float, printed: str) -> None:
-    assert _interval(mean, low, high) == printed
+    assert interval(mean, low, high) == printed
 
 
 def test_a_page_puts_every_value_below_its_name() -> None:

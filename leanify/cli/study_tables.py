@@ -11,16 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from leanify.cli.tables import print_table, table
-from leanify.spectra.report import known
+from leanify.study import tables
+from leanify.study.tables import sizes
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import binary, heading, millions, operations, places_of, ranged, spread
+from leanify.units import binary, millions, operations
 
 if TYPE_CHECKING:
     from leanify.study.results import Study
-    from leanify.study.values import Pair
 
-DESIGN = ("", "depth", "heads × dim", "mlp", "params", "quality", "seeds", "rate", "κ")  # columns
-EXPLAINED = ("rate", "κ")  # those that only `--explain` shows
 STYLES = {"shown": f"bold {GREEN}", "refuted": f"bold {RED}", "undecided": f"bold {ORANGE}"}
 
 
@@ -31,11 +29,8 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
     if not study.learnt:
         out.print(Text.assemble(("not learnt", STYLES["refuted"]), f"  {study.learnt_why}."))
     out.print()
-    columns = DESIGN if explain else [name for name in DESIGN if name not in EXPLAINED]
-    shown = table([heading(study.metric or name) if name == "quality" else name for name in columns], [])
-    for row in _design_rows(study):
-        shown.add_row(*(row.get(name, "") for name in columns))
-    print_table(out, shown)
+    designs = tables.designs(study, "full" if explain else "brief")
+    print_table(out, table(designs.head, designs.rows))
     if study.reference is not None:
         out.print(f"\nreference: {study.reference.name}")
     for line in _explained(study, out) if explain else ():
@@ -56,12 +51,13 @@ def _explained(study: Study, out: Console) -> Iterator[str]:
     yield f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
     if words := about_rates(study):
         yield words
-    if any(result.costs for result in study.results):
+    costs, pairs = tables.costs(study), tables.pairs(study)
+    if costs.rows:
         yield ""
-        print_table(out, _costs(study))
-    if study.pairs:
+        print_table(out, table(costs.head, costs.rows))
+    if pairs.rows:
         yield ""
-        print_table(out, _pairs(study))
+        print_table(out, table(pairs.head, pairs.rows))
         yield ""
         yield _about_pairs(study)
 
@@ -88,78 +84,12 @@ def about_rates(study: Study) -> str:
     return words + (f"; at the edge of what was tried: {', '.join(edge)}" if edge else "")
 
 
-def _design_rows(study: Study) -> Iterator[dict[str, str]]:
-    """A row of `DESIGN` for each design, and one for the trivial model beside them."""
-    for result in study.results:
-        plan, quality = result.plan, result.quality
-        failed = f" ({quality.failed} failed)" if quality.failed else ""
-        yield {
-            "": result.name,
-            "depth": _sizes(plan.depth),
-            "heads × dim": f"{_sizes(plan.heads)} × {_sizes(plan.head_dim)}",
-            "mlp": _sizes(plan.mlp),
-            "params": millions(plan.params),
-            "quality": _interval(quality.mean, quality.low, quality.high),
-            "seeds": f"{quality.seeds}{failed}",
-            "rate": "–" if result.rate is None else f"{result.rate:.2g}",
-            "κ": known(result.kappa, result.kappa_bounds),
-        }
-    if study.reference is not None and study.reference.value is not None:
-        yield {"": "reference", "quality": f"{study.reference.value:.4g}"}
-
-
-def _sizes(size: int | tuple[int, ...]) -> str:
-    return str(size) if isinstance(size, int) else "/".join(map(str, size))
-
-
-def _interval(mean: float | None, low: float | None, high: float | None) -> str:
-    if mean is None:
-        return "–"
-    if low is None or high is None:
-        return f"{mean:.4g}"
-    if high == low:
-        return f"{mean:.4g} ± 0"
-    places = places_of(low, high)
-    return f"{mean:.{places}f} ± {(high - low) / 2:.{places}f}"
-
-
-def _costs(study: Study) -> Any:
-    shown = table(("", "MACs", "latency", "inference/s", "training/s", "training memory"), [])
-    for result in study.results:
-        costs = result.costs
-        if costs is not None:
-            shown.add_row(
-                result.name,
-                operations(result.plan.macs),
-                ranged(costs.latency_s, costs.latency_range, 1e3, "ms"),
-                ranged(costs.throughput_per_s, costs.throughput_range),
-                ranged(costs.train_per_s, costs.train_range),
-                binary(costs.train_peak_bytes),
-            )
-    return shown
-
-
-def _pairs(study: Study) -> Any:
-    better = "more" if study.higher_is_better else "less"
-    shown = table((f"difference ({better} {study.metric} is +)", "mean", "95% interval", "p", "seeds"), [])
-    for pair in study.pairs:
-        shown.add_row(*_pair_row(pair))
-    return shown
-
-
 def _about_pairs(study: Study) -> str:
     """What the intervals hold."""
     of = f"over seeds and {study.evaluated:,} validation samples" if study.evaluated else "over seeds alone"
     words = f"intervals {of}, noise pooled over all designs, valid for every look at the study (this is number "
     words = f"{words}{study.look})" if study.look else f"intervals {of}, noise pooled over all designs"
     return words + ("; * not asked before: p by Holm" if any(not pair.asked for pair in study.pairs) else "")
-
-
-def _pair_row(pair: Pair) -> tuple[str, ...]:
-    mean, span = spread(pair.difference, pair.low, pair.high)
-    p = "–" if pair.p is None else "< 0.001" if pair.p < 0.001 else f"{pair.p:.3f}"
-    explored = "" if pair.asked else " *"
-    return f"{pair.design} − {pair.against}{explored}", mean, span, p, str(len(pair.seeds))
 
 
 def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
@@ -204,9 +134,9 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
     for design in forecast["designs"]:
         shown.add_row(
             design["name"],
-            _sizes(design["depth"]),
-            f"{_sizes(design['heads'])} × {_sizes(design['head_dim'])}",
-            _sizes(design["mlp"]),
+            sizes(design["depth"]),
+            f"{sizes(design['heads'])} × {sizes(design['head_dim'])}",
+            sizes(design["mlp"]),
             millions(design["params"]),
             operations(design["macs"]),
             str(design["rank"]),
