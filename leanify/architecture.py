@@ -11,7 +11,7 @@ Values are frozen and comparable, do not depend on torch, and are serialised wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -237,13 +237,11 @@ class Architecture:
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Architecture:
         """Return the architecture with ``change`` applied to every layer."""
-        return replace(
-            self,
-            stages=tuple(
-                replace(stage, blocks=tuple(tuple(change(layer) for layer in block) for block in stage.blocks))
-                for stage in self.stages
-            ),
-        )
+        stages = []
+        for stage in self.stages:
+            blocks = [tuple(change(layer) for layer in block) for block in stage.blocks]
+            stages.append(replace(stage, blocks=tuple(blocks)))
+        return replace(self, stages=tuple(stages))
 
     def grown(self, heads: int | Sequence[int] | None = None, factor: int | None = None) -> Architecture:
         """Return the architecture with more heads at constant head_dim: ``factor`` times as many, or ``heads``.
@@ -270,8 +268,10 @@ class Architecture:
                 raise ShapeError(f"grow was asked for {new.heads} heads; this layer has {old.heads} already")
         return grown
 
-    def layers(self) -> Iterable[Layer]:
-        return (layer for stage in self.stages for block in stage.blocks for layer in block)
+    def layers(self) -> Iterator[Layer]:
+        for stage in self.stages:
+            for block in stage.blocks:
+                yield from block
 
     def per_stage(self, value: int | Sequence[int] | None, what: str) -> list[int | None]:
         """Expand ``value`` to one per stage: a number applies to the varied stages, a list to those or to all stages.

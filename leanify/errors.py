@@ -65,7 +65,14 @@ class BudgetError(LeanifyError):
 
 
 class DataError(LeanifyError):
-    """Data that cannot be read, does not fit the model, or is empty."""
+    """Data that cannot be read, does not fit the model, or is empty.
+
+    ``setting`` ends the message: the key of a recipe that would do without the data in question.
+    """
+
+    def __init__(self, message: str, setting: str = "") -> None:
+        super().__init__(message + setting)
+        self.message = message
 
 
 class DirectoryError(LeanifyError):

@@ -41,26 +41,25 @@ class Tabular:
 
     def __repr__(self) -> str:
         cells = self.cells()
-        names = list(cells[0]) if cells else []
-        lines = [names, *([row[name] for name in names] for row in cells[:MOST])]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(_aligned(line, widths)).rstrip() for line in lines if names]
+        lines = [self.headline()]
+        if cells:
+            names = list(cells[0])
+            shown = [names, *([row[name] for name in names] for row in cells[:MOST])]
+            widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+            lines += ["", *("  ".join(_aligned(line, widths)).rstrip() for line in shown)]
         if len(cells) > MOST:
-            table.append(f"… and {len(cells) - MOST} more; to_frame() has all of them")
-        return "\n".join([self.headline(), *([""] if table else []), *table, *self.notes()])
+            lines.append(f"… and {len(cells) - MOST} more; to_frame() has all of them")
+        return "\n".join([*lines, *self.notes()])
 
     def _repr_html_(self) -> str:
         """The same for a notebook, in the page's own colours: it is read on light and dark alike."""
         cells = self.cells()
-        names = list(cells[0]) if cells else []
-        sides = ["left", *["right"] * (len(names) - 1)]
-        head = "".join(_cell("th", name, side) for name, side in zip(names, sides, strict=True))
-        body = "".join(
-            "<tr>" + "".join(_cell("td", row[name], side) for name, side in zip(names, sides, strict=True)) + "</tr>"
-            for row in cells
-        )
+        table = ""
+        if cells:
+            head = _row("th", list(cells[0]))
+            body = "".join(_row("td", [row[name] for name in cells[0]]) for row in cells)
+            table = f'<table style="{STYLE}"><thead>{head}</thead><tbody>{body}</tbody></table>'
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes())
-        table = f'<table style="{STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if cells else ""
         return f'<div class="leanify"><p><b>{escape(self.headline())}</b></p>{table}{notes}</div>'
 
 
@@ -69,5 +68,10 @@ def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
     return [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
 
 
-def _cell(tag: str, text: str, side: str) -> str:
-    return f'<{tag} style="{CELL.format(side=side)}">{escape(text)}</{tag}>'
+def _row(tag: str, texts: Sequence[str]) -> str:
+    """A row of a table, its first cell to the left and the others to the right."""
+    cells = []
+    for place, text in enumerate(texts):
+        style = CELL.format(side="right" if place else "left")
+        cells.append(f'<{tag} style="{style}">{escape(text)}</{tag}>')
+    return f"<tr>{''.join(cells)}</tr>"

@@ -31,11 +31,19 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
         render()
     elif kind == "json":
         print_json(data)
+    elif kind == "csv":
+        _print_csv(*_cells(rows, number=str))
     else:
-        flat = [dict(_flat(row, number=str if kind == "csv" else _for_readers)) for row in rows]
-        names = list(dict.fromkeys(name for row in flat for name in row))
-        cells = [[row.get(name, "") for name in names] for row in flat]
-        (_print_csv if kind == "csv" else _print_markdown)(names, cells)
+        _print_markdown(*_cells(rows, number=_for_readers))
+
+
+def _cells(rows: Sequence[Row], number: Callable[[Any], str]) -> tuple[list[str], list[list[str]]]:
+    """Flattened rows as the names of all their columns, and the cells of each row, "" where it lacks one."""
+    flat = [dict(_flat(row, number=number)) for row in rows]
+    names: dict[str, None] = {}
+    for row in flat:
+        names |= dict.fromkeys(row)
+    return list(names), [[row.get(name, "") for name in names] for row in flat]
 
 
 def print_json(data: Mapping[str, Any]) -> None:

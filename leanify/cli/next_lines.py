@@ -20,18 +20,26 @@ def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str 
     where = str(plan.directory)
     designs = [f"{where}/lean", f"{where}/control"] if plan.with_control else [where]
     own = _has_data(plan.source)
-    data = "" if own else f" --set data.path={'DATA' if carried.data is None else quote(str(carried.data))}"
-    weights = "" if carried.weights is None else quote(carried.weights)
-    settings = "".join(f" --set {quote(f'model.override.{pair}')}" for pair in overrides)
-    settings += f" --set model.class={quote(cls)}" if cls is not None else ""
-    compare = f"leanify compare {quote(plan.source)}{f' --weights {weights}' if weights else ''}{data}{settings}"
-    compare += f" --designs {quote(','.join(['baseline', *designs]))}"
+    compare = ["leanify", "compare", quote(plan.source)]
+    train = ["leanify", "train", quote(designs[0])]
+    if carried.weights is not None:
+        compare += ["--weights", quote(carried.weights)]
+        train += ["--teacher", quote(carried.weights)]
+    if not own:
+        data = "DATA" if carried.data is None else quote(str(carried.data))
+        compare += ["--set", f"data.path={data}"]
+        train += ["--set", f"data.path={data}"]
+    for pair in overrides:
+        compare += ["--set", quote(f"model.override.{pair}")]
+    if cls is not None:
+        compare += ["--set", f"model.class={quote(cls)}"]
+    compare += ["--designs", quote(",".join(["baseline", *designs]))]
+    lines = [" ".join(compare), " ".join(train)]
     if own:
-        return [compare]
-    train = f"leanify train {quote(designs[0])}{f' --teacher {weights}' if weights else ''}{data}"
+        return lines[:1]
     if carried.pretrained:  # a study's weights come from a directory or a checkpoint
-        return [train]
-    return [train, compare] if weights else [compare, train]
+        return lines[1:]
+    return lines[::-1] if carried.weights else lines
 
 
 def to_write(arguments: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 LONGEST = 60  # characters of a text that are shown
 PLACE, WORDS = 24, 20  # columns that a sample's place and its text get at least, in one line
 SHOWN = 3  # classes shown in addition to the first
+COLUMNS = ("sample", "text", "answer", "probability", "others", "probabilities")
 
 
 def predict(
@@ -48,8 +48,8 @@ def predict(
             for prediction in predict_all(run, inputs):
                 found.append(prediction)
                 tick(len(found))
-        except DataError as error:  # what training says of unreadable samples names a key that is not asked for here
-            raise DataError(re.sub(r", or skip such \w+ with --set \S+", "", str(error))) from None
+        except DataError as error:  # without the key of a recipe: none is read here
+            raise DataError(error.message) from None
     rows = [prediction.to_json() for prediction in found]
     show(kind, {"run": run, "predictions": rows}, rows, lambda: _print(found))
 
@@ -60,18 +60,11 @@ def _print(found: list[Answer]) -> None:
     from leanify.terminal import console
 
     out = console()
-    rows = [
-        {
-            "sample": one.where,
-            "text": one.sample or "",
-            "answer": one.words,
-            "probability": "" if one.probability is None else f"{one.probability:.1%}",
-            "others" if one.probability is not None else "probabilities": _others(one),
-        }
-        for one in found
-    ]
-    names = [name for name in rows[0] if any(row.get(name) for row in rows)] if rows else ["sample", "answer"]
-    widths = {name: GAP + max([len(name), *(len(row.get(name, "")) for row in rows)]) for name in names}
+    rows = [_row(one) for one in found]
+    names = [name for name in COLUMNS if any(row.get(name) for row in rows)] if rows else ["sample", "answer"]
+    widths = {}
+    for name in names:
+        widths[name] = GAP + max(len(name), *(len(row.get(name, "")) for row in rows), 0)
     left = out.width - sum(width for name, width in widths.items() if name not in ("sample", "text"))
     place = min(widths["sample"], max(PLACE, left // 2 if "text" in names else left))
     words = max(WORDS, left - place)
@@ -80,9 +73,20 @@ def _print(found: list[Answer]) -> None:
         if column.header != "probability":
             column.justify, column.no_wrap, column.overflow = "left", column.header in ("sample", "text"), "fold"
     for row in rows:
-        short = {"sample": shortened(row["sample"], place - GAP), "text": _short(row["text"], words - GAP)}
-        shown.add_row(*({**row, **short}.get(name, "") for name in names))
+        row["sample"] = shortened(row["sample"], place - GAP)
+        row["text"] = _short(row["text"], words - GAP)
+        shown.add_row(*(row.get(name, "") for name in names))
     out.print(shown)
+
+
+def _row(one: Answer) -> dict[str, str]:
+    row = {"sample": one.where, "text": one.sample or "", "answer": one.words}
+    if one.probability is None:
+        row["probabilities"] = _others(one)
+    else:
+        row["probability"] = f"{one.probability:.1%}"
+        row["others"] = _others(one)
+    return row
 
 
 def _others(one: Answer) -> str:

@@ -81,11 +81,12 @@ def _keys() -> list[dict[str, Any]]:
     from leanify.runs.recipe import SECTIONS
     from leanify.runs.strict_toml import keys_of
 
-    return [
-        {"key": f"{section}.{key.name}", **{k: v for k, v in key._asdict().items() if k != "name"}}
-        for section, kind in SECTIONS.items()
-        for key in keys_of(kind)
-    ]
+    found = []
+    for section, kind in SECTIONS.items():
+        for key in keys_of(kind):
+            facts = key._asdict()
+            found.append({"key": f"{section}.{facts.pop('name')}", **facts})
+    return found
 
 
 def _key_table(listed: list[dict[str, Any]]) -> Table | str:

@@ -19,7 +19,7 @@ class Faults:
     def found(self, fault: str) -> None:
         """Record an unreadable sample. Raises DataError unless faults are skipped."""
         if not self.skip:
-            raise DataError(f"{fault}; fix it, or skip such samples with --set data.on_error=skip")
+            raise DataError(f"{fault}; fix it", ", or skip such samples with --set data.on_error=skip")
         self.names.append(fault)
 
     def text(self, value: Any, where: str) -> str | None:

@@ -95,10 +95,15 @@ def outputs_of(value: Any) -> list[Tensor]:
     """Every floating-point tensor of a model's output, caches left out, in order."""
     if isinstance(value, Tensor):
         return [value.detach()] if value.is_floating_point() else []
-    named = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
-    )
-    return [tensor for name, part in named if name != "past_key_values" for tensor in outputs_of(part)]
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts = [part for name, part in value.items() if name != "past_key_values"]
+    elif isinstance(value, (tuple, list)):
+        parts = list(value)
+    found = []
+    for part in parts:
+        found += outputs_of(part)
+    return found
 
 
 def _compare(format: str, expected: list[Tensor], given: list[Tensor]) -> None:

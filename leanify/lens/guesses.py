@@ -134,9 +134,17 @@ def integers_of(module: nn.Module) -> Iterator[tuple[str, int]]:
     """(path, value) of every integer in a module, its parts and what they keep as their configuration."""
     for path, part in module.named_modules():
         for name, value in vars(part).items():
-            inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {}) if "conf" in name else {}
-            pairs = [(name, value), *((f"{name}.{key}", number) for key, number in inside.items())]
-            yield from ((f"{path}.{key}".lstrip("."), number) for key, number in pairs if type(number) is int)
+            inside: Mapping[str, Any] = {}
+            if isinstance(value, Mapping):
+                inside = value
+            elif "conf" in name:
+                inside = getattr(value, "__dict__", {})
+            pairs = [(name, value)]
+            for key, number in inside.items():
+                pairs.append((f"{name}.{key}", number))
+            for key, number in pairs:
+                if type(number) is int:
+                    yield f"{path}.{key}".lstrip("."), number
 
 
 def _lists_of_heads(module: nn.Module, path: str, uses: list[Use], sizes: Mapping[str, int]) -> dict[str, str]:

@@ -138,12 +138,16 @@ class LocatedStage:
     @cached_property
     def least(self) -> int:
         """The fewest leading blocks whose output width equals the stage's output width."""
-        widths = [max((layer.width_after for layer in block), default=0) for block in self.blocks]
+        widths = []
+        for block in self.blocks:
+            widths.append(max((layer.width_after for layer in block), default=0))
         last = next((width for width in reversed(widths) if width), 0)
         modules = self.container.children() if self.container is not None else ()
-        pairs = enumerate(zip(widths, modules, strict=False))
-        others = [index for index, (width, block) in pairs if not _ends_in(last, width, block)]
-        return min(others[-1] + 2, len(widths)) if others else 1
+        fewest = 1
+        for index, (width, module) in enumerate(zip(widths, modules, strict=False)):
+            if not _ends_in(last, width, module):
+                fewest = min(index + 2, len(widths))
+        return fewest
 
 
 def _ends_in(last: int, width: int, block: nn.Module) -> bool:

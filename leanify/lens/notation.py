@@ -36,8 +36,13 @@ def parse(layout: str) -> tuple[tuple[str, ...], ...]:
 
 def symbols(layout: str) -> set[str]:
     """The symbols in a layout."""
-    factors = {name for part in parse(layout) for factor in part for name in factor.strip("()").split("+")}
-    return {factor.strip("/").split("^")[0] for factor in factors if not factor.isdigit()}
+    found = set()
+    for part in parse(layout):
+        for factor in part:
+            for name in factor.strip("()").split("+"):
+                if not name.isdigit():
+                    found.add(name.strip("/").split("^")[0])
+    return found
 
 
 def _factor(factor: str, sizes: Sizes) -> float:

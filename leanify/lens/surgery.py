@@ -235,11 +235,13 @@ def _check_layer(where: str, old: Layer, new: Layer) -> None:
 def _check_constants(located: LocatedModel, new: Architecture) -> None:
     """Refuse to change a size for which upstream made tables at construction (rotary positions for one head_dim)."""
     sites = [site for site in located.sites if site.reading.constant]
-    pairs = zip(located.architecture.stages, new.stages, strict=True)
-    blocks = ((b.blocks[min(i, b.depth - 1)], block) for b, a in pairs for i, block in enumerate(a.blocks))
-    changed = {
-        x.head_dim for before, after in blocks for x, y in zip(before, after, strict=True) if x.head_dim != y.head_dim
-    }
+    changed = set()
+    for old_stage, new_stage in zip(located.architecture.stages, new.stages, strict=True):
+        for index, block in enumerate(new_stage.blocks):
+            before = old_stage.blocks[min(index, old_stage.depth - 1)]
+            for old, layer in zip(before, block, strict=True):
+                if layer.head_dim != old.head_dim:
+                    changed.add(old.head_dim)
     if sites and changed:
         raise ShapeError(
             f"{sites[0].path} ({type(sites[0].module).__name__}) holds positions made for a head_dim of "
@@ -379,11 +381,14 @@ def _sizes_of_table(located: LocatedModel, table: Site, of_layers: dict[str, Siz
 
 
 def _attentions_of(located: LocatedModel, table: Site) -> list[Site]:
+    """The attention around a table of positions; where there is none, all in the nearest module around it."""
     attentions = [layer.attention for layer in located.layers]
     by_path = {site.path: site for site in attentions}
     for path in ancestors(table.path):
         if path in by_path:
             return [by_path[path]]
-    return next(
-        below for path in ancestors(table.path) if (below := [site for site in attentions if within(site.path, path)])
-    )
+    for path in ancestors(table.path):
+        below = [site for site in attentions if within(site.path, path)]
+        if below:
+            return below
+    raise AssertionError(f"{table.path} stands beside no attention")

@@ -51,7 +51,7 @@ class Bench:
     """A module alone, with the arguments of one call. ``error`` says why it could not be run, or is empty."""
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.args, self.kwargs = real(args), real(kwargs)
+        self.args, self.kwargs = in_double(args), in_double(kwargs)
         self.error = ""
         self.numbers: dict[str, int] = {}
         try:
@@ -123,18 +123,25 @@ def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(float((a - b).abs().max()) < TOLERANCE * max(float(b.abs().max()), 1e-3) for a, b in pairs if a.numel())
 
 
-def real(value: Any) -> Any:
+def in_double(value: Any) -> Any:
     """Arguments with tensors replaced by real float64 ones on the CPU; a container keeps its type."""
-    if isinstance(value, Tensor):
-        value = value.detach()
-        if value.is_meta:
-            made = torch.randn(value.shape, dtype=torch.float64) if value.is_floating_point() else None
-            return value.new_ones(value.shape, device="cpu") if made is None else made
-        wide = torch.float64 if value.is_floating_point() else torch.complex128 if value.is_complex() else value.dtype
-        return value.to("cpu", wide, copy=True)
     if isinstance(value, dict):
-        return {key: real(item) for key, item in value.items()}
-    return type(value)(real(item) for item in value) if type(value) in (tuple, list) else value
+        return {key: in_double(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(in_double(item) for item in value)
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    if value.is_meta and value.is_floating_point():
+        return torch.randn(value.shape, dtype=torch.float64)
+    if value.is_meta:
+        return value.new_ones(value.shape, device="cpu")
+    kind = value.dtype
+    if value.is_floating_point():
+        kind = torch.float64
+    elif value.is_complex():
+        kind = torch.complex128
+    return value.to("cpu", kind, copy=True)
 
 
 @torch.no_grad()

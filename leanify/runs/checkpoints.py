@@ -55,12 +55,17 @@ class Checkpoint:
         """Whether every value has its declared type: the card comes from a file that anyone may have edited."""
         if not (isinstance(self.metrics, dict) and isinstance(self.sums, dict)):
             return False
-        numbers = [*self.metrics.values(), *([] if self.score is None else [self.score])]
-        whole = all(type(number) is int and number >= 0 for number in (self.step, self.rows))
-        plain = all(isinstance(number, int | float) for number in numbers)
-        plain = plain and all(isinstance(digest, str) for digest in self.sums.values())
-        inside = [name.removeprefix(f"{SHARDS}/") for name in self.sums]
-        return whole and plain and all(Path(name).name == name for name in inside)
+        for count in (self.step, self.rows):
+            if type(count) is not int or count < 0:
+                return False
+        for number in (*self.metrics.values(), 0 if self.score is None else self.score):
+            if not isinstance(number, int | float):
+                return False
+        for name, digest in self.sums.items():
+            inside = name.removeprefix(f"{SHARDS}/")
+            if not isinstance(digest, str) or Path(inside).name != inside:
+                return False
+        return True
 
     @property
     def is_sharded(self) -> bool:

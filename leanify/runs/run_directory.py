@@ -225,15 +225,23 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any]:
         """The run's results: last evaluation, best checkpoint, test metrics if any, number of skipped samples."""
-        rows = self.rows()
-        last: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "validation"), {})
-        tested: dict[str, Any] = next((row for row in reversed(rows) if row["split"] == "test"), {})
-        best = self.best()
+        last: dict[str, Any] = {}
+        tested: dict[str, Any] = {}
+        for row in self.rows():
+            if row["split"] == "validation":
+                last = row
+            elif row["split"] == "test":
+                tested = row
+        best, skipped = self.best(), self.skipped()
         facts = {"run": str(self.path), **{key: value for key, value in last.items() if key != "split"}}
-        facts |= {"best_step": best.step, "best_checkpoint": str(best.path)} if best is not None else {}
-        facts |= {"skipped": len(skipped)} if (skipped := self.skipped()) else {}
-        no_metrics = ("step", "epoch", "split", "samples_per_s")
-        return facts | {f"test_{key}": value for key, value in tested.items() if key not in no_metrics}
+        if best is not None:
+            facts |= {"best_step": best.step, "best_checkpoint": str(best.path)}
+        if skipped:
+            facts["skipped"] = len(skipped)
+        for key, value in tested.items():
+            if key not in ("step", "epoch", "split", "samples_per_s"):
+                facts[f"test_{key}"] = value
+        return facts
 
     def forget_after(self, found: Checkpoint | None) -> list[str]:
         """Delete everything after a checkpoint (all for None): rows, checkpoints, and a killed process's leftovers.

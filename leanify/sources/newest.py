@@ -16,8 +16,11 @@ DEEP = ("*", "*/*", "*/*/*")  # search three levels down: a comparison's runs ar
 
 def newest(folder: Path) -> Path | None:
     """Return the lean directory or run, up to three levels below a folder, whose card is the newest; or None."""
-    cards = [card for deep in DEEP for card in folder.glob(f"{deep}/{places.CARD}")]
-    cards = [card for card in cards if not any(part.startswith(".") for part in card.parts)]
+    cards = []
+    for deep in DEEP:
+        for card in folder.glob(f"{deep}/{places.CARD}"):
+            if not any(part.startswith(".") for part in card.parts):
+                cards.append(card)
     return max(cards, key=lambda card: card.stat().st_mtime).parent if cards else None
 
 

@@ -260,10 +260,11 @@ def _html_table(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))  # rows may lack some
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in names) + "</tr>\n" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    lines = []
+    for row in rows:
+        cells = "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in names)
+        lines.append(f"<tr>{cells}</tr>\n")
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody></table>"
 
 
 def _cell(value: Any) -> str:

@@ -192,15 +192,13 @@ class Designer:
         primaries = [(stage.depth, stage.primary) for stage in wanted.stages]
         every = range(len(wanted.stages))
         for stages in (every, wanted.varied, self.unshaped.varied):
-            if any(primaries[i][1] is None for i in stages):
+            found = [primaries[i] for i in stages]
+            shapes = [(depth, one.heads, one.head_dim, one.mlp) for depth, one in found if one is not None]
+            if not shapes or len(shapes) < len(found):
                 continue
-            columns = {
-                axis: [primaries[i][0] if axis == "depth" else getattr(primaries[i][1], axis) for i in stages]
-                for axis in AXES
-            }
-            sizes: dict[str, Any] = {
-                axis: column[0] if len(column) == 1 else tuple(column) for axis, column in columns.items()
-            }
+            sizes: dict[str, Any] = {}
+            for axis, column in zip(AXES, zip(*shapes, strict=True), strict=True):
+                sizes[axis] = column[0] if len(column) == 1 else column
             section = replace(self.recipe.model, **sizes)
             if section.shape(self.unshaped) == wanted:
                 return section

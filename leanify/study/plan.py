@@ -175,23 +175,24 @@ class StudyPlan:
     # -- as a file ----------------------------------------------------------------------------------------------------
 
     def to_toml(self) -> str:
-        table = {
+        table: dict[str, Any] = {
             "format": FORMAT,
             "title": self.title,
             "seeds": list(self.seeds),
             "threads": self.threads,
-            **({"budget": self.budget} if self.budget is not None else {}),
-            **({"margin": self.margin} if self.margin is not None else {}),
-            **({"tournament": True} if self.tournament else {}),
-            **({"winner": self.winner} if self.winner is not None else {}),
-            **({"weights": self.weights} if self.weights is not None else {}),
-            **({"rates": list(self.rates)} if self.rates != (1.0,) else {}),
-            **({"baseline_macs": self.baseline_macs} if self.baseline_macs is not None else {}),
-            **({"tokens": self.tokens} if self.tokens is not None else {}),
+            "budget": self.budget,
+            "margin": self.margin,
+            "tournament": self.tournament or None,
+            "winner": self.winner,
+            "weights": self.weights,
+            "rates": None if self.rates == (1.0,) else list(self.rates),
+            "baseline_macs": self.baseline_macs,
+            "tokens": self.tokens,
             "recipe": self.recipe.to_dict(),
             "designs": {design.name: _design_table(design) for design in self.designs},
         }
-        return "\n".join(["# A study of leanify: leanify compare THIS-FOLDER", *toml_lines(table), ""])
+        written = {key: value for key, value in table.items() if value is not None}
+        return "\n".join(["# A study of leanify: leanify compare THIS-FOLDER", *toml_lines(written), ""])
 
     @staticmethod
     def read(path: Path) -> StudyPlan:
@@ -232,9 +233,12 @@ class StudyPlan:
 
 def _shortened(schedule: ScheduleSection) -> ScheduleSection:
     """A schedule of TRIAL of the length, and so its warm-up and cool-down."""
-    parts = {name: value * TRIAL for name in ("epochs", "warmup", "cooldown") if (value := getattr(schedule, name))}
-    whole = {name: max(1, round(value * TRIAL)) for name in ("steps", "tokens") if (value := getattr(schedule, name))}
-    return replace(schedule, **parts, **whole)
+    changes: dict[str, Any] = {}
+    for name in ("epochs", "warmup", "cooldown", "steps", "tokens"):
+        value = getattr(schedule, name)
+        if value:
+            changes[name] = max(1, round(value * TRIAL)) if name in ("steps", "tokens") else value * TRIAL
+    return replace(schedule, **changes)
 
 
 def _listed(rates: Sequence[float]) -> str:

@@ -95,11 +95,10 @@ class Study(Findings, Tabular):
         """Return a pandas data frame with one row per run. Raises ImportError if pandas is not installed."""
         import pandas
 
-        rows = [
-            {"design": result.name, "params": result.plan.params, "macs": result.plan.macs} | asdict(run)
-            for result in self.results
-            for run in result.runs
-        ]
+        rows = []
+        for result in self.results:
+            design = {"design": result.name, "params": result.plan.params, "macs": result.plan.macs}
+            rows += [design | asdict(run) for run in result.runs]
         return pandas.DataFrame(rows)
 
 

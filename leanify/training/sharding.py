@@ -208,11 +208,12 @@ def put_moments(optimizer: Any, model: nn.Module, moments: Mapping[str, Tensor])
 
 def spread(state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     """An optimiser's whole state, as one process wrote it, with this process's rows of each moment."""
-    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    mine = {
-        place: {key: _as_rows(value, order[place]) for key, value in kept.items()}
-        for place, kept in state["state"].items()
-    }
+    order: list[Any] = []
+    for group in optimizer.param_groups:
+        order += group["params"]
+    mine = {}
+    for place, kept in state["state"].items():
+        mine[place] = {key: _as_rows(value, order[place]) for key, value in kept.items()}
     return {**state, "state": mine}
 
 

@@ -126,10 +126,13 @@ def _check_arguments(origin: Origin) -> None:
 @cache
 def _parameters(module: str) -> frozenset[str]:
     """All parameters of the classes that a timm module defines or imports, except those that name files or hubs."""
-    classes = [thing for thing in vars(sys.modules[module]).values() if inspect.isclass(thing)]
-    own = [cls for cls in classes if issubclass(cls, nn.Module) and cls.__module__.startswith("timm.models.")]
-    names = {name for cls in own for base in cls.__mro__[:-1] for name in _signature(base)}
-    return frozenset(names | {"num_classes", "in_chans", "img_size", "global_pool"} if own else ())
+    names: set[str] = set()
+    for cls in vars(sys.modules[module]).values():
+        if inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__.startswith("timm.models."):
+            names |= {"num_classes", "in_chans", "img_size", "global_pool"}
+            for base in cls.__mro__[:-1]:
+                names.update(_signature(base))
+    return frozenset(names)
 
 
 def _signature(cls: type) -> list[str]:

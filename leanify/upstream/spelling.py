@@ -122,10 +122,9 @@ def _is_one_attention(stage: Stage) -> bool:
 
 def _units(stage: Stage, experts: bool = False) -> int | None:
     """The hidden units of all dense MLPs, or of all routed experts, if they are equal; else None."""
-    layers = [layer for layer in stage.primaries if layer.mlp]
-    dense = [layer for layer in layers if not layer.experts]
-    mixtures = [layer for layer in layers if layer.experts]
-    units = {layer.mlp for layer in (mixtures if experts else dense or mixtures)}
+    dense = {layer.mlp for layer in stage.primaries if layer.mlp and not layer.experts}
+    mixtures = {layer.mlp for layer in stage.primaries if layer.mlp and layer.experts}
+    units = mixtures if experts or not dense else dense
     return units.pop() if len(units) == 1 else None
 
 

@@ -86,14 +86,16 @@ def common_heads(donor: Donor, wanted: Sequence[Layer]) -> dict[str, Picks]:
 
 def projections(located: LocatedModel) -> dict[str, nn.Module]:
     """The output projections of all layers, of heads and of units, by path."""
-    sites = {site.path: site for layer in located.layers for site in (layer.attention, layer.mlp) if site}
-    return {
-        path: module
-        for site in sites.values()
-        for symbol in "hm"
-        for path, module in [output_of(site, symbol)]
-        if module
-    }
+    found: dict[str, nn.Module] = {}
+    for layer in located.layers:
+        for site in (layer.attention, layer.mlp):
+            if site is None:
+                continue
+            for symbol in "hm":
+                path, module = output_of(site, symbol)
+                if module is not None:
+                    found[path] = module
+    return found
 
 
 def by_moments(found: Mapping[str, Moments], wanted: Layer, correct: bool = True) -> CutOf:

@@ -52,16 +52,12 @@ def _mixes(mlp: Site) -> bool:
 
 
 def _changed(located: LocatedModel, change: Callable[[LocatedLayer, Layer], Layer]) -> Architecture:
-    stages = [
-        replace(
-            stage,
-            blocks=tuple(
-                tuple(change(at, layer) for at, layer in zip(places, block, strict=True))
-                for places, block in zip(found.blocks, stage.blocks, strict=True)
-            ),
-        )
-        for found, stage in zip(located.stages, located.architecture.stages, strict=True)
-    ]
+    stages = []
+    for found, stage in zip(located.stages, located.architecture.stages, strict=True):
+        blocks = []
+        for places, block in zip(found.blocks, stage.blocks, strict=True):
+            blocks.append(tuple(change(place, layer) for place, layer in zip(places, block, strict=True)))
+        stages.append(replace(stage, blocks=tuple(blocks)))
     return replace(located.architecture, stages=tuple(stages))
 
 

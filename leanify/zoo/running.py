@@ -95,10 +95,13 @@ def difference(a: list[Tensor], b: list[Tensor]) -> float:
     """The largest difference between two lists of outputs, relative to the second's magnitude."""
     if [x.shape for x in a] != [x.shape for x in b] or not b:
         return float("inf")
-    sizes = [max(float(y.detach().abs().nan_to_num(posinf=0).max()), 1e-300) for y in b]
     require(all(torch.isfinite(y).any() for y in b), "finite", "an output has no finite number")
-    pairs = [(x.detach().nan_to_num(), y.detach().nan_to_num()) for x, y in zip(a, b, strict=True)]
-    return max(float((x - y).abs().max()) / size for (x, y), size in zip(pairs, sizes, strict=True))
+    found = []
+    for x, y in zip(a, b, strict=True):
+        size = max(float(y.detach().abs().nan_to_num(posinf=0).max()), 1e-300)
+        apart = (x.detach().nan_to_num() - y.detach().nan_to_num()).abs().max()
+        found.append(float(apart) / size)
+    return max(found)
 
 
 class _Float64(TorchFunctionMode):

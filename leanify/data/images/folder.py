@@ -28,6 +28,7 @@ from leanify.upstream.libraries import first_line
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
 HUB_KINDS = {"Image": "images", "ClassLabel": "classes"}  # as datasets calls a column's type
+SKIP = ", or skip such images with --set data.on_error=skip"
 
 
 class Scale:
@@ -72,7 +73,7 @@ def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
         what = "is a pipe or a device" if name.exists() else "is missing"
         if name.is_symlink():
             what = "is a broken link"
-        raise DataError(f"the image {name} {what}: remove it, or skip such images with --set data.on_error=skip")
+        raise DataError(f"the image {name} {what}: remove it", SKIP)
     try:
         file, label = files[index]
     except Exception as error:  # timm's readers raise many types
@@ -92,10 +93,7 @@ def decoded(file: Any, mode: str, name: Any) -> Any:
         raise
     except Exception as error:  # Pillow's decoders raise many types for damaged files
         reason = first_line(error) if isinstance(error, Image.DecompressionBombError) else type(error).__name__
-        raise DataError(
-            f"the image {name} cannot be read ({reason}): fix or remove it, or skip such images with "
-            "--set data.on_error=skip"
-        ) from error
+        raise DataError(f"the image {name} cannot be read ({reason}): fix or remove it", SKIP) from error
 
 
 def eight_bits(image: Any, name: Any) -> Any:
@@ -109,7 +107,8 @@ def eight_bits(image: Any, name: Any) -> Any:
     if image.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise DataError(
             f"the image {name} has pixels from {values.min():g} to {values.max():g}, of an unknown range: save it with "
-            "8 or 16 bits a channel, or skip such images with --set data.on_error=skip"
+            "8 or 16 bits a channel",
+            SKIP,
         )
     from PIL import Image
 
@@ -283,9 +282,14 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
 
 def _operations(transform: Any) -> list[Any]:
     """The operations of timm's random augmentation, if the transforms include one."""
-    parts = [part for part in transform.transforms if hasattr(part, "ops") or hasattr(part, "policy")]
-    policies = [part.ops if hasattr(part, "ops") else [op for some in part.policy for op in some] for part in parts]
-    return [operation for policy in policies for operation in policy]
+    operations: list[Any] = []
+    for part in transform.transforms:
+        if hasattr(part, "ops"):
+            operations += part.ops
+        elif hasattr(part, "policy"):
+            for some in part.policy:
+                operations += some
+    return operations
 
 
 def posterize(image: Any, bits: int, **_: Any) -> Any:

@@ -39,14 +39,11 @@ class Sentences:
         self.offsets: Sequence[Sequence[tuple[int, int]]] = found["offset_mapping"] if offsets else []
         self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
         self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])
-        self.flat = {
-            name: (np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad)
-            for name, pad in (
-                ("input_ids", tokenizer.pad_token_id or 0),
-                ("token_type_ids", tokenizer.pad_token_type_id),
-            )
-            if name in found
-        }
+        padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
+        self.flat = {}
+        for name, pad in padding.items():
+            if name in found:
+                self.flat[name] = np.concatenate([np.array(ids, dtype=np.int32) for ids in found[name]]), pad
         self.labels = np.array([label for _, label in rows])
         if self.labels.dtype == np.float64:
             self.labels = self.labels.astype(np.float32)

@@ -134,13 +134,15 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
 
     def encode(block: str) -> np.ndarray:
         documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
-        flat = [line for part in documents for line in part]
-        ids = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
-        found: list[list[int]] = []
-        for place, part in enumerate(documents):
-            found += [next(ids) for _ in part]
-            if any(line.strip() for line in part) and place < len(documents) - 1:
-                found.append(end)
-        return np.array([token for some in found for token in some], dtype=kind)
+        lines = [line for document in documents for line in document]
+        ids = iter(tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"] if lines else [])
+        found: list[int] = []
+        for place, document in enumerate(documents):
+            for _ in document:
+                found += next(ids)
+            is_last = place == len(documents) - 1
+            if not is_last and any(line.strip() for line in document):
+                found += end
+        return np.array(found, dtype=kind)
 
     return encode

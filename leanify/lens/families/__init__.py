@@ -150,11 +150,11 @@ def expanded(reading: Reading, module: nn.Module) -> Reading:
     if not any("*" in part for part in (*reading.rows, *reading.columns)):
         return reading
     paths = [path for path, _ in module.named_modules()]
-    rows, columns = (
-        {path: how for part, how in parts.items() for path in paths if fnmatch(path, part)}
-        for parts in (reading.rows, reading.columns)
-    )
-    return replace(reading, rows=rows, columns=columns)
+
+    def found(parts: Mapping[str, str]) -> dict[str, str]:
+        return {path: how for part, how in parts.items() for path in paths if fnmatch(path, part)}
+
+    return replace(reading, rows=found(reading.rows), columns=found(reading.columns))
 
 
 def attach(module: nn.Module, reading: Reading) -> None:
