@@ -76,7 +76,8 @@ class Carrying:
             words = donor.teacher.unit
             seconds = time.perf_counter() - began
             forecast = donor.forecast(shapes) * seconds
-            note(f"{len(shapes)} designs, damage as {words}; about {seconds_words(forecast)} of this machine")
+            several = f"{len(shapes)} design{'s' * (len(shapes) != 1)}"
+            note(f"{several}, damage as {words}; about {seconds_words(forecast)} of this machine")
             blocks = sum(len(stage.blocks) for stage in donor.located.stages)
             with progress("what each block needs", blocks) as advance:
                 donor.prepare(shapes, advance)
