@@ -14,7 +14,7 @@ from leanify.study import comparing as studies
 from leanify.study import reference
 from leanify.study.folder import StudyFolder
 from leanify.study.results import Study
-from leanify.tasks.references import Grams, Linear, Mean, Tags
+from leanify.tasks.references import Grams, Linear, Mean, Tags, trivial
 
 RNG = np.random.default_rng(5)
 
@@ -72,6 +72,15 @@ def test_counts_of_pairs_are_probabilities_and_know_what_follows(masked: bool) -
     assert logits.exp().sum(-1) == pytest.approx(torch.ones(ids.shape), abs=1e-5)
     there = targets != -100
     assert (logits.argmax(-1)[there] == targets[there]).all()
+
+
+def test_the_most_frequent_class_counts_where_words_tell_less() -> None:
+    """GLUE's MNLI numbers the classes of its second set from 3 on."""
+    majority = trivial(Linear(3))[1]
+    majority.fit([({"input_ids": torch.ones(4, 2)}, torch.tensor([1, 4, 0, 2]))])
+    assert majority(input_ids=torch.ones(5, 2)).argmax(1).tolist() == [1] * 5
+    assert (majority(torch.zeros(2, 1, 4, 4)).shape, majority.name) == ((2, 3), "the most frequent class")
+    assert [type(one) for one in trivial(Linear(labels=True))] == [Linear]
 
 
 def test_the_tag_of_a_word_and_the_mean_of_targets() -> None:

@@ -54,7 +54,7 @@ def prepare(folder: StudyFolder) -> None:
 
 
 def computed(given: Recipe, seed: int, splits: Splits | None = None) -> Reference:
-    """Fit the task's trivial model to the training split, and evaluate it on the samples that judge the designs.
+    """Fit the task's trivial models to the training split; the best one on the samples that judge the designs.
 
     ``splits`` are the recipe's, where they are loaded already.
     """
@@ -64,6 +64,7 @@ def computed(given: Recipe, seed: int, splits: Splits | None = None) -> Referenc
     from leanify.study.measure import on_meta
     from leanify.tasks import merged, task_of
     from leanify.tasks.outcomes import outcomes
+    from leanify.tasks.references import trivial
     from leanify.training.preparation import data_of, trainable
 
     recipe = trainable(given)
@@ -80,17 +81,21 @@ def computed(given: Recipe, seed: int, splits: Splits | None = None) -> Referenc
         keys = [[(0, int(one)) for one in indices[i : i + BATCH]] for i in range(0, len(indices), BATCH)]
         return [(splits.scaled(inputs), targets) for inputs, targets in Reader(samples, keys, seed, 0)]
 
-    model = task.reference
     [one] = batches(judged, [0])
     size = sum(part.numel() for part in (one[0].values() if isinstance(one[0], dict) else one[:1]))
-    model.fit(batches(plain, chosen(plain, min(MOST, NUMBERS // size), "random")))
-    parts: list[Mapping[str, Any]] = []
-    for inputs, targets in batches(judged, chosen(judged, number, recipe.data.subset)):
-        tally = task.found(model, inputs, targets)  # type: ignore[arg-type]
-        parts.append({name: value.double() for name, value in tally.items()})
-    tally = merged(parts)
-    values = tuple(float(one) for one in outcomes(task, tally))
-    return Reference(model.name, task.metrics(tally)[task.metric], values)
+    seen = batches(plain, chosen(plain, min(MOST, NUMBERS // size), "random"))
+    asked = batches(judged, chosen(judged, number, recipe.data.subset))
+    found = []
+    for model in trivial(task.reference):
+        model.fit(seen)
+        parts: list[Mapping[str, Any]] = []
+        for inputs, targets in asked:
+            tally = task.found(model, inputs, targets)  # type: ignore[arg-type]
+            parts.append({name: value.double() for name, value in tally.items()})
+        tally = merged(parts)
+        values = tuple(float(one) for one in outcomes(task, tally))
+        found.append(Reference(model.name, task.metrics(tally)[task.metric], values))
+    return max(found, key=lambda one: task.sign * float(one.value or 0))
 
 
 # -- has it learnt? ---------------------------------------------------------------------------------------------------

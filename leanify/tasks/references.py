@@ -3,6 +3,7 @@
 A reference is fitted to batches of the training split and then called like a model, so that the task evaluates it as
 it evaluates any other. The linear models and TF-IDF are scikit-learn's.
 
+majority the most frequent class
 linear   logistic regression (or ridge regression) on small pixels, or on the TF-IDF of a text's tokens
 n-gram   the next token by how often it followed the last one (Witten and Bell 1991), or a masked one by its left
          neighbour; by its frequency alone for large vocabularies
@@ -96,6 +97,13 @@ class Linear:
         return torch.from_numpy(logits)
 
 
+def trivial(reference: Reference) -> list[Reference]:
+    """The models of which the best counts: a linear one can be worse than naming the most frequent class."""
+    if isinstance(reference, Linear) and reference.classes:
+        return [reference, Majority(reference.classes)]
+    return [reference]
+
+
 def pixels_of(pictures: Tensor) -> np.ndarray:
     """(B, C, H, W) → (B, features): small pixels of every channel"""
     return F.adaptive_avg_pool2d(pictures.float(), sides_of(pictures)).flatten(1).numpy()
@@ -177,6 +185,21 @@ class Tags:
         ids = inputs["input_ids"]
         unknown = self.logits.exp().sum(0).log()
         return torch.where((ids < self.size)[..., None], self.logits[ids.clamp(max=self.size - 1)], unknown)
+
+
+class Majority:
+    """The most frequent class of training; classes as in `Linear`."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes, self.name = classes, "the most frequent class"
+
+    def fit(self, batches: Sequence[Batch]) -> None:
+        counts = torch.bincount(torch.cat([targets for _, targets in batches]) % self.classes, minlength=self.classes)
+        self.logits = ((counts + 1) / (counts + 1).sum()).log()
+
+    def __call__(self, *args: Any, **inputs: Any) -> Tensor:
+        given = args[0] if args else next(iter(inputs.values()))
+        return self.logits.expand(len(given), -1)
 
 
 class Mean:
