@@ -49,7 +49,8 @@ def to_write(arguments: Sequence[str]) -> list[str]:
     folder, number = "lean", 2
     while Path(folder).exists():
         folder, number = f"lean-{number}", number + 1
-    return [f"leanify {join([*arguments, '-o', folder])}"]
+    asked = [word for word in arguments if word != "--explain"]
+    return [f"leanify {join([*asked, '-o', folder])}"]
 
 
 def _has_data(source: str) -> bool:

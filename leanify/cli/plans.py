@@ -34,7 +34,7 @@ def render_plan(plan: Plan, explain: bool = False) -> None:
     shown = _fitting(plan, out, () if explain else (KAPPA,))
     print_table(out, shown)
     out.print()
-    out.print(_sentence(plan))
+    out.print(_sentence(plan, "" if explain else " (--explain)"))
     for line in _notes(plan) if explain else ():
         out.print(line)
     if plan.directory:
@@ -169,12 +169,12 @@ SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
 )
 
 
-def _sentence(plan: Plan) -> str:
-    """What is recommended, how strong the evidence is, and what would show more."""
+def _sentence(plan: Plan, why: str) -> str:
+    """What is recommended, how strong the evidence is and how to see ``why``, and what would show more."""
     if not plan.request.wants_heads:
         saved = 1 - plan.chosen.params / plan.baseline.params
         return f"lean: {_less(saved)} parameters. Only training it beside the control shows what it keeps."
-    grounds = "by a ranking of your own" if plan.recommended.regret is None else "on weak evidence (--explain)"
+    grounds = "by a ranking of your own" if plan.recommended.regret is None else f"on weak evidence{why}"
     name = plan.recommended.design
     return f"{name} is recommended, {grounds}. Only training lean beside the control shows what heads are worth."
 
