@@ -21,18 +21,21 @@ from leanify import machine
 from leanify.data import probe_inputs
 from leanify.data.common import chosen, shares
 from leanify.data.faults import Faults
-from leanify.data.found import recognise
+from leanify.data.fitting import settings_for
+from leanify.data.found import Found, recognise
 from leanify.data.images import folder as image_folder
 from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
 from leanify.data.texts import text, tokens
 from leanify.data.texts.corpus import encoder
 from leanify.data.texts.labelled_text import Labelled
-from leanify.errors import DataError, LeanifyError, RecipeError
+from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
+from leanify.lens.families import rows_of
 from leanify.runs import cache
 from leanify.runs import recipe as recipes
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
+from leanify.sources import find
 from leanify.training import loop, taught
 from leanify.training import start as training
 
@@ -184,10 +187,26 @@ def test_a_pipe_is_no_data_and_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "zero.toml").symlink_to("/dev/zero")
     with pytest.raises(RecipeError, match="pipe"):
         recipes.load(tmp_path / "zero.toml")
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(SourceError, match=r"pipe\.py"):
+        find.find(f"{tmp_path}/pipe.py:make")
+    with pytest.raises(LeanifyError, match=r"pipe\.toml"):
+        rows_of(tmp_path / "pipe.toml")
     with (tmp_path / "large.toml").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(RecipeError, match=r"has 1,099,511,627,776 bytes"):
         recipes.load(tmp_path / "large.toml")
+
+
+@pytest.mark.parametrize("leads_to", ["pipe", "/dev/zero"])
+def test_a_picture_that_is_a_pipe_is_not_opened_to_see_its_size(tmp_path: Path, leads_to: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("L", (12, 12)).save(tmp_path / "pictures" / name / "1.png")
+    (tmp_path / "pictures" / "a" / "0.png").symlink_to(tmp_path / leads_to)
+    settings = settings_for(Found("images", "2 classes", validated=False, classes=2), str(tmp_path / "pictures"))
+    assert "model.override.img_size=12" in settings
 
 
 def test_bytes_are_no_text_to_probe_with(tmp_path: Path) -> None:

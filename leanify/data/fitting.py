@@ -8,6 +8,8 @@ from pathlib import Path
 
 from leanify.data.found import Found
 from leanify.data.images.files import images_below
+from leanify.errors import DataError
+from leanify.runs.files import opened
 
 LOOKED_AT = 60  # pictures, of the first thousand
 LARGEST, PATCHES = 64, 8  # pixels a side, and patches a side at most
@@ -39,10 +41,10 @@ def _of_pictures(place: Path) -> list[str]:
     sizes, grey = [], True
     for file in files[:: max(1, len(files) // LOOKED_AT)]:
         try:
-            with Image.open(file) as picture:
+            with opened(file, DataError) as held, Image.open(held) as picture:
                 sizes.append(max(picture.size))
                 grey = grey and picture.mode in ("1", "L", "I", "I;16", "F")
-        except (OSError, ValueError, Image.DecompressionBombError):
+        except Exception:  # Pillow's decoders raise many types for damaged files
             continue  # training says which pictures cannot be read
     if not sizes:
         return []

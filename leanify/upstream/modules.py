@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from leanify.errors import SourceError
 from leanify.runs import writing
+from leanify.runs.files import read_bytes
 from leanify.upstream.given import give
 from leanify.upstream.origin import Origin, set_origin
 
@@ -148,7 +149,7 @@ def _here_on_the_path(folder: Path) -> Iterator[None]:
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
 # -- what may be run ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 from leanify.errors import DirectoryError, SourceError
 from leanify.runs import writing
+from leanify.runs.files import read_text
 from leanify.zoo import tiny
 from leanify.zoo.shipped import shipped as shipped
 from leanify.zoo.shipped import supported as supported
@@ -52,7 +53,7 @@ def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Itera
 
 
 def _read_log(log: Path) -> dict[tuple[str, str], ModelVerdict]:
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = read_text(log, DirectoryError).splitlines(keepends=True)
     if not lines or json.loads(lines[0]) != made_with():
         raise DirectoryError(f"{log} was made with other code or library versions; use another --log, or delete it")
     rows = (json.loads(line) for line in lines[1:] if line.endswith("\n"))  # a killed run leaves half a line

@@ -55,6 +55,7 @@ from typing import Any
 from torch import nn
 
 from leanify.errors import LeanifyError
+from leanify.runs.files import read_text
 
 Strings = Mapping[str, str]
 
@@ -181,8 +182,8 @@ def rows_of(rows: Rows) -> list[Reading]:
     text = str(rows)
     if "[[reading]]" not in text:
         try:
-            text = Path(rows).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
+            text = read_text(Path(rows), LeanifyError)
+        except LeanifyError as error:
             raise LeanifyError(f"rows={str(rows)[:120]!r} is neither a TOML file nor rows as text: {error}") from error
     try:
         tables = tomllib.loads(text)["reading"]
