@@ -72,8 +72,9 @@ def check(needed: Need, available: int, batch: int, world: int, accumulate: int,
     if needed.of(samples) <= available:
         return
     largest = needed.largest(available)
+    several = f"{accumulate * world} pass{'es' * (accumulate * world > 1)}"
     words = (
-        f"a step of {batch} samples in {accumulate * world} passes of {samples} needs {_gb(needed.of(samples))} and "
+        f"a step of {batch} samples in {several} of {samples} needs {_gb(needed.of(samples))} and "
         f"{where} has {_gb(available)}"
     )
     if not largest:

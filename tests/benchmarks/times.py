@@ -30,7 +30,7 @@ COMMANDS = {
     "look at a run: `leanify show RUN`": "show {run}",
     "list runs: `leanify runs`": "runs {folder}",
     "spectra of a model: `leanify condition vit_tiny`": "condition vit_tiny",
-    "nine runs and their comparison: `leanify compare`": "compare -o {new}",
+    "nine runs, their rates and their comparison: `leanify compare`": "compare -o {new}",
 }
 ONCE = ("train", "compare", "condition")  # minutes each
 FIRST = ("redesign vit_base", "redesign llama", "profile vit_tiny --no", "show vit_base")
