@@ -78,7 +78,7 @@ def test_a_checkpoint_becomes_a_smaller_one(
     assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == before
 
 
-STAGES = ("original", "control: narrow", "range test", "step 0")
+STAGES = ("original", "narrow: narrow", "range test", "step 0")
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,17 @@ import torch
 from torch import nn
 
 from leanify.architecture import Architecture
+from leanify.data.common import vocabulary_of
 from leanify.data.texts import vocabulary
 from leanify.design.measure.profiling import profile
-from leanify.design.redesign import redesign
-from leanify.errors import DataError, LeanifyError, RecipeError
+from leanify.errors import DataError, LeanifyError, ShapeError
 from leanify.lens import surgery
-from leanify.runs.recipe import Recipe
+from leanify.runs.recipe import TrainingRecipe
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless, with_all_layers
 from leanify.study import healing
+from leanify.study.healing import Bench, steps_in
+from leanify.study.measure import on_meta
 from leanify.study.shrink_designs import Shape, shapes_of
 from leanify.study.shrink_folder import ShrinkFolder
 from leanify.study.warm_start import batches_of
@@ -41,6 +43,7 @@ from leanify.warm.free import free
 
 HEALED = 2  # candidates that are trained
 TOKENS = 8_192  # of the samples by which weights are chosen and corrected
+LENGTH, BATCH = 256, 8  # of a language model: tokens of a sample, and samples of a step
 MEASURING = 4  # every fourth batch measures the damage
 
 
@@ -88,12 +91,11 @@ def shrink(
     if minutes < 0:
         raise LeanifyError(f"--minutes {minutes:g} is below 0; 0 carries weights and heals nothing")
     recipe = _recipe(source, data, settings)
-    plan = redesign(source, target_params=target_params, count=count)
     if shape not in ("uniform", "free"):
         raise LeanifyError(f"--shape {shape!r} is neither uniform nor free")
-    shapes = shapes_of(plan, designs, shape == "free")
+    plan, shapes = shapes_of(source, target_params, count, designs, shape == "free")
     if dry_run:
-        return Shrunk(_rehearsed(source, recipe, plan.baseline.to_json(), shapes, minutes), None)
+        return Shrunk(_rehearsed(recipe, plan.baseline.to_json(), shapes, minutes), None)
     asked = {"source": source, "data": str(data), "target_params": str(target_params), "minutes": minutes}
     asked |= {
         "count": count,
@@ -102,24 +104,25 @@ def shrink(
         "rates": list(rates),
         "settings": list(settings),
     }
-    task = healing.judge_of(recipe)  # what cannot be trained is refused before anything is written
     folder = ShrinkFolder.open(place, asked)
     if folder.report is not None:
         note(f"{place} is done; remove it to begin anew")
         return Shrunk(folder.report, place)
-    return _shrunk(folder, recipe, shapes, minutes, rates, task)
+    bench = Bench.of(recipe, minutes)  # what cannot be trained is refused before anything is written
+    folder.keep()
+    return _shrunk(folder, bench, shapes, minutes, rates)
 
 
-def _recipe(source: str, data: str | Path, settings: Sequence[str]) -> Recipe:
+def _recipe(source: str, data: str | Path, settings: Sequence[str]) -> TrainingRecipe:
     """The usual recipe of the checkpoint on this data, with itself as its teacher."""
     if find.find(source).weights is None:
         raise LeanifyError(f"{source} has no weights: shrink keeps what a trained model knows; name a checkpoint")
     if not Path(data).expanduser().exists():
         raise LeanifyError(f"--data {data} does not exist")
-    value = start.resolve(source, (f"data.path={data}", *settings), source)
-    if value.data is None or value.optim is None or value.schedule is None:
-        raise RecipeError(f"{source} on {data} gives no recipe to heal by")
-    if value.data.task != "classification" and data_of(trainable(value)).tokenizer is None:
+    value = trainable(start.resolve(source, (f"data.path={data}", *settings), source))
+    if value.data.task in ("causal-lm", "masked-lm"):
+        value = _short(value, settings)
+    if value.data.task != "classification" and data_of(value).tokenizer is None:
         raise DataError(
             f"{source} has no tokenizer beside its weights, so its numbers for words are not known; put the "
             "tokenizer's files there, or name another folder, --set data.tokenizer=DIR"
@@ -127,66 +130,73 @@ def _recipe(source: str, data: str | Path, settings: Sequence[str]) -> Recipe:
     return replace(value, data=replace(value.data, judge=True))
 
 
+def _short(recipe: TrainingRecipe, settings: Sequence[str]) -> TrainingRecipe:
+    """A language model's recipe with samples and batches that a core can heal by, where the user names none."""
+    data, schedule = recipe.data, recipe.schedule
+    if data.length is None:
+        _, positions = vocabulary_of(on_meta(recipe.model), data.task)
+        data = replace(data, length=min(LENGTH, positions or LENGTH))
+    if not any(each.startswith("schedule.batch_size=") for each in settings):
+        schedule = replace(schedule, batch_size=min(BATCH, schedule.batch_size))
+    return replace(recipe, data=data, schedule=schedule)
+
+
 def _rehearsed(
-    source: str, recipe: Recipe, original: Mapping[str, Any], shapes: Sequence[Shape], minutes: float
+    recipe: TrainingRecipe, original: Mapping[str, Any], shapes: Sequence[Shape], minutes: float
 ) -> dict[str, Any]:
-    """What would be done, from the prices of the shapes and two steps of training."""
-    facts = start.rehearse(recipe)
-    steps = healing.steps_in(recipe, minutes, facts["seconds_a_step"], 1)
-    assert recipe.data is not None
+    """What would be done, from the prices of the shapes and a few steps of training."""
+    bench = Bench.of(recipe, minutes)
+    facts = start.rehearse(bench.recipe, splits=bench.splits)
     return {
-        "source": source,
-        "task": recipe.data.task,
+        "source": recipe.model.source,
+        "task": bench.recipe.data.task,
         "original": original,
         "candidates": [shape.to_json() for shape in shapes],
-        "steps_predicted": steps,
+        "steps_predicted": bench.recipe.schedule.steps or steps_in(minutes, facts["seconds_a_step"], 1),
         "memory_predicted_bytes": facts["memory_predicted_bytes"],
         "hours_predicted": minutes / 60,
+        "judged_on": bench.judged_on,
     }
 
 
 def _shrunk(
-    folder: ShrinkFolder,
-    recipe: Recipe,
-    shapes: Sequence[Shape],
-    minutes: float,
-    rates: Sequence[float],
-    task: healing.Judge,
+    folder: ShrinkFolder, bench: Bench, shapes: Sequence[Shape], minutes: float, rates: Sequence[float]
 ) -> Shrunk:
     began = time.perf_counter()
-    source = recipe.model.source
-    original = folder.once("original", lambda: healing.measured(recipe, source) | _costs(source, recipe))
-    reference = folder.once("reference", lambda: healing.reference(recipe))
-    words = "" if reference is None else f"; {reference['name']}: {metric_words(task.metric, reference['value'])}"
-    note(f"original: {task.words(original)}{words}")
-    _carry_all(folder, recipe, shapes)
+    source = bench.recipe.model.source
+    original = folder.once("original", lambda: bench.measured() | _costs(source, bench.recipe))
+    reference = folder.once("reference", bench.reference)
+    words = "" if reference is None else f"; {reference['name']}: {metric_words(bench.metric, reference['value'])}"
+    note(f"original: {bench.words(original)}{words}; {bench.judged_on}")
+    _carry_all(folder, bench, shapes)
     carried = {shape.name: folder.found[f"carried {shape.name}"] for shape in shapes}
-    order = sorted(shapes, key=lambda shape: -task.score(carried[shape.name].get("chosen_on")))
-    for shape in order:
-        note(f"{shape.name}: carried, {task.words(carried[shape.name])}")
-    healed = healing.healed(folder, recipe, [shape.name for shape in order[:HEALED]], minutes, rates, task)
-    best, found = max(
-        [*carried.items(), *healed.items()],
-        key=lambda pair: task.score(pair[1].get("chosen_on")),
-    )
+    made = {name: found for name, found in carried.items() if "refused" not in found}
+    if not made:
+        reasons = "; ".join(f"{name}: {found['refused']}" for name, found in carried.items())
+        raise ShapeError(f"no candidate can carry the weights of {source}: {reasons}")
+    order = sorted(made, key=lambda name: -bench.score(made[name]["chosen_on"]))
+    for name in order:
+        note(f"{name}: carried, {bench.words(made[name])}")
+    healed = healing.healed(folder, bench, order[:HEALED], minutes, rates)
+    best, found = max([*made.items(), *healed.items()], key=lambda pair: bench.score(pair[1]["chosen_on"]))
     model = folder.place(best) if "run" not in found else _as_directory(folder, best, Path(found["run"]))
     report = {
         "source": source,
-        "task": task.name,
-        "metric": task.metric,
+        "task": bench.recipe.data.task,
+        "metric": bench.metric,
         "reference": reference,
         "original": _public(original),
-        "candidates": [_row(shape, carried, healed, folder) for shape in shapes],
+        "candidates": [_row(shape, carried, healed) for shape in shapes],
         "chosen": best,
         "directory": str(folder.path),
         "seconds": folder.found.get("seconds", 0.0) + time.perf_counter() - began,
-        "judged_on": task.judged_on,
+        "judged_on": bench.judged_on,
     }
     folder.finish(model, report)
     return Shrunk(report, folder.path)
 
 
-def _row(shape: Shape, carried: Mapping[str, Any], healed: Mapping[str, Any], folder: ShrinkFolder) -> dict[str, Any]:
+def _row(shape: Shape, carried: Mapping[str, Any], healed: Mapping[str, Any]) -> dict[str, Any]:
     """A candidate as the report has it: its design, what it kept and what healing made of it."""
     own, after = carried[shape.name], healed.get(shape.name)
     if "refused" in own:
@@ -208,18 +218,18 @@ def _public(found: Mapping[str, Any]) -> dict[str, Any]:
 # -- carrying ---------------------------------------------------------------------------------------------------------
 
 
-def _carry_all(folder: ShrinkFolder, recipe: Recipe, shapes: Sequence[Shape]) -> None:
+def _carry_all(folder: ShrinkFolder, bench: Bench, shapes: Sequence[Shape]) -> None:
     """Carry the weights to every shape that has not got them yet, each into a lean directory."""
     todo = [shape for shape in shapes if f"carried {shape.name}" not in folder.found]
     if not todo:
         return
-    model = recipe.model
+    recipe, model = bench.recipe, bench.recipe.model
     torch.manual_seed(recipe.run.seed)
     found = find.find(model.source, overrides=model.override, cls=model.cls)
     whole = with_all_layers(lambda: find.with_weights(found, None), model.source)
-    batches = batches_of(recipe, whole, TOKENS)
-    if recipe.data is not None and recipe.data.task != "classification":
-        tokenizer, _ = vocabulary.tokenizer_of(data_of(trainable(recipe)).tokenizer, lambda: [], "")
+    batches = batches_of(recipe, bench.splits, whole, TOKENS)
+    if recipe.data.task != "classification":
+        tokenizer, _ = vocabulary.tokenizer_of(data_of(recipe).tokenizer, lambda: [], "")
         words = vocabulary.unknown_words(tokenizer, batches, recipe.data.path)
         note(f"warning: {words}") if words else None
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
@@ -229,10 +239,10 @@ def _carry_all(folder: ShrinkFolder, recipe: Recipe, shapes: Sequence[Shape]) ->
     note(f"carrying weights to {len(todo)} shapes by {donor.tokens:,} tokens, {len(batches)} batches")
     donor.prepare([shape.design.architecture for shape in todo if shape.design])
     for shape in todo:
-        folder.once(f"carried {shape.name}", partial(_carried, folder, recipe, donor, shape))
+        folder.once(f"carried {shape.name}", partial(_carried, folder, bench, donor, shape))
 
 
-def _carried(folder: ShrinkFolder, recipe: Recipe, donor: Donor, shape: Shape) -> dict[str, Any]:
+def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> dict[str, Any]:
     def heard(step: Step) -> None:
         note(f"{shape.name}: {step.words}, {donor.teacher.unit} {step.damage:.3g}")
 
@@ -252,7 +262,7 @@ def _carried(folder: ShrinkFolder, recipe: Recipe, donor: Donor, shape: Shape) -
     facts: dict[str, Any] = {"damage": made.damage, "unit": donor.teacher.unit, "steps": steps}
     if shape.design is None:
         facts["shape"] = _sizes(surgery.read(made.model)) | {"params": sum(p.numel() for p in made.model.parameters())}
-    return facts | healing.measured(recipe, str(place)) | _costs(str(place), recipe)
+    return facts | bench.at(str(place)).measured() | _costs(str(place), bench.recipe)
 
 
 def _sizes(found: Architecture) -> dict[str, Any]:
@@ -262,9 +272,8 @@ def _sizes(found: Architecture) -> dict[str, Any]:
     return {"depth": len(layers), **sizes, "architecture": found.to_json()}
 
 
-def _costs(source: str, recipe: Recipe) -> dict[str, Any]:
+def _costs(source: str, recipe: TrainingRecipe) -> dict[str, Any]:
     """Parameters, MACs and the latency of one sample on this machine."""
-    assert recipe.data is not None
     found = profile(source, batch_size=1, tokens=recipe.data.length, repeats=5)
     return {"params": found.params, "macs": found.macs, "latency_s": found.latency_s}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,10 @@ from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
 from leanify.design.search.design import Design
 from leanify.errors import BudgetError, LeanifyError, ShapeError
+from leanify.lens import surgery
+from leanify.sources import find
+from leanify.terminal import note
+from leanify.units import millions
 
 BOTH = ("drop", "pair")
 MEANING = {
@@ -18,7 +23,7 @@ MEANING = {
     "control": "fewer layers, the old heads, wider MLPs",
     "narrow": "all layers, narrower MLPs",
     "dropped": "fewer layers as they were, the others dropped",
-    "paired": "fewer layers, neighbours paired",
+    "paired": "half as many layers fewer, neighbours paired",
     "free": "every block its own shape (--shape free)",
 }
 
@@ -39,13 +44,21 @@ class Shape:
         return {"name": self.name, **({} if self.design is None else self.design.to_json())}
 
 
-def shapes_of(plan: Plan, names: Sequence[str] = (), free: bool = False) -> list[Shape]:
-    """The candidates of a plan's budget, or those named. Raises LeanifyError for a name that is none of them."""
+def shapes_of(
+    source: str, target_params: float | int | str, count: str, names: Sequence[str] = (), free: bool = False
+) -> tuple[Plan, list[Shape]]:
+    """The candidates of a budget, or those named, and a plan that prices them.
+
+    A budget that no design with more heads is within is one for the others, and that is said. Raises BudgetError where
+    there is none at all, and LeanifyError for a name that is no candidate's.
+    """
     if unknown := [name for name in names if name not in MEANING]:
         raise LeanifyError(f"--designs {unknown[0]!r} is none of {', '.join(MEANING)}")
+    plans = _plans(source, {"target_params": target_params, "count": count})
+    plan = next(iter(plans.values()))
     known: set[tuple[Architecture, tuple[str, ...]]] = set()  # the same shape by the same moves is the same model
     found = []
-    for shape in _every(plan):
+    for shape in _every(plans):
         assert shape.design is not None
         architecture = shape.design.architecture
         if (names and shape.name not in names) or architecture == plan.baseline.architecture:
@@ -55,38 +68,69 @@ def shapes_of(plan: Plan, names: Sequence[str] = (), free: bool = False) -> list
             found.append(shape)
     if (free and not names) or "free" in names:
         limit, whole = plan.request.limits[plan.request.params_cost], plan.baseline
-        counted = whole.params if plan.options.count == "all" else whole.params_body
+        counted = whole.params if count == "all" else whole.params_body
         found.append(Shape("free", None, (), limit + whole.params - counted))
+    if count == "all":
+        _say_what_stays(plan)
     if not found:
         raise BudgetError(f"no candidate of {', '.join(names or MEANING)} has a shape of its own at this budget")
-    return found
+    return plan, found
 
 
-def _every(plan: Plan) -> Iterator[Shape]:
-    yield Shape("heads", plan.chosen)
-    if plan.control is not None:
-        yield Shape("control", plan.control)
-    old = plan.baseline.architecture.stages
+def _say_what_stays(plan: Plan) -> None:
+    """A small encoder is mostly embeddings, so that a share of the whole leaves little of its blocks."""
+    whole, blocks = plan.baseline.params, plan.baseline.params_body
+    kept = plan.request.limits[plan.request.params_cost] - (whole - blocks)
+    if 2 * kept * whole < blocks * (kept + whole - blocks):
+        note(
+            f"{millions(whole - blocks)} of the {millions(whole)} parameters are embeddings and heads and stay, so the "
+            f"blocks keep {kept / blocks:.0%} of theirs; --count body applies the budget to the blocks alone"
+        )
+
+
+def _plans(source: str, budget: Mapping[str, Any]) -> dict[str, Plan]:
+    """The plans of a budget by candidate: with more heads, and with sizes of the original pinned."""
+    plans: dict[str, Plan] = {}
+    reason: BudgetError | None = None
+    try:
+        plans["heads"] = redesign(source, **budget)
+    except BudgetError as error:
+        reason = error
+    old = surgery.read(find.build_on_meta(find.find(source))).stages
     heads = [stage.primary and stage.primary.heads for stage in old]
     mlp = [stage.primary and stage.primary.mlp for stage in old]
-    pinned: dict[str, dict[str, list[Any]]] = {
-        "narrow": {"depth": [stage.depth for stage in old], "heads": heads},
-        "dropped": {"heads": heads, "mlp": mlp},
-    }
-    for name, pins in pinned.items():
-        found = _pinned(plan, pins)
-        if found is not None:
-            yield Shape(name, found, ("drop",) if name == "dropped" else BOTH)
-    shorter = plan.control or plan.chosen
-    half = all(2 * new.depth >= was.depth for new, was in zip(shorter.architecture.stages, old, strict=True))
-    if half and any(new.depth < was.depth for new, was in zip(shorter.architecture.stages, old, strict=True)):
-        yield Shape("paired", shorter, ("pair",))
+
+    def pin(name: str, **sizes: list[Any]) -> None:
+        given: dict[str, Any] = {key: value[0] if len(value) == 1 else value for key, value in sizes.items()}
+        with suppress(BudgetError, ShapeError):
+            plans[name] = redesign(source, **budget, **given)
+
+    if reason is not None:  # a plan with more heads has its own control
+        pin("control", heads=heads)
+    pin("narrow", depth=[stage.depth for stage in old], heads=heads)
+    pin("dropped", heads=heads, mlp=mlp)
+    shorter = _control(plans)
+    if shorter is not None:
+        stages = zip(old, shorter.architecture.stages, strict=True)
+        pin("paired", depth=[-(-(was.depth + new.depth) // 2) for was, new in stages], heads=heads)
+    if not plans:
+        assert reason is not None
+        raise reason
+    if reason is not None:
+        note("no design with more heads is within the budget; the other candidates compete")
+    return plans
 
 
-def _pinned(plan: Plan, pins: dict[str, list[Any]]) -> Design | None:
-    """The best design of the same budget with some sizes pinned; None where there is none."""
-    given: dict[str, Any] = {name: value[0] if len(value) == 1 else value for name, value in pins.items()}
-    try:
-        return redesign(plan.given, plan.options, **given).chosen
-    except (BudgetError, ShapeError):
-        return None
+def _control(plans: Mapping[str, Plan]) -> Design | None:
+    return plans["heads"].control if "heads" in plans else plans["control"].chosen if "control" in plans else None
+
+
+def _every(plans: Mapping[str, Plan]) -> Iterator[Shape]:
+    if "heads" in plans:
+        yield Shape("heads", plans["heads"].chosen)
+    control = _control(plans)
+    if control is not None:
+        yield Shape("control", control)
+    for name, moves in (("narrow", BOTH), ("dropped", ("drop",)), ("paired", ("pair",))):
+        if name in plans:
+            yield Shape(name, plans[name].chosen, moves)

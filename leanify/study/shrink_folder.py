@@ -34,13 +34,10 @@ class ShrinkFolder:
 
     @staticmethod
     def open(path: Path, asked: Mapping[str, Any]) -> ShrinkFolder:
-        """Go on with a folder that the same request began, or begin one."""
+        """Go on with a folder that the same request began, or begin one; `keep` creates it."""
         if not (path / STATE).is_file():
             check_new_directory(path)
-            path.mkdir(parents=True, exist_ok=True)
-            folder = ShrinkFolder(path, asked)
-            folder._keep()
-            return folder
+            return ShrinkFolder(path, asked)
         state = read_json(path / STATE, DirectoryError)
         if not isinstance(state, dict) or not isinstance(state.get("found"), dict):
             raise DirectoryError(f"{path / STATE} is damaged; remove {path} to begin anew")
@@ -55,14 +52,15 @@ class ShrinkFolder:
         """A finding, made where it is not known yet."""
         if name not in self.found:
             self.found[name] = make()
-            self._keep()
+            self.keep()
         return self.found[name]
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
         self._write(STATE, {"asked": self.asked, "found": self.found})
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             writing.write(self.path / name, json.dumps(content, indent=2) + "\n")
         except OSError as error:
             raise DirectoryError(f"{self.path / name} could not be written: {error.strerror or error}") from error

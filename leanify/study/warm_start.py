@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from leanify.data.samples import Reader
+from leanify.data.samples import Reader, Splits
 from leanify.data.splits import splits_of
 from leanify.lens import surgery
-from leanify.runs.recipe import Recipe, TrainingRecipe
+from leanify.runs.recipe import TrainingRecipe
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.study.folder import StudyFolder
@@ -29,6 +29,7 @@ from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
 
 MOST = 512  # samples, however short they are
+PATCHES = 197  # tokens of an image, about
 BATCHES, SIZE = 8, 8  # 64 samples: even batches choose what to keep, odd batches measure the damage
 
 
@@ -59,20 +60,22 @@ def _heard(name: str, step: Step) -> None:
 
 def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:
     """Batches of model inputs from the training split, chosen by the study's first seed."""
-    return _batches(trainable(plan.recipe), model, BATCHES * SIZE, plan.seeds[0])
+    return _batches(splits_of(data_of(trainable(plan.recipe)), model), model, BATCHES * SIZE, plan.seeds[0])
 
 
-def batches_of(recipe: Recipe, model: nn.Module, tokens: int) -> list[dict[str, Any]]:
-    """The same of a recipe, so many that they hold some tokens; four batches at least, where there are so many."""
-    value = trainable(recipe)
-    each = next(iter(example_inputs(model, 1, value.data.length, device="meta").values())).shape[-1]
-    images = value.data.task == "classification"
-    length = 197 if images else each
-    return _batches(value, model, max(4 * SIZE, min(MOST, -(-tokens // length))), value.run.seed)
+def batches_of(recipe: TrainingRecipe, splits: Splits, model: nn.Module, tokens: int) -> list[dict[str, Any]]:
+    """The same of a recipe and its data, so many that they hold some tokens; four batches at least, if there are."""
+    lengths = getattr(splits.train, "lengths", None)
+    if recipe.data.task == "classification":
+        length = PATCHES
+    elif lengths is not None:
+        length = max(1, int(lengths.mean()))
+    else:
+        length = next(iter(example_inputs(model, 1, recipe.data.length, device="meta").values())).shape[-1]
+    return _batches(splits, model, max(4 * SIZE, min(MOST, -(-tokens // length))), recipe.run.seed)
 
 
-def _batches(recipe: TrainingRecipe, model: nn.Module, most: int, seed: int) -> list[dict[str, Any]]:
-    splits = splits_of(data_of(recipe), model)
+def _batches(splits: Splits, model: nn.Module, most: int, seed: int) -> list[dict[str, Any]]:
     most = min(most, len(splits.train))
     drawn = np.random.default_rng(seed).choice(len(splits.train), most, replace=False)
     keys = [[(0, int(index)) for index in part] for part in np.array_split(drawn, max(2, most // SIZE))]

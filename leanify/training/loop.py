@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from leanify.data import fingerprint
-from leanify.data.samples import Batch, Inputs, Reader, Samples
+from leanify.data.samples import Batch, Inputs, Reader, Samples, Splits
 from leanify.data.sampling import MODEL, STEP, Order, Passes, seed_everything, seed_mixing
 from leanify.data.splits import splits_of
 from leanify.errors import DataError, DirectoryError, RecipeError, TrainingError
@@ -53,10 +53,13 @@ Metrics = dict[str, float]
 
 
 class Trainer:
-    """A recipe's model, data, task and optimiser, built and checked before anything is written."""
+    """A recipe's model, data, task and optimiser, built and checked before anything is written.
+
+    ``splits`` are the recipe's, where they are read already.
+    """
 
     @wall("this recipe cannot be trained", RecipeError)
-    def __init__(self, recipe: Recipe, watcher: Watcher | None = None) -> None:
+    def __init__(self, recipe: Recipe, watcher: Watcher | None = None, splits: Splits | None = None) -> None:
         recipe = self.recipe = trainable(recipe)
         data, optim, schedule = recipe.data, recipe.optim, recipe.schedule
         self.accelerator = accelerator_of(recipe)
@@ -68,7 +71,7 @@ class Trainer:
         self.sharded = sharding.asked(recipe)
         self.bare = self.built()  # the module that checkpoints name; self.model may wrap it
         names = self.broadcast(list(lean_directory.untied(self.bare)[0]) if self.main else [])
-        self.splits = splits_of(data_of(recipe), self.bare)
+        self.splits = splits or splits_of(data_of(recipe), self.bare)
         self.skipped: set[str] = set(self.splits.skipped)
         check_fit(self.bare, self.splits)
         distill, teacher = recipe.distill, None
@@ -76,7 +79,8 @@ class Trainer:
             teacher = teachers.teacher_of(distill, data.task == "sentence-embedding")
             teachers.check_alike(self.bare, teacher, distill.teacher, data_of(recipe).tokenizer)
             if data.task == "sentence-embedding":
-                self.splits = taught(self.splits, teacher, teachers.pooling_of(teacher), self.accelerator)
+                if not self.splits.pooling:
+                    self.splits = taught(self.splits, teacher, teachers.pooling_of(teacher), self.accelerator)
                 distill, teacher = teachers.of_layers(distill, teacher)
         self.task = task_of(recipe, self.splits)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index

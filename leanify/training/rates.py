@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from leanify.data.samples import Splits
 from leanify.errors import TrainingError
 from leanify.runs.recipe import Recipe
 from leanify.training.loop import Trainer
@@ -37,7 +38,7 @@ class Tested:
         return f"rate {self.best:.2g} by a range test of {STEPS} steps ({self.metric} {self.start:.4g} → {tried})"
 
 
-def range_test(recipe: Recipe, rates: Sequence[float] = ()) -> Tested | None:
+def range_test(recipe: Recipe, rates: Sequence[float] = (), splits: Splits | None = None) -> Tested | None:
     """The best of some rates, by default of shares of the recipe's own; None where it does not heal weights.
 
     Several processes, and a run that is hardly longer than the test, keep the recipe's rate.
@@ -45,7 +46,7 @@ def range_test(recipe: Recipe, rates: Sequence[float] = ()) -> Tested | None:
     if recipe.distill is None or recipe.optim is None or not has_weights(recipe):
         return None
     few = replace(recipe, run=replace(recipe.run, eval_batches=BATCHES), optim=replace(recipe.optim, ema=None))
-    trainer = Trainer(few)
+    trainer = Trainer(few, splits=splits)
     if trainer.accelerator.num_processes > 1 or trainer.steps < 2 * STEPS:
         return None
     name, sign = trainer.task.metric, trainer.task.sign

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify import machine
+from leanify.data.samples import Splits
 from leanify.data.texts import vocabulary
 from leanify.errors import RecipeError
 from leanify.runs import recipe as recipes
@@ -122,9 +123,12 @@ def new_folder(recipe: str | Path | Recipe) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def rehearse(recipe: Recipe, watcher: Watcher | None = None) -> dict[str, Any]:
-    """Build everything and time a few steps; what the run would take. Nothing is written. Raises LeanifyError."""
-    trainer = Trainer(recipe, watcher)
+def rehearse(recipe: Recipe, watcher: Watcher | None = None, splits: Splits | None = None) -> dict[str, Any]:
+    """Build everything and time a few steps; what the run would take. Nothing is written. Raises LeanifyError.
+
+    ``splits`` are the recipe's, where they are read already.
+    """
+    trainer = Trainer(recipe, watcher, splits)
     first = min(trainer.order.ramp, max(trainer.steps - TIMED, 0))  # the batch has grown to its size
     batches, times = trainer.batches(first), list[float]()
     with heap.kept():
