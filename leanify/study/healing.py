@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.study.measure import on_meta
 from leanify.study.reference import computed
 from leanify.study.shrink_folder import ShrinkFolder
-from leanify.terminal import note
+from leanify.terminal import note, progress
 from leanify.training import rates as range_tests
 from leanify.training import start
 from leanify.training.loop import Trainer
@@ -171,11 +171,12 @@ def _scheduled(recipe: TrainingRecipe, steps: int, rate: float) -> TrainingRecip
 class _Until(Silent):
     """Ends a run at a step, as Ctrl-C would, and says how it goes."""
 
-    def __init__(self, name: str, stop: int | None, metric: str) -> None:
-        self.name, self.stop, self.metric = name, stop, metric
+    def __init__(self, name: str, stop: int | None, metric: str, advance: Callable[[int], None]) -> None:
+        self.name, self.stop, self.metric, self.advance = name, stop, metric, advance
         self.reached = False
 
     def stepped(self, step: int) -> None:
+        self.advance(step)
         if step == self.stop:
             self.reached = True
             signal.raise_signal(signal.SIGINT)
@@ -192,8 +193,12 @@ def _trained(
     folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, Any], stop: int | None
 ) -> dict[str, Any]:
     """Train a candidate up to a step or to the end, from where it was left; the best checkpoint is measured."""
+    with progress(f"healing {name}", stop or plan["steps"]) as advance:
+        return _fitted(folder, bench, name, plan, _Until(name, stop, bench.metric, advance))
+
+
+def _fitted(folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, Any], watcher: _Until) -> dict[str, Any]:
     place = folder.place(f"{name}-run")
-    watcher = _Until(name, stop, bench.metric)
     if place.exists() and not is_run(place):
         discard(place)
     try:
@@ -205,7 +210,7 @@ def _trained(
             trainer = Trainer(own, watcher, bench.splits)
             run = trainer.new_run(place)
         newest = max((found.step for found in run.checkpoints()), default=0)
-        if stop is None or newest < stop:
+        if watcher.stop is None or newest < watcher.stop:
             trainer.fit(run)
     except KeyboardInterrupt:
         if not watcher.reached:

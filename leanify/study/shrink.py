@@ -33,13 +33,14 @@ from leanify.study.measure import on_meta
 from leanify.study.shrink_designs import Shape, shapes_of
 from leanify.study.shrink_folder import ShrinkFolder
 from leanify.study.warm_start import batches_of
-from leanify.terminal import note
+from leanify.terminal import note, progress
 from leanify.training import start
 from leanify.training.preparation import data_of, trainable
 from leanify.units import metric as metric_words
 from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
-from leanify.warm.free import free
+from leanify.warm.free import free, passes
+from leanify.warm.plan import prepare
 
 HEALED = 2  # candidates that are trained
 TOKENS = 8_192  # of the samples by which weights are chosen and corrected
@@ -234,10 +235,9 @@ def _carry_all(folder: ShrinkFolder, bench: Bench, shapes: Sequence[Shape]) -> N
         note(f"warning: {words}") if words else None
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
     donor = Donor(whole, choosing, batches[1::MEASURING], is_headless(whole))
-    for words in donor.warnings([shape.design.architecture for shape in todo if shape.design]):
-        note(f"warning: {words}")
-    note(f"carrying weights to {len(todo)} shapes by {donor.tokens:,} tokens, {len(batches)} batches")
-    donor.prepare([shape.design.architecture for shape in todo if shape.design])
+    several = [shape.design.architecture for shape in todo if shape.design]
+    what = f"carrying weights to {len(todo)} shapes by {donor.tokens:,} tokens, {len(batches)} batches"
+    prepare(donor, several, what, passes(donor) if len(several) < len(todo) else 0)
     for shape in todo:
         folder.once(f"carried {shape.name}", partial(_carried, folder, bench, donor, shape))
 
@@ -248,10 +248,11 @@ def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> 
 
     place = folder.place(shape.name)
     try:
-        if shape.design is None:
-            made = free(donor, shape.most, heard)
-        else:
-            made = carry(donor, shape.design.architecture, heard, shape.moves)
+        with progress(f"carrying weights over to {shape.name}", None):
+            if shape.design is None:
+                made = free(donor, shape.most, heard)
+            else:
+                made = carry(donor, shape.design.architecture, heard, shape.moves)
     except LeanifyError as error:
         note(f"{shape.name}: {error}")
         return {"refused": str(error)}

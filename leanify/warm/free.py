@@ -68,6 +68,13 @@ def free(donor: Donor, most: int, heard: Callable[[Step], None] = lambda step: N
     return Carried(copy.deepcopy(model), steps, target.unit, {})
 
 
+def passes(donor: Donor) -> float:
+    """About how often the model runs on all held-out batches for `free`: every variant from its block on."""
+    blocks = sum(len(stage.blocks) for stage in donor.architecture.stages)
+    share = len(list(_some(donor))) / len(donor.held_out)
+    return ROUNDS * (1 + blocks * (len(UNITS) + len(HEADS) + 1) / 2 * share)
+
+
 def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 

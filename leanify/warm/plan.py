@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,21 @@ MEANING = {
     "narrow": "narrower MLPs alone",
 }
 SPLITS = ("train.csv", "train.tsv", "train.jsonl", "train.parquet", "train.txt", "train")
+
+
+def prepare(donor: Donor, shapes: Sequence[Architecture], what: str, more: float = 0.0) -> None:
+    """Say what the data is too small for and how long carrying takes; then find what stays at all of these sizes.
+
+    ``more`` are passes of the model over the held-out batches that something else takes.
+    """
+    for words in donor.warnings(shapes):
+        note(f"warning: {words}")
+    began = time.perf_counter()
+    unit = donor.teacher.unit
+    forecast = (donor.forecast(shapes) + more) * (time.perf_counter() - began)
+    note(f"{what}, damage as {unit}; about {seconds_words(forecast)} of this machine")
+    with progress("what each block needs", sum(len(stage.blocks) for stage in donor.located.stages)) as advance:
+        donor.prepare(shapes, advance)
 
 
 class Carrying:
@@ -70,17 +85,8 @@ class Carrying:
             choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
             donor = Donor(model, choosing, batches[1::MEASURING], is_headless(model))
             shapes = [one.architecture for one in self.named.values() if one is not None]
-            for words in donor.warnings(shapes):
-                note(f"warning: {words}")
-            began = time.perf_counter()
-            words = donor.teacher.unit
-            seconds = time.perf_counter() - began
-            forecast = donor.forecast(shapes) * seconds
             several = f"{len(shapes)} design{'s' * (len(shapes) != 1)}"
-            note(f"{several}, damage as {words}; about {seconds_words(forecast)} of this machine")
-            blocks = sum(len(stage.blocks) for stage in donor.located.stages)
-            with progress("what each block needs", blocks) as advance:
-                donor.prepare(shapes, advance)
+            prepare(donor, shapes, several)
             self.donor = donor
         return self.donor
 
