@@ -16,7 +16,13 @@ import torch
 from test_layouts import timm, typed
 
 import leanify
+from leanify.data.splits import splits_of
 from leanify.errors import LeanifyError
+from leanify.study.healing import MEASURED, sized
+from leanify.study.measure import on_meta
+from leanify.study.shrink_designs import shapes_of
+from leanify.training import start
+from leanify.training.preparation import data_of, trainable
 from leanify.upstream.libraries import import_transformers
 
 MAKERS = Path(__file__).parent / "fixtures" / "documents"
@@ -62,7 +68,7 @@ def check(report: Mapping[str, Any], out: Path, source: Path, share: float) -> N
     [
         ("old", "reviews", ["schedule.batch_size=32"]),
         pytest.param("pictures", "pets", ["schedule.batch_size=16"], marks=pytest.mark.long),
-        ("speaker", "text.txt", ["data.length=16", "schedule.batch_size=8", "data.holdout=0.2"]),
+        ("speaker", "text.txt", ["data.length=16", "schedule.batch_size=8", "data.holdout=0.2", "schedule.steps=6"]),
     ],
 )
 def test_a_checkpoint_becomes_a_smaller_one(
@@ -72,6 +78,10 @@ def test_a_checkpoint_becomes_a_smaller_one(
     found = leanify.shrink(here / source, here / data, 0.8, 0.05, out, settings=settings)
     assert found.directory == out
     check(found.report, out, here / source, 0.8)
+    asked = [int(each.partition("=")[2]) for each in settings if each.startswith("schedule.steps=")]
+    healed = [one["healed"] for one in found.report["candidates"] if one["healed"] is not None]
+    assert healed
+    assert all(one["steps"] <= most for one in healed for most in asked)
     before = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
     again = leanify.shrink(here / source, here / data, 0.8, 0.05, out, settings=settings)
     assert again.report == found.report
@@ -99,6 +109,8 @@ def test_it_is_stopped_at_every_stage_and_goes_on(stages: tuple[str, ...], here:
         _, rest = process.communicate()
         assert process.returncode == 130, rest
         assert "Traceback" not in rest
+        assert "same command" in rest
+        assert "--resume" not in rest.splitlines()[-1]  # the run inside belongs to the whole
         assert not (out / "report.json").exists()
     done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -113,6 +125,28 @@ def test_a_rehearsal_writes_nothing(here: Path, tmp_path: Path, capsys: pytest.C
     assert said["steps_predicted"] > 0
     assert len(said["candidates"]) >= 3
     assert not list(tmp_path.iterdir())
+
+
+def test_the_others_compete_where_no_design_has_more_heads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    share, source = 0.2, str(here / "old")
+    with pytest.raises(LeanifyError):
+        leanify.redesign(source, target_params=share)
+    plan, shapes = shapes_of(source, share, "all")
+    assert "heads" not in [shape.name for shape in shapes]
+    assert all(shape.design is not None and shape.design.params <= share * plan.baseline.params for shape in shapes)
+    assert "more heads" in capsys.readouterr().err
+
+
+def test_as_many_samples_choose_and_judge_as_the_time_allows(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"a warm film about dog {i}\n" for i in range(50_000)))
+    recipe = trainable(start.resolve(str(here / "old"), [f"data.path={tmp_path / 'text.txt'}", "data.judge=true"], "x"))
+    whole = splits_of(data_of(recipe), on_meta(recipe.model))
+    found = sized(whole, recipe, 10)
+    assert whole.test is not None
+    assert found.test is not None
+    assert (len(found.validation), len(found.test)) == (MEASURED[1], MEASURED[1])
+    assert len(whole.test) > MEASURED[1]
+    assert sized(whole, recipe, 10).test.indices.tolist() == found.test.indices.tolist()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -61,19 +61,23 @@ def shrink(
         several = [float(rate) for rate in (rates or "").split(",") if rate.strip()]
     except ValueError:
         raise LeanifyError(f"--rates takes numbers, 1e-4,5e-4; found {rates!r}") from None
-    found = shrinking.shrink(
-        checkpoint,
-        data,
-        target_params,
-        minutes,
-        output,
-        count=count,
-        shape=shape,
-        designs=names,
-        rates=several,
-        settings=settings or [],
-        dry_run=dry_run,
-    )
+    try:
+        found = shrinking.shrink(
+            checkpoint,
+            data,
+            target_params,
+            minutes,
+            output,
+            count=count,
+            shape=shape,
+            designs=names,
+            rates=several,
+            settings=settings or [],
+            dry_run=dry_run,
+        )
+    except KeyboardInterrupt as error:
+        error.args = ("interrupted; the same command goes on where it was stopped",)
+        raise
     if push is not None and found.report.get("directory") is not None:
         pushed(str(found.report["directory"]), push)
     rows = [_row(one, found.report) for one in found.report["candidates"]]
