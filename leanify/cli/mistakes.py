@@ -80,9 +80,9 @@ def check_budget(command: str, arguments: Sequence[str]) -> None:
 
 def _unknown_option(name: str, options: dict[str, Any], command: str, arguments: Sequence[str]) -> str:
     key = name.lstrip("-").replace("_", "-")
-    one_dash = next((word for word in arguments if re.match(r"-\w", word) and f"-{_name(word)}" in options), None)
-    if one_dash is not None:
-        return f"an option begins with two dashes: -{one_dash}"
+    for word in arguments:
+        if re.match(r"-\w", word) and f"-{word.partition('=')[0]}" in options:
+            return f"an option begins with two dashes: -{word}"
     long = [option for option in options if option.startswith("--")]
     redirection = redirected(key, command)
     if redirection is not None:
@@ -115,10 +115,6 @@ def _value_of(option: str, arguments: Sequence[str]) -> str:
         if word == option and place + 1 < len(arguments) and not arguments[place + 1].startswith("-"):
             return quote(arguments[place + 1])
     return "VALUE"
-
-
-def _name(word: str) -> str:
-    return word.partition("=")[0]
 
 
 def _about_words(command: str, options: dict[str, Any], arguments: Sequence[str]) -> str:

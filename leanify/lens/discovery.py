@@ -52,7 +52,7 @@ def discover(model: nn.Module) -> dict[str, str]:
     known = _known(model)
     missed: dict[str, str] = {}
     tried: dict[Any, Reading] = {}
-    for found in _outermost_last(flow.attentions):
+    for found in sorted(flow.attentions, key=lambda each: -each.owner.path.count(".")):  # the outermost last
         if any(within(found.last.name, path) for path, row in known.items() if row.is_attention or row.kept):
             continue
         row, why = _row_of(twin, found, tried, attention=True)
@@ -72,10 +72,6 @@ def discover(model: nn.Module) -> dict[str, str]:
     if not missed:
         model.__dict__[_DONE] = True
     return missed
-
-
-def _outermost_last(attentions: list[Found]) -> list[Found]:
-    return sorted(attentions, key=lambda found: -found.owner.path.count("."))
 
 
 def _known(model: nn.Module) -> dict[str, Reading]:

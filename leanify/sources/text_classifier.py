@@ -12,7 +12,6 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -60,16 +59,13 @@ def with_head(
     return new
 
 
-def _label_names(names: Sequence[str]) -> dict[str, dict[Any, Any]]:
-    """transformers' configuration keys for class names; {} without names."""
-    return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}} if names else {}
-
-
 def _headed(found: ModelSource, model: ModelSection, outputs: int, names: Sequence[str], task: str) -> ModelSource:
     """The source as a model with a head; overrides go to its constructor or configuration."""
     origin = found.origin
     if origin.library == "hf":
-        overrides = {**model.override, "num_labels": outputs, **_label_names(names)}
+        overrides = {**model.override, "num_labels": outputs}
+    if names:
+        overrides |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
         if task == "multi-label-classification":
             overrides["problem_type"] = "multi_label_classification"
         return overridden(found, overrides, TAGGER if task == "token-classification" else CLASSIFIER)

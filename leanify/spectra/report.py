@@ -58,12 +58,11 @@ def _layer_json(layer: LayerProbe) -> dict[str, Any]:
         "sigma_min": layer.mean("smallest"),
         "spectrum": list(layer.spectrum),
         "per_head": _numbers_json(layer.per_head),
-        "weights": {name: _weight_json(kappas) for name, kappas in layer.weights.items()},
+        "weights": {
+            name: {"kappa": _number(sum(kappas) / len(kappas)), "kappas": _numbers_json(kappas)}
+            for name, kappas in layer.weights.items()
+        },
     }
-
-
-def _weight_json(kappas: Sequence[float]) -> dict[str, Any]:
-    return {"kappa": _number(sum(kappas) / len(kappas)), "kappas": _numbers_json(kappas)}
 
 
 def point_json(point: Point) -> dict[str, Any]:

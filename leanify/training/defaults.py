@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from leanify.runs.recipe import DataSection, DistillSection, ModelSection, Optim
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, heads, pooling
 from leanify.sources.overrides import class_name
+from leanify.sources.source import ModelSource
 from leanify.sources.text_classifier import CLASSIFIER
 from leanify.tasks import Usual, usual_of
 from leanify.training.preparation import tokenizer_beside
@@ -104,46 +105,52 @@ def usual(source: str, path: str | None = None, taught: bool = False, named: Nam
     that comes with weights.
     """
     found = find.find(source)
-    images = next(iter(example_inputs(find.build_on_meta(found), 1, device="meta"))) != "input_ids"
-    if taught and not images and _embeds(found):
+    if next(iter(example_inputs(find.build_on_meta(found), 1, device="meta"))) != "input_ids":
+        return _of_images(source, path, found, named)
+    if taught and _embeds(found):
         return _of_sentences(source, found)
-    if (
-        not images
-        and path is not None
-        and (not taught or _classifies(found))
-        and (labelled := _labelled(path, named)) is not None
-    ):
-        return recipes.with_settings(_of_labelled(source, found, *labelled[:2]), labelled[2])
-    cls = None
-    if images:
-        task = "classification"
-        cls = _class(found, "AutoModelForImageClassification")
-    else:
-        masked = _class(found, "AutoModelForMaskedLM")
-        task = "masked-lm" if masked or found.origin.name == "crammed-bert" else "causal-lm"
-        cls = masked or _class(found, "AutoModelForCausalLM")
-    override: dict[str, Any] = {}
-    holdout, own = 0.0, None
-    if images and path is not None and (own := data_found.recognise(path, named)) is not None and own.kind == "images":
-        holdout = 0.0 if own.validated else 0.1
+    takes_labels = not taught or found.origin.library == "leanify" or _named(found, CLASSIFIER) == found.origin.cls
+    if path is not None and takes_labels:
+        labelled = _labelled(path, named)
+        if labelled is not None:
+            task, validated, settings = labelled
+            return recipes.with_settings(_of_labelled(source, found, task, validated), settings)
+    masked = _class(found, "AutoModelForMaskedLM")
+    task = "masked-lm" if masked or found.origin.name == "crammed-bert" else "causal-lm"
+    mask = 0.15 if task == "masked-lm" else 0.0
+    data = DataSection("data", task, tokenizer=tokenizer_beside(source, found), mask=mask)
+    return _usual(source, found, masked or _class(found, "AutoModelForCausalLM"), data)
+
+
+def _of_images(source: str, path: str | None, found: ModelSource, named: Named) -> Recipe:
+    """Classification of the user's images; a new model gets as many outputs as they have classes."""
+    cls = _class(found, "AutoModelForImageClassification")
+    data, override = DataSection("data", "classification"), {}
+    images = None if path is None else data_found.recognise(path, named)
+    if images is not None and images.kind == "images":
+        data = replace(data, holdout=0.0 if images.validated else 0.1)
+        if images.columns is not None:
+            data = replace(data, image=images.columns[0][0], label=images.columns[1])
         fresh = found.weights is None and found.architecture is None and found.origin.library != modules.LIBRARY
-        if fresh and own.classes is not None:
-            override = {"num_labels" if cls else "num_classes": own.classes}
-    tokenizer = None if task == "classification" else tokenizer_beside(source, found)
+        if fresh and images.classes is not None:
+            override = {"num_labels" if cls else "num_classes": images.classes}
+    return _usual(source, found, cls, data, override, label_smoothing=0.1)
+
+
+def _usual(
+    source: str,
+    found: ModelSource,
+    cls: str | None,
+    data: DataSection,
+    override: Mapping[str, Any] | None = None,
+    label_smoothing: float = 0.0,
+) -> Recipe:
     lr = 1e-3 if found.weights is None else 1e-4
     return Recipe(
-        model=ModelSection(source, cls=cls if found.architecture is None else None, override=override),
-        data=DataSection(
-            "data",
-            task,
-            tokenizer=tokenizer,
-            mask=0.15 if task == "masked-lm" else 0.0,
-            holdout=holdout,
-            image=own.columns[0][0] if own and own.columns else None,
-            label=own.columns[1] if own and own.columns else None,
-        ),
-        optim=OptimSection(lr, weight_decay=0.05, clip=1.0, label_smoothing=0.1 if images else 0.0),
-        schedule=ScheduleSection(usual_of(task).batch_size, epochs=10, warmup=0.5),
+        model=ModelSection(source, cls=cls if found.architecture is None else None, override=override or {}),
+        data=data,
+        optim=OptimSection(lr, weight_decay=0.05, clip=1.0, label_smoothing=label_smoothing),
+        schedule=ScheduleSection(usual_of(data.task).batch_size, epochs=10, warmup=0.5),
     )
 
 
@@ -165,10 +172,6 @@ def _embeds(found: Any) -> bool:
     place = Path(str(found.origin.options.get("_name_or_path") or ""))
     bare = _named(found, "AutoModel") == found.origin.cls
     return found.origin.library == "hf" and (bare or pooling.is_encoder(place))
-
-
-def _classifies(found: Any) -> bool:
-    return bool(found.origin.library == "leanify" or _named(found, CLASSIFIER) == found.origin.cls)
 
 
 def _of_sentences(source: str, found: Any) -> Recipe:

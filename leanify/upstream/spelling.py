@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture, Stage, primary_of
@@ -64,11 +63,7 @@ def _leanify_words(old: Architecture, new: Architecture) -> Iterator[dict[str, A
 def _one_of(architecture: Architecture) -> Stage | None:
     """The first varied stage, if upstream has one option for all of them."""
     stages = [architecture.stages[i] for i in architecture.varied]
-    return stages[0] if stages and all(_uniform(stage) for stage in stages) else None
-
-
-def _uniform(stage: Stage) -> bool:
-    return len(set(stage.blocks)) == 1
+    return stages[0] if stages and all(len(set(stage.blocks)) == 1 for stage in stages) else None
 
 
 def _hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> dict[str, Any]:
@@ -80,7 +75,7 @@ def _hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) ->
     pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].primary]
     if not pairs or not all(_is_one_attention(stage) for pair in pairs for stage in pair):
         return {}
-    get: Callable[[str], Any] = config.get if isinstance(config, dict) else partial(_attribute, config)
+    get: Callable[[str], Any] = config.get if isinstance(config, dict) else lambda key: getattr(config, key, None)
     keys = config.keys() if isinstance(config, dict) else set(dir(config))
     changed: dict[str, Any] = {}
 
@@ -140,7 +135,3 @@ def experts_per_token(model: Any) -> int:
     configs = (config, config.get_text_config()) if hasattr(config, "get_text_config") else ()
     found = (getattr(one, key, None) for one in configs for key in _ACTIVE_KEYS)
     return next((value for value in found if isinstance(value, int)), 0)
-
-
-def _attribute(config: PretrainedConfig, key: str) -> Any:
-    return getattr(config, key, None)

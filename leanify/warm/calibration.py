@@ -77,7 +77,9 @@ def moments_in(
     def hook(name: str) -> Any:
         def add(module: nn.Module, args: tuple[Any, ...]) -> None:
             x = args[0]
-            if not isinstance(x, Tensor) or x.shape[-1] != features_of(module).inputs or _is_convolution(module):
+            if not isinstance(x, Tensor) or x.shape[-1] != features_of(module).inputs:
+                return
+            if isinstance(module, nn.modules.conv._ConvNd):
                 return
             rows = rows_of(x, mask[0])
             rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
@@ -92,10 +94,6 @@ def moments_in(
             one_pass()
     names = dict.fromkeys(name for name, _ in totals)
     return {name: Moments(tuple(totals[name, i] for i in (0, 1) if (name, i) in totals)) for name in names}
-
-
-def _is_convolution(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.conv._ConvNd)
 
 
 def rows_of(x: Tensor, mask: Tensor | None) -> Tensor:

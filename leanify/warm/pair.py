@@ -181,7 +181,7 @@ def join(model: nn.Module, mine: Site, theirs: Site) -> None:
             axes.value.zero_()
             _place(axes, first, sizes, mine.sizes, behind=False)
             _place(axes, second, sizes, theirs.sizes, behind=True)
-        elif _is_output_bias(mine, axes):
+        elif axes.name == "bias" and axes.owner in outputs_of_site(mine):
             axes.value.add_(second)
         elif not torch.equal(first, second):
             raise UnsupportedModel(
@@ -191,10 +191,6 @@ def join(model: nn.Module, mine: Site, theirs: Site) -> None:
 
 def _group(sizes: dict[str, int]) -> float:
     return sizes["h"] / sizes["g"] if "g" in sizes and "h" in sizes else 1.0
-
-
-def _is_output_bias(site: Site, axes: Axes) -> bool:
-    return axes.name == "bias" and axes.owner in outputs_of_site(site)
 
 
 def _place(axes: Axes, values: Tensor, sizes: dict[str, int], own: dict[str, int], behind: bool) -> None:

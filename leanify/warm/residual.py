@@ -259,24 +259,27 @@ def _post_norm(
         return None
     norms, state, groups = _norms_in(block, calls), calls[id(block)].tensors[0], []
     for site in sites_in(located, stage, index):
-        parts = {part: module for part in site.reading.rows if (module := part_of(site.module, part)) is not None}
-        readers = [part for part, m in parts.items() if id(m) in calls and _same(calls[id(m)].tensors[0], state)]
-        ends = [m for part in site.reading.columns if (m := part_of(site.module, part)) is not None]
-        if len(readers) < len(parts) or len(ends) != 1 or id(ends[0]) not in calls:
+        readers = {part: part_of(site.module, part) for part in site.reading.rows}
+        ends = [part_of(site.module, part) for part in site.reading.columns]
+        ends = [module for module in ends if module is not None]
+        if len(ends) != 1 or id(ends[0]) not in calls:
             return None
+        names = []
+        for part, module in readers.items():
+            if module is None:
+                continue
+            if id(module) not in calls or not _same(calls[id(module)].tensors[0], state):
+                return None
+            names.append(part)
         output = calls[id(ends[0])].output
         norm = next((name for name, m in norms.items() if _is_sum(calls[id(m)].tensors[0], state, output)), None)
         if norm is None:
             return None
         del norms[norm]
-        groups.append([Sublayer(site, norm, "", tuple(readers), calls[id(ends[0])], state)])
-        state = calls[_of(block, norm)].output
+        groups.append([Sublayer(site, norm, "", tuple(names), calls[id(ends[0])], state)])
+        state = calls[id(block.get_submodule(norm))].output
     whole = Residual(block, _path_of(located, stage, index), calls[id(block)], groups, post_norm=True)
     return whole if groups and _same(state, whole.call.output) else None
-
-
-def _of(block: nn.Module, path: str) -> int:
-    return id(block.get_submodule(path))
 
 
 def _is_sum(total: Tensor, state: Tensor, output: Tensor) -> bool:
