@@ -297,40 +297,26 @@ class Architecture:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; equal consecutive blocks are written once with their count."""
-        return {
-            "source": self.source,
-            "stages": [
-                {
-                    "name": stage.name,
-                    "fixed": stage.fixed,
-                    "blocks": [
-                        {"repeat": count, "layers": [_layer_to_json(layer) for layer in block]}
-                        for block, count in run_lengths(stage.blocks)
-                    ],
-                }
-                for stage in self.stages
-            ],
-        }
+        stages = []
+        for stage in self.stages:
+            blocks = []
+            for block, count in run_lengths(stage.blocks):
+                blocks.append({"repeat": count, "layers": [_layer_to_json(layer) for layer in block]})
+            stages.append({"name": stage.name, "fixed": stage.fixed, "blocks": blocks})
+        return {"source": self.source, "stages": stages}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Architecture:
         """The inverse of :meth:`to_json`. A malformed object raises ShapeError."""
         try:
-            return cls(
-                source=data["source"],
-                stages=tuple(
-                    Stage(
-                        name=stage["name"],
-                        fixed=stage["fixed"],
-                        blocks=tuple(
-                            tuple(Layer(**layer) for layer in run["layers"])
-                            for run in stage["blocks"]
-                            for _ in range(run["repeat"])
-                        ),
-                    )
-                    for stage in data["stages"]
-                ),
-            )
+            stages = []
+            for stage in data["stages"]:
+                blocks: list[Block] = []
+                for run in stage["blocks"]:
+                    for _ in range(run["repeat"]):
+                        blocks.append(tuple(Layer(**layer) for layer in run["layers"]))
+                stages.append(Stage(name=stage["name"], fixed=stage["fixed"], blocks=tuple(blocks)))
+            return cls(source=data["source"], stages=tuple(stages))
         except (KeyError, TypeError) as error:
             raise ShapeError(f"this is not an architecture: {error}") from error
 

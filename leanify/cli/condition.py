@@ -191,34 +191,27 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
     from leanify.spectra.measure import condition as probe_model
     from leanify.spectra.plots import layers_figure
 
+    parts = {"theory": options.theory, "per_head": options.per_head, "weights": options.weights}
     probes: dict[str, Probe] = {}
-    models, warnings = [], []
+    models, tables, warnings, notes = [], [], [], []
+    rows: list[dict[str, Any]] = []
     for source in sources:
         torch.manual_seed(options.seed)
         model = _load(source, options)
         feed = _feed(model, source, options)
         with progress(f"probing {source}", options.samples) as tick:
             probe = probe_model(model, feed.batches, per_head=options.per_head, weights=True, on_batch=tick)
-        probes[source] = probe
-        models.append(report.model_json(source, probe, feed.description))
-        warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
         del model
+        found = report.model_json(source, probe, feed.description)
+        probes[source] = probe
+        models.append(found)
+        tables += report.layer_tables(source, probe, feed.description, **parts)
+        for layer in found["layers"]:
+            name = {"source": source} if len(sources) > 1 else {}
+            rows.append({**name, **report.layer_row(layer)})
+        notes.append(f"{source}: {found['samples']} samples, {feed.description}.")
+        warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
     description = models[0]["data"]
-    tables = [
-        table
-        for entry in models
-        for table in report.layer_tables(
-            entry["source"],
-            probes[entry["source"]],
-            entry["data"],
-            theory=options.theory,
-            per_head=options.per_head,
-            weights=options.weights,
-        )
-    ]
-    rows = [{"source": entry["source"], **report.layer_row(layer)} for entry in models for layer in entry["layers"]]
-    if len(sources) == 1:
-        rows = [{key: value for key, value in row.items() if key != "source"} for row in rows]
     return Result(
         "κ of the concatenated heads, layer by layer",
         "Left: κ of each layer, its mean over samples, with bars from the first to the third quartile. "
@@ -227,7 +220,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         tables,
         lambda: layers_figure(probes, description, options.theory),
         rows,
-        [f"{entry['source']}: {entry['samples']} samples, {entry['data']}." for entry in models],
+        notes,
         warnings,
     )
 

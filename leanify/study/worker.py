@@ -141,10 +141,10 @@ def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
     known = [layer.samples for layer in layers if not layer.is_vector]
     if not known:
         return None
-    found, low, high = (
-        statistics.median(statistics.median(getattr(sample, name) for sample in some) for some in known)
-        for name in ("kappa", "low", "high")
-    )
+    median = statistics.median
+    found = median(median(sample.kappa for sample in layer) for layer in known)
+    low = median(median(sample.low for sample in layer) for layer in known)
+    high = median(median(sample.high for sample in layer) for layer in known)
     return (found, low, high) if found < float("inf") else None
 
 

@@ -124,8 +124,10 @@ def check_alike(located: LocatedModel, first: Residual, second: Residual) -> Non
 def _fold_norms(norms: Sequence[nn.Module], path: str, sides: Sequence[Sequence[Sublayer]]) -> None:
     """Fold each side's norm into its projections; both norms then give the same."""
     affines = [affine_of(norm, path) for norm in norms]
-    projections = [[_part(s.site, part) for s in side for part in s.readers] for side in sides]
-    after = bias_after(affines, [module for side in projections for module in side])
+    projections: list[list[nn.Module]] = []
+    for side in sides:
+        projections.append([_part(sublayer.site, part) for sublayer in side for part in sublayer.readers])
+    after = bias_after(affines, [*projections[0], *projections[1]])
     for norm, affine, modules in zip(norms, affines, projections, strict=True):
         for module in modules:
             fold(affine, module, after)
