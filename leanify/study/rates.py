@@ -18,7 +18,6 @@ from leanify.study.runner import Engine
 from leanify.study.values import Trial
 
 USUAL = (0.5, 1.0, 2.0)  # multiples of the recipe's rate
-NONE = (1.0,)
 
 
 def parse(text: str) -> tuple[float, ...]:
