@@ -151,14 +151,8 @@ def _function(upstream: type[nn.Module], name: str) -> Any:
 
 
 def _edited_function(function: Any, edits: Mapping[str, str]) -> Any:
-    source = textwrap.dedent(inspect.getsource(function))
-    for old, new in edits.items():
-        source = source.replace(old, new)
     filename = f"<{function.__module__}.{function.__qualname__}, freed>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    made: dict[str, Any] = {}
-    exec(compile(source, filename, "exec"), function.__globals__, made)
-    return made[function.__name__]
+    return _compiled(_source(function, edits), filename, function.__globals__)[function.__name__]
 
 
 def _edited(
@@ -169,22 +163,33 @@ def _edited(
     ``scope`` are functions that stand in for those of the namespace.
     """
     method = inspect.unwrap(getattr(upstream, name))
-    source = textwrap.dedent(inspect.getsource(method))
+    source = _source(method, edits)
     bound = {word: cell.cell_contents for word, cell in zip(_closed(method), method.__closure__ or (), strict=True)}
-    for old, new in edits.items():
-        source = source.replace(old, new)
-    filename = f"<{upstream.__module__}.{upstream.__qualname__}.{name}, freed>"
     if bound:  # names of the function around the class, and the class itself for super()
         source = f"def around({', '.join(bound)}):\n{textwrap.indent(source, '    ')}    return {name}\n"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    made: dict[str, Any] = {}
-    exec(
-        compile(source, filename, "exec"), {**method.__globals__, **scope} if scope else method.__globals__, made
-    )  # the installed library's source, never a file's
+    filename = f"<{upstream.__module__}.{upstream.__qualname__}.{name}, freed>"
+    names = {**method.__globals__, **scope} if scope else method.__globals__
+    made = _compiled(source, filename, names)
     freed: Callable[..., Any] = made["around"](**bound) if bound else made[name]
     freed.__qualname__ = f"{upstream.__qualname__}.{name}"
     freed.__module__ = upstream.__module__
     return freed
+
+
+def _source(function: Any, edits: Mapping[str, str]) -> str:
+    """The installed library's source of a function, never a file's, with edits applied."""
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in edits.items():
+        source = source.replace(old, new)
+    return source
+
+
+def _compiled(source: str, filename: str, names: dict[str, Any]) -> dict[str, Any]:
+    """What a source defines, among these global names; tracebacks show its lines."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    made: dict[str, Any] = {}
+    exec(compile(source, filename, "exec"), names, made)
+    return made
 
 
 def _closed(method: Any) -> tuple[str, ...]:

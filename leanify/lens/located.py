@@ -190,15 +190,19 @@ class LocatedModel:
 
     def copied_to(self, model: nn.Module) -> LocatedModel:
         """Locate the same layers in a copy of the model whose lists were cut, or extended by repeating the last."""
-        lists = {stage.name for stage in self.stages if stage.container is not None}
+        every: set[str] = set()
+        for stage in self.stages:
+            if stage.container is not None:
+                every.update(paths_of(self.model, stage.name))
         in_block: dict[str, list[Site]] = {}  # by the path of the block around; "" outside every list
-        every = {path for name in lists for path in paths_of(self.model, name)}
         for site in self.sites:
             block = next((path for path in ancestors(site.path) if path in every), "")
             in_block.setdefault(block, []).append(site)
-        inside = [(old, new) for stage in self.stages for _, old, new in _moves(stage, model)]
-        moves = [("", ""), *(move for move in inside if move != ("", ""))]
-        sites = [_moved(site, model, old, new) for old, new in moves for site in in_block.get(old, ())]
+        sites = [_moved(site, model, "", "") for site in in_block.get("", ())]
+        for stage in self.stages:
+            for _, old, new in _moves(stage, model):
+                if (old, new) != ("", ""):
+                    sites += [_moved(site, model, old, new) for site in in_block.get(old, ())]
         return self._with(model, sites)
 
     def resized(self, sizes: Mapping[str, dict[str, int]]) -> LocatedModel:

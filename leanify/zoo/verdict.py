@@ -140,19 +140,15 @@ def signature(model: nn.Module) -> str:
     It covers every kind of module (class, boolean and string attributes, ranks of tensors) and of layer (MHA, GQA or
     MQA, with or without an MLP), but not sizes or the number of repetitions.
     """
-    kinds = {
-        (
-            type(module).__module__,
-            type(module).__qualname__,
-            tuple(sorted((k, v) for k, v in vars(module).items() if isinstance(v, (bool, str)))),
-            tuple((name, parameter.dim()) for name, parameter in module.named_parameters(recurse=False)),
-        )
-        for module in model.modules()
-    }
+    kinds = set()
+    for module in model.modules():
+        words = tuple(sorted((k, v) for k, v in vars(module).items() if isinstance(v, (bool, str))))
+        ranks = tuple((name, parameter.dim()) for name, parameter in module.named_parameters(recurse=False))
+        kinds.add((type(module).__module__, type(module).__qualname__, words, ranks))
     shape = surgery.read(model)
     layers = {(x.kv_heads == x.heads, x.kv_heads == 1, x.mlp > 0, x.inner == x.width) for x in shape.layers()}
-    shapes = sorted((stage.fixed, stage.depth > 1) for stage in shape.stages)
-    return hashlib.sha256(repr((sorted(map(repr, kinds)), sorted(layers), shapes)).encode()).hexdigest()
+    stages = sorted((stage.fixed, stage.depth > 1) for stage in shape.stages)
+    return hashlib.sha256(repr((sorted(map(repr, kinds)), sorted(layers), stages)).encode()).hexdigest()
 
 
 def _line(error: Exception) -> str:
