@@ -22,7 +22,8 @@ THEME = TerminalTheme(PAPER, INK, [*COLOURS, INK], [*COLOURS, INK])
 
 
 def main() -> None:
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    terminal = {"COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TERM": "xterm-256color"}
+    environment = {**os.environ, **terminal}
     environment.pop("NO_COLOR", None)
     run = [sys.executable, "-m", *COMMAND.split()]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
