@@ -177,7 +177,7 @@ def test_the_command_says_measured_and_predicted(
     from leanify.cli import app
 
     Machine(vit_small, monkeypatch)
-    app("redesign")(args=["vit_small", "--max-latency", "0.6"], standalone_mode=False)
+    app("redesign")(args=["vit_small", "--max-latency", "0.6", "--explain"], standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert "GMACs latency κ" in shown
     assert "lean was predicted at" in shown
