@@ -30,10 +30,10 @@ def pictures(folder: Path, size: tuple[int, int], mode: str = "L", count: int = 
 @pytest.mark.parametrize(
     ("size", "mode", "expected"),
     [
-        ((28, 28), "L", (28, 4, 1)),
+        ((28, 28), "L", (28, 7, 1)),
         ((8, 8), "L", (8, 2, 1)),
-        ((32, 32), "RGB", (32, 4, None)),
-        ((300, 200), "RGB", (64, 8, None)),
+        ((32, 32), "RGB", (32, 8, None)),
+        ((300, 200), "RGB", (64, 16, None)),
     ],
 )
 def test_pictures_keep_their_size_as_far_as_a_laptop_goes(

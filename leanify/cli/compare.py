@@ -36,7 +36,9 @@ def compare(
         ),
     ] = None,
     sweep: Annotated[Words, typer.Option(metavar="AXIS=N,N,…", help="a grid: depth, heads, head_dim or mlp")] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="runs of each design (default: 3)")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="runs of each design (default: 3; without a recipe 4)")
+    ] = None,
     margin: Annotated[
         float | None, typer.Option(metavar="X", help="acceptable loss of the metric (default: the task's)")
     ] = None,

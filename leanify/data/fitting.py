@@ -12,7 +12,8 @@ from leanify.errors import DataError
 from leanify.runs.files import opened
 
 LOOKED_AT = 60  # pictures, of the first thousand
-LARGEST, PATCHES = 64, 8  # pixels a side, and patches a side at most
+LARGEST = 64  # pixels a side
+PATCHES = 4  # a side, at most: few long ones learn more from few pictures (`recipes/results/references.md`)
 LENGTHS = (16, 128)  # shortest and longest texts, in tokens
 TOKENS_A_WORD = 1.5
 VOCABULARIES = (512, 1024, 2048, 4096, 8192)

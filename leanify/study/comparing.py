@@ -27,6 +27,7 @@ from leanify.upstream.wall import wall
 
 ALONE = "digits-study"  # the default recipe
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL), 3, "0.5"
+ALONE_SEEDS = 4  # three left one repetition in eight unanswered (`recipes/results/demonstration.md`)
 ALONE_MARGIN = 2.0  # points: 540 digits to validate on cannot answer for 5 % of so few errors
 
 
@@ -55,7 +56,9 @@ class Request:
 
     @property
     def usual_seeds(self) -> int:
-        return SEEDS if self.tournament is None else tournaments.SEEDS
+        if self.tournament is not None:
+            return tournaments.SEEDS
+        return ALONE_SEEDS if self.recipe is None else SEEDS
 
     @property
     def length(self) -> float | None:
