@@ -118,6 +118,14 @@ def test_it_is_stopped_at_every_stage_and_goes_on(stages: tuple[str, ...], here:
     check(json.loads(done.stdout), out, here / "old", 0.7)
 
 
+@pytest.mark.slow
+def test_of_a_run_the_weights_that_it_learnt_are_shrunk(here: Path, tmp_path: Path) -> None:
+    settings = [f"data.path={here / 'pets'}", "schedule.steps=1", "schedule.batch_size=8", "data.holdout=0.2"]
+    leanify.train(here / "pictures", tmp_path / "run", settings=settings)
+    found = leanify.shrink(tmp_path / "run", here / "pets", 0.8, settings=settings[1:], dry_run=True)
+    assert found.report["source"] == str(tmp_path / "run")
+
+
 def test_a_rehearsal_writes_nothing(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"shrink {here / 'old'} --data {here / 'reviews'} --target-params 0.7 -o {tmp_path / 'x'} --dry-run --json"
     assert typed(line) == 0

@@ -24,7 +24,8 @@ from leanify.data.texts import vocabulary
 from leanify.design.measure.profiling import profile
 from leanify.errors import DataError, LeanifyError, ShapeError
 from leanify.lens import surgery
-from leanify.runs.recipe import TrainingRecipe
+from leanify.runs.places import is_run
+from leanify.runs.recipe import ModelSection, TrainingRecipe
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless, with_all_layers
 from leanify.study import healing
@@ -121,6 +122,8 @@ def _recipe(source: str, data: str | Path, settings: Sequence[str]) -> TrainingR
     if not Path(data).expanduser().exists():
         raise LeanifyError(f"--data {data} does not exist")
     value = trainable(start.resolve(source, (f"data.path={data}", *settings), source))
+    if is_run(source):  # its recipe names the model that it began with, without what it learnt
+        value = replace(value, model=ModelSection(source))
     if value.data.task in ("causal-lm", "masked-lm"):
         value = _short(value, settings)
     if value.data.task != "classification" and data_of(value).tokenizer is None:
