@@ -379,7 +379,7 @@ def test_experts_are_a_dimension_and_active_parameters_a_budget() -> None:
 def test_two_towers_fit_eighty_columns() -> None:
     plan = leanify.redesign("t5", target_params=0.75)
     out = Console(width=80, file=io.StringIO(), highlight=False)
-    out.print(plans._fitting(plan, out))
+    out.print(plans._fitting(plan, out, ()))
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)

@@ -24,6 +24,7 @@ from leanify.runs import cache
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import pooling
+from leanify.tasks import usual_of
 from leanify.tasks.sentence_embedding import embed, pooled
 from leanify.training import defaults, rates, taught
 from leanify.training import start as training
@@ -188,7 +189,7 @@ def test_the_head_decides_the_task_whatever_the_data(home: Path, tmp_path: Path,
     assert value.data is not None
     assert value.distill is not None
     assert (value.data.task, value.distill.teacher) == (task, "teacher")
-    assert (value.distill.temperature, value.distill.weight)[::-1] == defaults.TAUGHT[task]
+    assert (value.distill.weight, value.distill.temperature) == usual_of(task).distill
 
 
 def test_a_language_model_learns_the_next_word_of_a_table(home: Path, tmp_path: Path) -> None:

@@ -107,14 +107,12 @@ READERS = {  # modules besides runs/files.py that open files by name, and why th
     "design/measure/limits.py": "the kernel's own files",
     "design/prices/cache.py": f"{PACKAGED}, for a digest",
     "exporting/export.py": "what was written a moment ago",
-    "lens/families/__init__.py": "rows that the caller names",
     "machine.py": "the kernel's own files",
     "runs/cache.py": "the cache, after `regular`",
     "runs/shards.py": "what was written a moment ago",
     "spectra/plots.py": "a plot that would be replaced, if it is a file",
     "training/taught.py": "the cache, after `regular`",
-    "upstream/modules.py": "code that the user names",
-    "zoo/table.py": f"{PACKAGED}, or a log that its maintainers name",
+    "zoo/table.py": f"{PACKAGED}, for a digest",
 }
 
 

@@ -64,10 +64,10 @@ def _headed(found: ModelSource, model: ModelSection, outputs: int, names: Sequen
     origin = found.origin
     if origin.library == "hf":
         overrides = {**model.override, "num_labels": outputs}
-    if names:
-        overrides |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-        if task == "multi-label-classification":
-            overrides["problem_type"] = "multi_label_classification"
+        if names:
+            overrides |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+            if task == "multi-label-classification":
+                overrides["problem_type"] = "multi_label_classification"
         return overridden(found, overrides, TAGGER if task == "token-classification" else CLASSIFIER)
     if task == "token-classification":
         raise SourceError(f"{model.source} ({origin}) has no head for tokens; name a transformers text model: bert")
