@@ -54,6 +54,7 @@ MISTAKES = [
         "0.5",
     ),
     Mistake("redesign vit_tiny --max-latency 12", "above 1 and has no unit", says="12ms"),
+    Mistake("compare digits --tournament -o tour", "--tournament takes N", says="try N designs"),
     Mistake(
         "redesign vit_tniy --target-params 0.5",
         "nearest: vit_tiny",

@@ -57,7 +57,10 @@ def explained(error: Any, parsed: Any, command: str, arguments: Sequence[str]) -
         return LeanifyError(f"{error.option_name} takes {option.metavar or 'a value'}: {option.help}")
     if parameter is not None:
         name = max(parameter.opts, key=len)
-        return LeanifyError(f"{name} is {_value_of(name, arguments)}: {error.message}")
+        value = _value_of(name, arguments)
+        if value == "VALUE":  # the next option stands where its value should
+            return LeanifyError(f"{name} takes {parameter.metavar or 'a value'}: {parameter.help}")
+        return LeanifyError(f"{name} is {value}: {error.message}")
     return LeanifyError(f"leanify {command}: {error.format_message()}{_about_words(command, options, arguments)}")
 
 

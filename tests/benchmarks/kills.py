@@ -25,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from studies import NARROW, RECIPE
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
-COMPARED = ("--designs", f"baseline,{NARROW}", "--seeds", "2", "--jobs", "2")
+COMPARED = {
+    "study": ("--designs", f"baseline,{NARROW}", "--seeds", "2", "--jobs", "2"),
+    "tournament": ("--tournament", "5", "--seeds", "2", "--rates", "1", "--jobs", "2"),
+}
 BAD = ("unexpected error", "Traceback", "failed")
 
 
@@ -38,8 +41,7 @@ def words(kind: str, home: Path) -> list[str]:
         )
     if place.exists():
         return ["compare", str(place), "--jobs", "2"]
-    more = ("--tournament",) if kind == "tournament" else ()
-    return ["compare", str(home / "r.toml"), "-o", str(place), *COMPARED, *more]
+    return ["compare", str(home / "r.toml"), "-o", str(place), *COMPARED[kind]]
 
 
 def started(kind: str, home: Path) -> subprocess.Popen[str]:
@@ -93,11 +95,12 @@ def killed(kind: str, home: Path, number: int, kills: int, draw: random.Random) 
 
 def main(kills: list[int]) -> None:
     wrong = 0
-    for kind, count, epochs in zip(("run", "study", "tournament"), kills, (40, 60, 60), strict=True):
+    for kind, count, epochs in zip(("run", "study", "tournament"), kills, (40, 60, 12), strict=True):
         with tempfile.TemporaryDirectory() as folder:
             recipe = RECIPE.replace("epochs = 4", f"epochs = {epochs}")
             (Path(folder) / "r.toml").write_text(recipe)
-            started(kind, Path(folder)).wait()
+            if started(kind, Path(folder)).wait():
+                raise SystemExit(f"{kind}: {(Path(folder) / f'{kind}.err').read_text()[-2000:]}")
             whole = outcome(Path(folder) / kind)
             for number in (signal.SIGKILL, signal.SIGTERM):
                 shutil.rmtree(Path(folder) / kind)
