@@ -36,7 +36,9 @@ from leanify.errors import LeanifyError, SourceError, UnsupportedModel
 from leanify.runs import writing
 from leanify.runs.files import read_json
 from leanify.runs.places import is_run
+from leanify.runs.recipe import Recipe
 from leanify.runs.run_directory import RunDirectory
+from leanify.sources.find import find
 from leanify.spectra.measure import condition
 from leanify.study.folder import PROBES, Outcome, StudyFolder
 from leanify.study.plan import Key
@@ -44,6 +46,7 @@ from leanify.study.runner import INTERRUPTED, NO_ROOM
 from leanify.tasks.outcomes import outcomes
 from leanify.training.loop import Trainer
 from leanify.training.start import with_tokenizer_of
+from leanify.upstream.modules import is_code
 
 PROBED = 16  # validation samples on which κ is probed
 POINTS = 8  # κ is probed at the start, and about this many times during training
@@ -252,6 +255,15 @@ def serve(folder: StudyFolder) -> None:
             os._exit(1)
 
 
+def _import_libraries(recipe: Recipe) -> None:
+    """Import what the runs would each import for themselves: the model's library, and the digits' one."""
+    if not is_code(recipe.model.source):  # which the runs execute, each for itself
+        with contextlib.suppress(LeanifyError):  # a run says what is wrong with its model
+            find(recipe.model.source)
+    if recipe.data is not None and recipe.data.name == "digits":
+        import sklearn.datasets  # noqa: F401
+
+
 def _run(folder: StudyFolder, key: Key, share: float | None) -> NoReturn:
     """Execute a run in the forked process, then exit."""
     code = 1
@@ -290,7 +302,9 @@ def _waited(waiter: threading.Thread) -> bool:
 
 def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the run, which saves; the worker waits for it
-    serve(StudyFolder.open(Path(arguments[0])))
+    place = Path(arguments[0])
+    _import_libraries(StudyFolder.open(place).plan.recipe)
+    serve(StudyFolder.open(place))  # whose plan each run reads for itself, as rates are chosen meanwhile
 
 
 if __name__ == "__main__":
