@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from runs import DIGITS
@@ -38,6 +39,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find
 from leanify.training import loop, taught
 from leanify.training import start as training
+from leanify.training.predicting import _images
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 GOOD = '{"text": "the quick brown fox jumps over the lazy dog"}\n'
@@ -207,6 +209,20 @@ def test_a_picture_that_is_a_pipe_is_not_opened_to_see_its_size(tmp_path: Path, 
     (tmp_path / "pictures" / "a" / "0.png").symlink_to(tmp_path / leads_to)
     settings = settings_for(Found("images", "2 classes", validated=False, classes=2), str(tmp_path / "pictures"))
     assert "model.override.img_size=12" in settings
+
+
+@pytest.mark.parametrize("leads_to", ["pipe", "/dev/zero", "/proc/kmsg"])
+def test_a_picture_that_is_a_pipe_is_not_opened_to_be_predicted(tmp_path: Path, leads_to: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    Image.new("L", (16, 16)).save(tmp_path / "1.png")
+    (tmp_path / "2.png").symlink_to(tmp_path / leads_to)
+    recipe = recipes.parse(IMAGES)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=1)
+    assert recipe.data is not None
+    ((names, _, pixels),) = _images(recipe.data, model, [tmp_path / "1.png"])
+    assert (names, pixels.shape[0]) == ([str(tmp_path / "1.png")], 1)
+    with pytest.raises(DataError, match=r"2\.png"):
+        list(_images(recipe.data, model, [tmp_path]))
 
 
 def test_bytes_are_no_text_to_probe_with(tmp_path: Path) -> None:

@@ -28,12 +28,13 @@ import leanify
 from leanify.cli.formats import show
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
-from leanify.errors import LeanifyError, RecipeError, SourceError
+from leanify.errors import DirectoryError, LeanifyError, RecipeError, SourceError
 from leanify.runs import recipe as recipes
 from leanify.runs import strict_toml, sums
 from leanify.runs.run_directory import RunDirectory
-from leanify.sources import hub
+from leanify.sources import find, hub
 from leanify.sources.tensors import read_tensors
+from leanify.spectra.plots import check_plot
 from leanify.study.folder import StudyFolder
 from leanify.study.plan import Key
 from leanify.training.loop import Trainer
@@ -283,6 +284,16 @@ def test_a_file_of_the_kernel_is_not_read(tmp_path: Path, capsys: Any) -> None:
     for path in ("/proc/kmsg", tmp_path / "rows.jsonl"):
         code, _, err = typed(f"train bert --dry-run --set data.path={path}", capsys)
         assert (code, "unexpected error" in err) == (2, False), err
+
+
+def test_a_file_of_the_kernel_is_not_read_beside_a_model_or_below_a_plot(bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "plot.svg").symlink_to("/proc/kmsg")
+    with pytest.raises(DirectoryError, match=r"plot\.svg"):
+        check_plot(tmp_path / "plot.svg")
+    (bert / "tokenizer.json").unlink(missing_ok=True)
+    (bert / "tokenizer.json").symlink_to("/proc/kmsg")
+    with pytest.raises(SourceError, match=r"tokenizer\.json"):
+        find.find(str(bert))
 
 
 # -- a run's state ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from leanify.errors import DataError, LeanifyError
 from leanify.runs import writing
-from leanify.runs.files import read_json
+from leanify.runs.files import opened, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,9 +49,8 @@ def _of_user(place: Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Check that a path is a regular file. Raises OSError for a pipe, which would block, and an endless device."""
-    if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no file")
+    """Check that a path is a regular file. Raises SourceError for a pipe, a device or a file of the kernel."""
+    opened(path).close()
     return path
 
 
@@ -79,7 +78,7 @@ def cached(
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]
     path = (home() if folder is None else folder) / f"{name}-{digest}.npz"
     try:
-        with regular(path).open("rb") as file:
+        with opened(path) as file:
             kept = dict(np.load(file, allow_pickle=False))
         names = kept.pop(NAMES, None)
         if names is None or sorted(kept) == sorted(names.tolist()):

@@ -122,7 +122,7 @@ def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: 
 
 
 def check_regular(folder: Path, error: type[LeanifyError] = SourceError, *below: str) -> None:
-    """Raise ``error`` if a folder, or one below that matches a pattern, contains a pipe, a socket or a device.
+    """Raise ``error`` if a folder, or one below that matches a pattern, has a pipe, a device or a file of the kernel.
 
     Upstream's loaders open whatever they find: a pipe would block for ever, and /dev/zero never ends. Folders may be
     links, which a search of everything below would not enter, or not leave.
@@ -131,6 +131,8 @@ def check_regular(folder: Path, error: type[LeanifyError] = SourceError, *below:
         for path in place.iterdir() if place.is_dir() else ():
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise error(f"{path} is a pipe, a socket or a device, not a file; remove it")
+            if path.is_symlink() and os.path.realpath(path).startswith(KERNEL):
+                raise error(f"{path} leads to a file of the kernel, which may never end; remove it")
 
 
 def check_links(folder: Path, error: type[LeanifyError] = SourceError) -> None:

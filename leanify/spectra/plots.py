@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.errors import DirectoryError
+from leanify.errors import DirectoryError, SourceError
 from leanify.runs import writing
+from leanify.runs.files import opened
 from leanify.spectra.results import LayerProbe, Point, Probe
 from leanify.spectra.theory import gaussian_kappa
 from leanify.units import digits
@@ -47,12 +48,10 @@ def check_plot(path: Path | None) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Whether leanify wrote this file, judged by the metadata at its beginning."""
-    if not path.is_file():  # a pipe would be waited for
-        return False
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return MADE_BY.encode() in file.read(4096)
-    except OSError:
+    except (SourceError, OSError):  # no file, or a pipe, or one that cannot be read
         return False
 
 

@@ -22,7 +22,7 @@ from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import labelled_text, own_texts, tagged_text, vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.errors import DataError, RecipeError
-from leanify.runs.files import opened_text
+from leanify.runs.files import opened, opened_text
 from leanify.runs.recipe import DataSection
 from leanify.runs.run_directory import RunDirectory
 from leanify.runs.task_names import IMAGES, TASKS, can_be_applied
@@ -120,8 +120,13 @@ def _images(
     files = [file for path in inputs for file in _image_files(Path(path).expanduser())]
     for start in range(0, len(files), BATCH):
         some = files[start : start + BATCH]
-        pixels = torch.stack([torch.as_tensor(plain(decoded(file, mode, file))) for file in some])
+        pixels = torch.stack([torch.as_tensor(plain(_picture(file, mode))) for file in some])
         yield [str(file) for file in some], [None] * len(some), scale(pixels)
+
+
+def _picture(path: Path, mode: str) -> Any:
+    with opened(path, DataError) as file:
+        return decoded(file, mode, path)
 
 
 def _image_files(path: Path) -> list[Path]:
