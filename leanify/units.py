@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+
+SMALL_MACS = 10**8  # below it, a column in units of 10⁹ has at most one digit that tells designs apart
 
 
 def millions(count: int) -> str:
@@ -23,6 +26,13 @@ def gigas(count: int) -> str:
     if count >= 1e12:
         return f"{count / 1e9:,.0f}"
     return f"{count / 1e9:,.2f}" if count >= 1e7 else f"{count / 1e9:.2g}"
+
+
+def macs_column(baseline: int) -> tuple[str, Callable[[int], str]]:
+    """The heading of a column of MACs, and how its cells show them: in units of 10⁹, of a small baseline of 10⁶."""
+    if baseline >= SMALL_MACS:
+        return "GMACs", gigas
+    return "MMACs", lambda count: gigas(1000 * count)
 
 
 def binary(size: int | None) -> str:
@@ -48,6 +58,18 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
 
 
+def about(seconds: float) -> str:
+    """A forecast, in two digits: 43.34 → "about 43 s", 754 → "about 13 minutes", 8640 → "about 2.4 hours"."""
+    size, unit = (3600, "hours") if seconds >= 7200 else (60, "minutes") if seconds >= 120 else (1, "s")
+    value = float(f"{max(seconds, 0.1) / size:.2g}")
+    return f"about {value:,.0f} {unit}" if value >= 10 else f"about {value:g} {unit}"
+
+
+def percent(share: float) -> str:
+    """A share, to a tenth of a percent at most: 0.5 → "50%", 0.8833 → "88.3%"."""
+    return f"{100 * share:,.1f}".removesuffix(".0") + "%"
+
+
 def digits(value: float) -> str:
     """Four digits; from ten thousand on whole: 0.7967, 9,838, 11,640."""
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
@@ -62,8 +84,18 @@ def heading(name: str) -> str:
 
 
 def metric(name: str, value: float) -> str:
-    """A metric's name and value, with its unit: "top1 95.28 %", "loss 0.3433"."""
-    return f"{name} {digits(value)}{' %' if name in PERCENT else ''}"
+    """A metric's name and value, with its unit: "top1 95.28%", "loss 0.3433"."""
+    return f"{name} {measured(name, value)}"
+
+
+def measured(name: str, value: float) -> str:
+    """The value of a metric of this name, with its unit: "95.28%", "0.3433"."""
+    return digits(value) + "%" * (name in PERCENT)
+
+
+def damage(value: float) -> str:
+    """The damage of carrying weights over, in three digits; below what matters it is called so."""
+    return f"{value:.3g}" if value >= 1e-4 or not value else "below 0.0001"
 
 
 def kappa(value: float) -> str:

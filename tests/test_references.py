@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from leanify.study import reference
 from leanify.study.folder import StudyFolder
 from leanify.study.results import Study
 from leanify.tasks.references import Grams, Linear, Mean, Tags, trivial
+from leanify.tasks.sentence_embedding import SentenceEmbedding
 
 RNG = np.random.default_rng(5)
 
@@ -91,6 +93,22 @@ def test_the_tag_of_a_word_and_the_mean_of_targets() -> None:
     mean = Mean()
     mean.fit([({"points": torch.zeros(1, 2, 4)}, torch.tensor([[[1.0, 3.0], [3.0, 5.0]]]))])
     assert mean(points=torch.zeros(3, 2, 4)).tolist() == [[[2.0, 4.0]] * 2] * 3
+
+
+def test_no_constant_embedding_is_nearer_than_the_mean() -> None:
+    task = SentenceEmbedding(("mean",))
+    assert task.reference is not None
+    assert SentenceEmbedding(()).reference is None  # there is no teacher
+    words = {"input_ids": torch.ones(40, 3, dtype=torch.long)}
+    targets = torch.nn.functional.normalize(torch.randn(40, 5) + 1, dim=-1)
+    task.reference.fit([(words, targets)])
+
+    def cosine(model: Any) -> float:
+        return task.metrics(task.found(model, words, targets))["cosine"]
+
+    best = cosine(task.reference)
+    assert 0 < best < 1
+    assert all(cosine(lambda v=v, **_: v.expand(40, -1)) <= best for v in torch.randn(20, 5))
 
 
 def test_the_reference_of_the_digits_is_on_the_samples_of_the_study() -> None:

@@ -113,5 +113,5 @@ def test_weights_larger_than_the_memory_are_not_opened(whole: bool, tmp_path: Pa
         file = file.rename(file.with_name(name))
     with file.open("r+b") as stream:  # a file with a hole takes no room
         stream.truncate(FREE * 2)
-    with pytest.raises(SourceError, match=r"the weights of .*model take .* GB, .* GB of memory are free"):
+    with pytest.raises(SourceError, match=r"the weights of .*model take .* GiB, .* of memory are free"):
         leanify.load(tmp_path / "model")

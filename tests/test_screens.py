@@ -23,7 +23,7 @@ from leanify.study import comparing as studies
 from leanify.study.tables import interval
 from leanify.terminal import CYAN, GREEN, ORANGE, RED
 from leanify.training import start as training
-from leanify.units import metric, millions, operations
+from leanify.units import about, metric, millions, operations, percent
 
 
 def on_terminal(command: str, width: int = 80) -> commands.Done:
@@ -55,7 +55,15 @@ def test_entries_are_wrapped_between_words() -> None:
 
 
 def test_percentages_have_their_unit() -> None:
-    assert (metric("top1", 95.2777), metric("loss", 0.34331)) == ("top1 95.28 %", "loss 0.3433")
+    assert (metric("top1", 95.2777), metric("loss", 0.34331)) == ("top1 95.28%", "loss 0.3433")
+
+
+def test_forecasts_have_two_digits_and_shares_a_tenth_of_a_percent_at_most() -> None:
+    assert [about(s) for s in (0.03, 2.83, 43.34, 118.7, 754, 7199, 8640, 1e6)] == [
+        "about 0.1 s", "about 2.8 s", "about 43 s", "about 120 s", "about 13 minutes", "about 120 minutes",
+        "about 2.4 hours", "about 280 hours",
+    ]  # fmt: skip
+    assert [percent(share) for share in (0.5, 0.8833, 0.046, 1, -0.071)] == ["50%", "88.3%", "4.6%", "100%", "-7.1%"]
 
 
 def test_operations_are_counted_in_units_of_ten_to_the_ninth_and_parameters_in_billions() -> None:

@@ -23,6 +23,7 @@ from leanify.study.measure import on_meta
 from leanify.study.shrink_designs import shapes_of
 from leanify.training import start
 from leanify.training.preparation import data_of, trainable
+from leanify.units import measured, metric, percent
 from leanify.upstream.libraries import import_transformers
 
 MAKERS = Path(__file__).parent / "fixtures" / "documents"
@@ -72,7 +73,7 @@ def check(report: Mapping[str, Any], out: Path, source: Path, share: float) -> N
     ],
 )
 def test_a_checkpoint_becomes_a_smaller_one(
-    source: str, data: str, settings: list[str], here: Path, tmp_path: Path
+    source: str, data: str, settings: list[str], here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
     found = leanify.shrink(here / source, here / data, 0.8, 0.05, out, settings=settings)
@@ -86,6 +87,22 @@ def test_a_checkpoint_becomes_a_smaller_one(
     again = leanify.shrink(here / source, here / data, 0.8, 0.05, out, settings=settings)
     assert again.report == found.report
     assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == before
+    rest = "".join(f" --set {each}" for each in settings)
+    assert typed(f"shrink {here / source} --data {here / data} --target-params 0.8 --minutes 0.05 -o {out}{rest}") == 0
+    said_in_one_sentence(" ".join(capsys.readouterr().out.split()), found.report)
+
+
+def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
+    """What came out, how much smaller, and its quality between those of the original and the trivial model."""
+    made = next(one for one in report["candidates"] if one["name"] == report["chosen"])
+    sentence = printed[printed.index(f"{report['directory']} is {report['chosen']}, ") :]
+    assert f"{percent(1 - made['params'] / report['original']['params'])} fewer" in sentence
+    assert report["quality"] == made["healed" if report["healed"] else "carried"]["quality"]
+    assert metric(report["metric"], report["quality"]) in sentence
+    assert f"the original {measured(report['metric'], report['original']['quality'])}" in sentence
+    trivial = report["reference"]
+    assert f"{trivial['name']} {measured(report['metric'], trivial['value'])}" in sentence
+    assert sentence.endswith(f"next leanify profile {report['source']} {report['directory']}")
 
 
 STAGES = ("original", "narrow: narrow", "range test", "step 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -22,7 +23,7 @@ from leanify.runs.recipe import DistillSection
 from leanify.training.teachers import teacher_of
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
-from leanify.warm.calibration import answers, damage
+from leanify.warm.calibration import Answers, answers, constant, damage
 from leanify.warm.carry import carry
 from leanify.warm.donor import Donor
 from leanify.zoo import tiny
@@ -46,6 +47,14 @@ def shorter(model: nn.Module) -> Any:
     main_layer: Any = longest.primary
     new = longest.reshape(longest.depth - 1, main_layer.heads + longest.group, mlp=main_layer.mlp * 3 // 4)
     return replace(shape, stages=tuple(new if s is longest else s for s in shape.stages))
+
+
+def test_a_constant_answer_has_the_damage_of_the_mean() -> None:
+    rows = torch.randn(50, 7)
+    mean = rows.softmax(-1).mean(0).log().expand_as(rows)
+    assert constant(Answers(rows, True)) == pytest.approx(damage(Answers(mean, True), Answers(rows, True)), rel=1e-4)
+    middle = rows.mean(0).expand_as(rows)
+    assert damage(Answers(middle, False), Answers(rows, False)) == pytest.approx(constant(Answers(rows, False)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,11 +190,14 @@ SHAPE = ("--depth", 3, "--heads", 6, "--mlp", 64, "--tokens", 32, "--samples", 8
 
 def test_redesign_carries_weights_by_data(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = checkpoint / "source", tmp_path / "lean"
-    command = ("redesign", source, *SHAPE, "--weights", source, "--data", checkpoint / "text.txt", "-o", out, "--json")
-    assert run(*command) == 0
-    printed = json.loads(capsys.readouterr().out)
-    steps = printed["carried"]["designs"]["lean"]["steps"]
-    assert [step["move"] in ("drop", "pair") for step in steps] == [False, True, True]
+    data = ("--weights", source, "--data", checkpoint / "text.txt", "-o", out, "--explain")
+    assert run("redesign", source, *SHAPE, *data) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^(?:drop|pair|narrow)\b.*\d$", printed, re.MULTILINE)) == 3
+    [kept] = re.findall(
+        r"KL, nats (\S+) before training, where the\s+original has 0 and a\s+constant answer (\S+)\.", printed
+    )
+    assert 0 < float(kept[0]) < 10 * float(kept[1])
     lean = leanify.load(out)
     assert lean.config.num_hidden_layers == 3
     ids = torch.tensor([list(b"Two layers side by side")])

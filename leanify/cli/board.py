@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.cli.screen import NARROW, clock, fitted, shown
 from leanify.terminal import ROOM, bars, console, showing
-from leanify.units import metric
+from leanify.units import metric, percent
 
 if TYPE_CHECKING:
     from leanify.study.folder import StudyFolder
@@ -166,7 +166,7 @@ def _length(plan: StudyPlan) -> str:
 def _field(plan: StudyPlan) -> str:
     from leanify.study.tournament import cost, shares
 
-    cuts = " and ".join(f"{share:.0%}" for share in shares(plan))
+    cuts = " and ".join(percent(share) for share in shares(plan))
     least, most = cost(plan)
     return (
         f"{len(plan.designs)} designs; after {cuts} of the schedule those go that are worse than the best by more than "

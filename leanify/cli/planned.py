@@ -88,7 +88,7 @@ def planned(
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Look for unreachable cycles less often: imports and counts leave hardly any, and it was 8–13 % of the time."""
+    """Look for unreachable cycles less often: imports and counts leave hardly any, and it was 8–13% of the time."""
     before = gc.get_threshold()
     gc.set_threshold(20_000, 50, 100)
     try:
@@ -156,10 +156,10 @@ def render(found: Sequence[Shown], explain: bool) -> None:
     for number, one in enumerate(found):
         if number:
             print()
-        plans.render_plan(one.plan, explain)
+        plans.render_plan(one.plan, explain, one.carried)
         if one.predicted is not None:
             study_tables.render_predictions(one.predicted)
-        if one.carried is not None:
+        if one.carried is not None and explain:
             plans.render_steps(one.carried)
         plans.print_warnings(one.plan)
         for place, line in enumerate(one.next_lines):

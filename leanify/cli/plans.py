@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leanify.cli.tables import print_table, table
 from leanify.terminal import CYAN, GREEN, ORANGE, console
-from leanify.units import gigas, kappa, kilobytes, millions, seconds
+from leanify.units import damage, gigas, kappa, kilobytes, macs_column, millions, percent, seconds
 
 if TYPE_CHECKING:
     from leanify.design.plan import Plan
@@ -20,21 +20,24 @@ if TYPE_CHECKING:
     from leanify.warm.plan import Carrying
 
 KAPPA = "κ random"
-SMALL_MACS = 10**8  # below it, a column in units of 10⁹ has at most one digit that tells designs apart
 WIDEST = 1000  # columns: the width of a table without limits
 STYLES = {"lean": GREEN, "control": CYAN, "plain": "magenta", "also": "dim"}  # yellow is hard to read on white
 Column = tuple[str, Callable[["Design"], str]]
 
 
-def render_plan(plan: Plan, explain: bool = False) -> None:
-    """Print baseline, lean, control and alternatives side by side; with ``explain`` also why, and how it was found."""
+def render_plan(plan: Plan, explain: bool = False, carried: Carrying | None = None) -> None:
+    """Print baseline, lean, control and alternatives side by side; with ``explain`` also why, and how it was found.
+
+    Where weights were ``carried`` over, what they kept is the result.
+    """
     out = console()
     out.print(Text.assemble((plan.name, "bold"), f" · {plan.inputs} · {plan.budget}"))
     out.print()
     shown = _fitting(plan, out, () if explain else (KAPPA,))
     print_table(out, shown)
     out.print()
-    out.print(_sentence(plan, "" if explain else " (--explain)"))
+    why = "" if explain else " (--explain)"
+    out.print(_sentence(plan, why) if carried is None else _kept(plan, carried, why))
     for line in _notes(plan) if explain else ():
         out.print(line)
     if plan.directory:
@@ -42,16 +45,14 @@ def render_plan(plan: Plan, explain: bool = False) -> None:
 
 
 def render_steps(carried: Carrying) -> None:
-    """Print the damage after each step of carrying weights over, per design."""
+    """Print the damage after each step of carrying weights over, per design, and what was not paired and why."""
     out = console()
     for name, found in carried.results.items():
-        shown = table((f"{name}: steps", found.unit), [(step.words, f"{step.damage:.4g}") for step in found.steps])
+        shown = table((f"{name}: steps", found.unit), [(step.words, damage(step.damage)) for step in found.steps])
         out.print()
         print_table(out, shown)
     out.print()
     out.print(f"{carried.words}; damage against the source, before any training")
-    if carried.verdict:
-        out.print(carried.verdict)
     reasons = dict.fromkeys(why for found in carried.results.values() for why in found.refused.values())
     for why in list(reasons)[:3]:
         out.print(f"not paired: {why}", style="dim")
@@ -106,7 +107,8 @@ def _columns(plan: Plan) -> list[Column]:
         columns.append(("body", lambda design: millions(design.params_body)))
     if plan.baseline.params_active != plan.baseline.params:
         columns.append(("active", lambda design: millions(design.params_active)))
-    columns.append(_macs(plan.baseline))
+    unit, macs = macs_column(plan.baseline.macs)
+    columns.append((unit, lambda design: macs(design.macs)))
     if plan.timing is not None:
         columns.append(("latency", lambda design: seconds(design.latency_s)))
     if plan.baseline.token_latency_s is not None:
@@ -114,13 +116,6 @@ def _columns(plan: Plan) -> list[Column]:
     if plan.baseline.serving is not None:
         columns.append(("KV/token", lambda d: kilobytes(d.serving.kv_bytes_per_token) if d.serving else "–"))
     return [*columns, (KAPPA, lambda design: kappa(design.kappa_predicted))]
-
-
-def _macs(baseline: Design) -> Column:
-    """In units of 10⁹; of a small model in units of 10⁶."""
-    if baseline.macs >= SMALL_MACS:
-        return "GMACs", lambda design: gigas(design.macs)
-    return "MMACs", lambda design: gigas(1000 * design.macs)
 
 
 def _parts(plan: Plan) -> list[tuple[int, str]]:
@@ -179,6 +174,12 @@ def _sentence(plan: Plan, why: str) -> str:
     return f"{name} is recommended, {grounds}. Only training lean beside the control shows what heads are worth."
 
 
+def _kept(plan: Plan, carried: Carrying, why: str) -> str:
+    """How much smaller the design is, and what the weights keep in it."""
+    saved = _less(1 - plan.chosen.params / plan.baseline.params)
+    return f"lean: {saved} parameters; {carried.sentence}. Training may change the order{why}."
+
+
 def _notes(plan: Plan) -> Iterator[str]:
     """How the designs were found, priced and ranked, a paragraph each."""
     yield ""
@@ -200,9 +201,9 @@ def _timed(plan: Plan) -> Iterator[str]:
         share = chosen.latency_s / timing.limit_s if chosen.latency_s else 0.0
         yield (
             f"latency: {timing.setting}, beside the baseline; lean was predicted at "
-            f"{seconds(chosen.latency_predicted_s)} and measured at {seconds(chosen.latency_s)}, {share:.0%} of the "
-            f"limit; timings scatter by {timing.noise:.1%}, the line misses its {timing.shapes} shapes by up to "
-            f"{timing.error:.1%}"
+            f"{seconds(chosen.latency_predicted_s)} and measured at {seconds(chosen.latency_s)}, {percent(share)} of "
+            f"the limit; timings scatter by {percent(timing.noise)}, the line misses its {timing.shapes} shapes by "
+            f"up to {percent(timing.error)}"
         )
 
 
@@ -229,7 +230,7 @@ def _served(name: str, design: Design) -> str:
 
 
 def _less(share: float) -> str:
-    return f"{share:.1%} fewer" if share >= 0 else f"{-share:.1%} more"
+    return f"{percent(share)} fewer" if share >= 0 else f"{percent(-share)} more"
 
 
 def _loadable(plan: Plan) -> str:

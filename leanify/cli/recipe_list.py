@@ -15,6 +15,7 @@ from leanify.cli.formats import show as show_as
 from leanify.errors import RecipeError
 from leanify.runs.built_in import built_in, home, stems
 from leanify.terminal import console
+from leanify.units import millions
 
 Row = dict[str, Any]
 GAP = "  "
@@ -99,5 +100,5 @@ def _print(rows: list[Row], searched: bool) -> None:
 def _cells(row: Row) -> tuple[str, str, str, str]:
     """A recipe's name without its collection, which does as well to name it."""
     minutes = "–" if row["minutes"] is None else f"{row['minutes']:.1f}"
-    size = "–" if row["params"] is None else f"{row['params'] / 1e6:.2f} M"
+    size = "–" if row["params"] is None else millions(row["params"])
     return row["recipe"].rpartition("/")[2], size, minutes, row["purpose"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.runs.task_names import can_be_applied
 from leanify.terminal import ROOM, bars, console, progress, showing
-from leanify.units import binary, digits, heading, metric, seconds
+from leanify.units import about, binary, digits, heading, metric, seconds
 
 if TYPE_CHECKING:
     from leanify.runs.recipe import DataSection
@@ -170,7 +170,7 @@ def _with_unit(name: str, value: Any) -> tuple[str, str]:
     if name == "seconds_a_step":
         return "a step", seconds(value)
     if name == "training_hours_predicted":
-        return "training predicted", f"{clock(value * 3600)} {'hours' if value >= 1 else 'minutes'}"
+        return "training predicted", about(3600 * value)
     return name.replace("_", " "), "–" if value is None else shown(value)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import join
 from typing import Annotated, Any
 
 import typer
@@ -96,30 +98,62 @@ def _shape(row: Mapping[str, Any]) -> str:
 
 
 def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+    """A table of the candidates between the original and the trivial model, and a sentence; of a rehearsal, prices."""
     from leanify.cli.tables import print_table, table
     from leanify.terminal import console
-    from leanify.units import gigas, metric, millions, seconds
+    from leanify.units import macs_column, measured, millions, seconds
 
-    out, name = console(), report.get("metric")
+    out, name, original = console(), report.get("metric"), report["original"]
+    unit, macs = macs_column(original["macs"])
 
     def quality(value: float | None) -> str:
-        return "–" if value is None or name is None else metric(name, value).removeprefix(f"{name} ")
+        return "–" if value is None or name is None else measured(name, value)
 
-    original = report["original"]
-    lines = [("original", "", millions(original["params"]), gigas(original["macs"]), seconds(original.get("latency_s")),
-              quality(original.get("quality")), "")]  # fmt: skip
+    def line(called: str, shape: str, of: Mapping[str, Any], *qualities: str) -> tuple[str, ...]:
+        prices = (called, shape, millions(of["params"] or 0), macs(of["macs"] or 0))
+        return prices if report.get("directory") is None else (*prices, seconds(of.get("latency_s")), *qualities)
+
+    lines = [line("original", "", original, quality(original.get("quality")), "")]
     for row in rows:
         shape = "a shape a block" if row["heads"] is None or row["name"] == "free" else _shape(row)
         chosen = " *" if row["name"] == report.get("chosen") else ""
-        costs = (millions(row["params"] or 0), gigas(row["macs"] or 0), seconds(row.get("latency_s")))
-        lines.append((row["name"] + chosen, shape, *costs, quality(row["carried"]), quality(row["healed"])))
+        lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), quality(row["healed"])))
     if report.get("reference"):
         reference = report["reference"]
         lines.append((reference["name"], "", "", "", "", quality(reference["value"]), ""))
-    heads = ("", "depth × heads, mlp", "params", "GMACs", "latency", "carried", "healed")
-    print_table(out, table(heads, lines))
+    heads = ("", "depth × heads, mlp", "params", unit, "latency", "carried", "healed")
+    print_table(out, table(heads[: len(lines[0])], lines))
+    out.print(f"\n{_sentence(report)}", soft_wrap=not out.is_terminal)
+    out.print(f"\nnext  {_next(report)}", soft_wrap=True)
+
+
+def _sentence(report: Mapping[str, Any]) -> str:
+    """What came out, how much smaller it is, and what it kept beside the original and the trivial model."""
+    from leanify.units import about, measured, millions, percent
+
     if report.get("directory") is None:
-        out.print(f"\nabout {report['steps_predicted']:,} steps of healing; nothing was written")
-        return
-    out.print(f"\n{name}; {report['judged_on']}. * is written to {report['directory']}", soft_wrap=True)
-    out.print(f"\nnext  leanify profile {report['source']} {report['directory']}", soft_wrap=True)
+        time = about(3600 * report["hours_predicted"])
+        return f"nothing was written: healing would take {report['steps_predicted']:,} steps, {time}"
+    name, original, reference = report["metric"], report["original"], report.get("reference")
+    made = next(one for one in report["candidates"] if one["name"] == report["chosen"])
+    healed = report.get("healed", made["healed"] is not None)  # reports of earlier versions lack it and the quality
+    quality = report.get("quality", made["healed" if healed else "carried"]["quality"])
+    how = "healed" if healed else "carried and not healed"
+    beside = [f"the original {measured(name, original['quality'])}"]
+    if reference:
+        beside.append(f"{reference['name']} {measured(name, reference['value'])}")
+    words = (
+        f"{report['directory']} is {made['name']}, {how}: {millions(made['params'])} parameters, "
+        f"{percent(1 - made['params'] / original['params'])} fewer; {name} {measured(name, quality)}, "
+        f"{', '.join(beside)} ({report['judged_on']})"
+    )
+    if reference and (quality - reference["value"]) * (original["quality"] - reference["value"]) <= 0:
+        words += f". It is no better than {reference['name']}: a larger budget or more --minutes may help"
+    return words
+
+
+def _next(report: Mapping[str, Any]) -> str:
+    """Writing it, after a rehearsal; the command that was typed, where it was."""
+    if report.get("directory") is None:
+        return join(["leanify", *(word for word in sys.argv[1:] if word != "--dry-run")])
+    return join(["leanify", "profile", report["source"], report["directory"]])

@@ -14,7 +14,7 @@ from leanify.cli.tables import print_table, table
 from leanify.study import tables
 from leanify.study.tables import sizes
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import binary, millions, operations
+from leanify.units import about, binary, millions, operations, percent
 
 if TYPE_CHECKING:
     from leanify.study.results import Study
@@ -110,7 +110,7 @@ def about_tournament(study: Study, explain: bool) -> Iterator[str]:
         behind = [f"{name} by {loss - min(known):.3g}" for name in gone if (loss := rung.losses[name]) is not None]
         noise = "" if rung.noise is None else f" (noise {rung.noise:.3g})"
         words = ", ".join(behind + [f"{name} failed" for name in gone if rung.losses[name] is None]) or "none"
-        yield f"dropped after {rung.share:.0%} of the schedule, behind the best training loss{noise}: {words}"
+        yield f"dropped after {percent(rung.share)} of the schedule, behind the best training loss{noise}: {words}"
     if study.plan.winner is not None:
         field = len(study.plan.designs)
         yield f"best of {field} designs on seed {study.plan.seeds[0]}: {study.plan.winner}; judged by the other seeds"
@@ -152,10 +152,6 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
     if share:
         cost = f" · {share[0]:.1f} to {share[1]:.1f} × training the baseline once to find the winner, by multiply-adds"
     out.print(
-        f"{forecast['runs']} runs, {forecast['jobs']} at a time · {_hours(forecast['hours_predicted'])} · "
+        f"{forecast['runs']} runs, {forecast['jobs']} at a time · {about(3600 * forecast['hours_predicted'])} · "
         f"at most {binary(forecast['bytes_predicted'])} of disk{memory}{cost}"
     )
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{max(60 * hours, 0.1):.1f} minutes"

@@ -34,7 +34,7 @@ class Found:
     task       the task for labelled sentences
     classes    number of classes, if known
     samples    number of training samples, if known
-    words      words of a long text: 95 % of those read are shorter; None if not known
+    words      words of a long text: 95% of those read are shorter; None if not known
     vocabulary  different words in the texts read
     columns    the text columns, or the image column, and the label column, if they were guessed by their cells
     """

@@ -17,7 +17,8 @@ from leanify.design.search.ranking import Ranking, Recommendation
 from leanify.design.search.request import Request
 from leanify.errors import DirectoryError, LeanifyError, ShapeError
 from leanify.tabular import Tabular
-from leanify.units import gigas, millions
+from leanify.units import binary, gigas, millions, percent
+from leanify.units import damage as damage_words
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,7 +131,7 @@ class Plan(Tabular):
 
     def headline(self) -> str:
         share = self.chosen.params / self.baseline.params
-        return f"{self.name} · {self.budget} · lean keeps {share:.1%} of the parameters"
+        return f"{self.name} · {self.budget} · lean keeps {percent(share)} of the parameters"
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -194,7 +195,7 @@ class Plan(Tabular):
             "original": {**self.baseline.sizes, **{key: getattr(self.baseline, key) for key in keys}},
             "this": {**design.sizes, **{key: getattr(design, key) for key in keys}},
             "weights": weights,
-            "damage": None if found is None else f"{found.unit} {found.damage:.4g}",
+            "damage": None if found is None else f"{found.unit} {damage_words(found.damage)}",
         }
 
     def picked(self, name: str) -> Design:
@@ -282,7 +283,7 @@ def room_for(size: int, directory: Path) -> None:
     memory = machine.memory("MemAvailable")
     if memory is not None and size > memory:
         raise LeanifyError(
-            f"building this model takes {size / 1e9:.1f} GB of memory, {memory / 1e9:.1f} GB are available; "
+            f"building this model takes {binary(size)} of memory, {binary(memory)} are available; "
             "without -o the redesign is planned in no memory at all"
         )
 
@@ -292,7 +293,7 @@ def room_on_disk(size: int, directory: Path) -> None:
     parent = next(folder for folder in directory.absolute().parents if folder.exists())
     free = shutil.disk_usage(parent).free
     if size > free:
-        raise DirectoryError(f"the weights take {size / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB free")
+        raise DirectoryError(f"the weights take {binary(size)}; {directory} has {binary(free)} free")
 
 
 def _listed(size: int | list[int]) -> str:

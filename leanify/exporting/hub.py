@@ -104,7 +104,7 @@ def _measured(report: Mapping[str, Any]) -> Iterator[str]:
         (one for one in report.get("candidates", []) if one.get("name") == report.get("chosen")), {}
     )
     found = {"trivial model": report.get("reference"), "original": report.get("original")}
-    found["this model"] = chosen.get("healed") or chosen.get("carried")
+    found["this model"] = report if "quality" in report else chosen.get("healed") or chosen.get("carried")
     rows = [(name, value) for name, each in found.items() if (value := _quality(each)) is not None]
     if len(rows) > 1:
         yield "\n## Evaluation\n\nOn held-out data of the user's own.\n"

@@ -105,7 +105,7 @@ def layers_figure(probes: Mapping[str, Probe], data: str, theory: bool) -> Figur
         _kappa_per_layer(left, index, name, [layer for layer in probe.layers if not layer.is_vector], theory)
         _spectra(panels[index], name, [layer for layer in probe.layers if not layer.is_vector])
     left.set(
-        xlabel="layer, in order", ylabel="κ = σ_max / σ_min, mean; bars 25–75 %", yscale="log", title="condition number"
+        xlabel="layer, in order", ylabel="κ = σ_max / σ_min, mean; bars 25–75%", yscale="log", title="condition number"
     )
     left.locator_params(axis="x", integer=True)
     left.legend(fontsize=9)

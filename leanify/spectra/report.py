@@ -158,7 +158,7 @@ def _shared(parts: Sequence[Sequence[str]]) -> int:
 def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
     names, pattern = _short_names(probe.layers)
     predicted = ("theory",) if theory else ()
-    columns = ("tokens", "heads", "κ mean", "25–75 %", *predicted, "rank", "stable", "eff.", "σ max", "σ min")
+    columns = ("tokens", "heads", "κ mean", "25–75%", *predicted, "rank", "stable", "eff.", "σ max", "σ min")
     table = _table(f"{title}\nlayers {pattern}" if pattern else title, "layer", *columns)
     for name, layer in zip(names, probe.layers, strict=True):
         low, _, high = layer.quartiles

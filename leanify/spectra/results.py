@@ -16,7 +16,7 @@ Mode = Literal["grow", "split"]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The 25, 50 and 75 % quantiles with linear interpolation (NumPy's default).
+    """The 25, 50 and 75% quantiles with linear interpolation (NumPy's default).
 
     An infinite value only affects quantiles that are interpolated from it.
     """
@@ -101,7 +101,7 @@ class LayerProbe:
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        """κ at 25, 50 and 75 % of the samples, linearly interpolated."""
+        """κ at 25, 50 and 75% of the samples, linearly interpolated."""
         return quartiles(self.kappas)
 
     @property
@@ -195,7 +195,7 @@ class Point:
     """A model re-initialised with ``heads`` heads: κ over layers, samples and seeds.
 
     kappa      mean, as in the paper's Figure 2; its expectation is infinite where A is square
-    quartiles  at 25, 50 and 75 %
+    quartiles  at 25, 50 and 75%
     layers     mean over samples and seeds, one per layer
     theory     the Gaussian prediction for this shape
     """

@@ -28,7 +28,7 @@ from leanify.upstream.wall import wall
 ALONE = "digits-study"  # the default recipe
 DESIGNS, SEEDS, BUDGET = (BASELINE, LEAN, CONTROL), 3, "0.5"
 ALONE_SEEDS = 4  # three left one repetition in eight unanswered (`recipes/results/demonstration.md`)
-ALONE_MARGIN = 2.0  # points: 540 digits to validate on cannot answer for 5 % of so few errors
+ALONE_MARGIN = 2.0  # points: 540 digits to validate on cannot answer for 5% of so few errors
 
 
 @dataclass(frozen=True)

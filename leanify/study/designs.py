@@ -5,7 +5,7 @@ depth-only                 drop layers to meet the budget; heads and MLP unchang
 mlp-only                   narrow the MLP to meet the budget; depth and heads unchanged
 wide-heads                 lean's inner width from wider heads instead of more heads
 split                      more heads at the same inner width
-front:N                    the N best-ranked designs that use at least 97 % of the budget
+front:N                    the N best-ranked designs that use at least 97% of the budget
 DIR                        the shape of a lean directory
 name=depth:7,heads:18,mlp:1536    an explicit shape; omitted sizes stay the baseline's; 4/4/8/2 gives one per stage
 """

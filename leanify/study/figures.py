@@ -112,7 +112,7 @@ def _against(
         points.append((price, quality.mean))
     if front:
         _front(axes, points, study.higher_is_better)
-    axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95 % interval")
+    axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95% interval")
     axes.xaxis.set_major_formatter("{x:,.4g}" if axes.get_xlim()[1] < 1e4 else EngFormatter(sep=" "))
     _legend(axes) if found else None
     return found
@@ -268,7 +268,7 @@ def costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 _FIGURES: Sequence[tuple[str, str, Callable[[Any, Findings, StudyFolder], bool]]] = (
-    ("Paired differences", "A dot is a seed, the bar the mean with its 95 % interval, the dotted line the margin.",
+    ("Paired differences", "A dot is a seed, the bar the mean with its 95% interval, the dotted line the margin.",
      differences),
     ("Quality against parameters", "{towards} and left is better; the dashed line joins what no other beats in both.",
      quality_params),

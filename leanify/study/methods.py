@@ -11,16 +11,17 @@ from leanify.study.folder import StudyFolder
 from leanify.study.plan import TRIAL, Key
 from leanify.study.rates import at_the_edge, sensitivity
 from leanify.study.values import Findings
+from leanify.units import percent
 
 AUGMENTED = ("crop", "flip", "color_jitter", "rand_augment", "erase")  # how pictures are read from files
 UNCHANGED = ("digits", "farthest-point")  # data of no files
 
 INTERVALS = (
-    "Every interval has 95 %, over seeds and validation samples together. The noise of a run is pooled over "
+    "Every interval has 95%, over seeds and validation samples together. The noise of a run is pooled over "
     "all designs by a fit of design + seed; the samples' part comes from the outcome of each sample, paired "
     "between designs; both are crossed random effects. Nothing is shown or refuted below three seeds. The "
-    "first look at a study may spend 60 % of the error rate, the second 24 %, the third 10 %, so that all "
-    "looks together keep to 5 %; intervals of differences and p count this. p is two-sided; those of "
+    "first look at a study may spend 60% of the error rate, the second 24%, the third 10%, so that all "
+    "looks together keep to 5%; intervals of differences and p count this. p is two-sided; those of "
     "differences marked * were not asked about before and are corrected together (Holm 1979)."
 )
 TERMS = (
@@ -116,8 +117,8 @@ def _rates(study: Findings) -> str:
         return "One rate for all designs: their order may be another one at other rates (--rates 0.5,1,2)."
     listed = ", ".join(f"{factor:g}" for factor in factors)
     words = [
-        f"Each design was trained once with each of {listed} times the recipe's rate, on one seed over {TRIAL:.0%} of "
-        "the schedule, and its runs took the best one."
+        f"Each design was trained once with each of {listed} times the recipe's rate, on one seed over "
+        f"{percent(TRIAL)} of the schedule, and its runs took the best one."
     ]
     for result in study.results:
         cost, rate = sensitivity(result.trials), result.rate

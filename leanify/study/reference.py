@@ -113,7 +113,7 @@ def still_falls(rows: Sequence[Mapping[str, Any]], steps: int) -> bool:
 
 
 def beaten(found: Estimate) -> bool:
-    """Whether a difference from the reference is above 0 by more than the noise, with a certainty of 90 %.
+    """Whether a difference from the reference is above 0 by more than the noise, with a certainty of 90%.
 
     Less than what an answer takes: this warns of models that have not learnt, and claims nothing.
     """

@@ -21,7 +21,7 @@ from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
 from leanify.study.statistics import FEWEST, Estimate, Noise, Run
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
 from leanify.tabular import Tabular
-from leanify.units import digits, heading, millions, spread
+from leanify.units import digits, heading, millions, percent, spread
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _margin_words(study: Findings, first: Outcome, margin: float) -> str:
     if study.plan.margin is not None or first.best is None or not study.plan.has(BASELINE):
         return words
     left = "loss" if first.sign < 0 else "errors" if first.metric in ERRORS else f"distance to {first.best:g}"
-    return f"{words} ({MARGIN:.0%} of its {left})"
+    return f"{words} ({percent(MARGIN)} of its {left})"
 
 
 def _comparable(plan: StudyPlan, against: str) -> bool:

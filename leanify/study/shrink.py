@@ -37,6 +37,7 @@ from leanify.study.warm_start import batches_of
 from leanify.terminal import note, progress
 from leanify.training import start
 from leanify.training.preparation import data_of, trainable
+from leanify.units import damage as damage_words
 from leanify.units import metric as metric_words
 from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
@@ -192,6 +193,8 @@ def _shrunk(
         "original": _public(original),
         "candidates": [_row(shape, carried, healed) for shape in shapes],
         "chosen": best,
+        "quality": found["quality"],
+        "healed": "run" in found,
         "directory": str(folder.path),
         "seconds": folder.found.get("seconds", 0.0) + time.perf_counter() - began,
         "judged_on": bench.judged_on,
@@ -239,7 +242,8 @@ def _carry_all(folder: ShrinkFolder, bench: Bench, shapes: Sequence[Shape]) -> N
     choosing = [batch for i, batch in enumerate(batches) if i % MEASURING != 1]
     donor = Donor(whole, choosing, batches[1::MEASURING], is_headless(whole))
     several = [shape.design.architecture for shape in todo if shape.design]
-    what = f"carrying weights to {len(todo)} shapes by {donor.tokens:,} tokens, {len(batches)} batches"
+    count = f"{len(todo)} shape{'s' * (len(todo) != 1)}"
+    what = f"carrying weights to {count} by {donor.tokens:,} tokens, {len(batches)} batches"
     prepare(donor, several, what, passes(donor) if len(several) < len(todo) else 0)
     for shape in todo:
         folder.once(f"carried {shape.name}", partial(_carried, folder, bench, donor, shape))
@@ -247,7 +251,7 @@ def _carry_all(folder: ShrinkFolder, bench: Bench, shapes: Sequence[Shape]) -> N
 
 def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> dict[str, Any]:
     def heard(step: Step) -> None:
-        note(f"{shape.name}: {step.words}, {donor.teacher.unit} {step.damage:.3g}")
+        note(f"{shape.name}: {step.words}, {donor.teacher.unit} {damage_words(step.damage)}")
 
     place = folder.place(shape.name)
     try:

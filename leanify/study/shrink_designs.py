@@ -15,7 +15,7 @@ from leanify.errors import BudgetError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.sources import find
 from leanify.terminal import note
-from leanify.units import millions
+from leanify.units import millions, percent
 
 BOTH = ("drop", "pair")
 MEANING = {
@@ -84,7 +84,7 @@ def _say_what_stays(plan: Plan) -> None:
     if 2 * kept * whole < blocks * (kept + whole - blocks):
         note(
             f"{millions(whole - blocks)} of the {millions(whole)} parameters are embeddings and heads and stay, so the "
-            f"blocks keep {kept / blocks:.0%} of theirs; --count body applies the budget to the blocks alone"
+            f"blocks keep {percent(kept / blocks)} of theirs; --count body applies the budget to the blocks alone"
         )
 
 

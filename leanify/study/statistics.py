@@ -18,9 +18,9 @@ Differences are signed so that positive is better, whatever the metric. Two ques
     superiority       is there a gain over a reference at all?
 
 **Looks.** Whoever adds seeds and looks again has another chance of a wrong answer. Look number k may therefore spend
-only 0.6 · 0.4^(k−1) of the error rate: 60 %, 24 %, 10 %, … which adds up to the whole rate for any number of looks
+only 0.6 · 0.4^(k−1) of the error rate: 60%, 24%, 10%, … which adds up to the whole rate for any number of looks
 (a union bound, so it holds without an end planned in advance). The intervals that go with the answers are widened in
-the same way: with 95 % probability, all of those that a study ever shows of one difference cover the truth.
+the same way: with 95% probability, all of those that a study ever shows of one difference cover the truth.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Noise:
     def _of_samples(self, table: Array, of_seeds: Part | None, mean_of_one: bool) -> Part:
         """The samples' part of the variance of a table's mean (seeds, N), less what the seeds' part already has.
 
-        An accuracy near 100 % has a normal interval that is too narrow; one more sample, as in Agresti and Coull
+        An accuracy near 100% has a normal interval that is too narrow; one more sample, as in Agresti and Coull
         (1998), mends it.
         """
         seeds, samples = table.shape
@@ -232,10 +232,10 @@ def alpha_of(look: int) -> float:
 
 @dataclass(frozen=True)
 class Needed:
-    """How many seeds in all would decide a question with 80 % power, if the effect is the one seen.
+    """How many seeds in all would decide a question with 80% power, if the effect is the one seen.
 
     seeds       None if more than `MOST_SEEDS`, or if no number of seeds would do
-    low, high   the same for the ends of the range in which the effect lies with 80 % probability; ``high`` is None if
+    low, high   the same for the ends of the range in which the effect lies with 80% probability; ``high`` is None if
                 no number up to `MOST_SEEDS` would do
     samples     where no number of seeds would do: how many validation samples would
     """

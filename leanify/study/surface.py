@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """A design's predicted quality, and the 95 % interval for a run of it, which is wider than one for its mean."""
+    """A design's predicted quality, and the 95% interval for a run of it, which is wider than one for its mean."""
 
     mean: float
     low: float
@@ -57,7 +57,7 @@ class Surface:
         self.reach = self._reach(qualities)
 
     def _reach(self, qualities: Array) -> float:
-        """How many standard deviations a 95 % interval takes, by how well each design is predicted from the others."""
+        """How many standard deviations a 95% interval takes, by how well each design is predicted from the others."""
         from sklearn.gaussian_process import GaussianProcessRegressor
 
         scaled, errors = (qualities - self.center) / self.scale, []

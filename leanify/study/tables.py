@@ -11,7 +11,7 @@ from leanify.spectra.report import figures, known
 from leanify.study.folder import Rung
 from leanify.study.plan import Sizes
 from leanify.study.values import DesignResult, Findings, Pair
-from leanify.units import binary, heading, millions, operations, places_of, ranged, spread
+from leanify.units import binary, heading, millions, operations, percent, places_of, ranged, spread
 
 Row = TypeVar("Row")
 Detail = Literal["brief", "full", "page"]  # as it is printed, with --explain, and on the page
@@ -65,7 +65,7 @@ def designs(study: Findings, detail: Detail = "brief") -> Table:
             ("predicted", lambda result: f"rank {result.plan.rank}"),
             ("runs", lambda result: _runs(result)),
         ]
-    table = _table("Designs: mean over seeds ± half of its 95 % interval", columns, study.results)
+    table = _table("Designs: mean over seeds ± half of its 95% interval", columns, study.results)
     reference = study.reference
     if reference is None or reference.value is None:
         return table
@@ -113,7 +113,7 @@ def cut(rung: Rung) -> Table:
     for name, loss in sorted(rung.losses.items(), key=lambda entry: (entry[1] is None, entry[1])):
         behind = ("failed", "–") if loss is None else (f"{loss:.4g}", f"{loss - min(known):.3g}")
         rows.append((name, *behind, "stays" if name in rung.kept else "dropped"))
-    title = f"Tournament after {rung.share:.0%} of the schedule{noise}"
+    title = f"Tournament after {percent(rung.share)} of the schedule{noise}"
     return Table(title, ("", "training loss", "behind", ""), tuple(rows))
 
 

@@ -10,7 +10,7 @@ The design with the best final quality wins. It was chosen by the first seed, so
 about it: winner, baseline, lean and control train on the other seeds, and only these are compared.
 
 Early losses tell little: their rank correlation with the final quality of ten designs (Spearman's ρ, six tasks,
-`recipes/results/ranking.md`) is on average 0.24 after 10 % of the schedule, 0.65 after 30 % and 0.72 after 40 %.
+`recipes/results/ranking.md`) is on average 0.24 after 10% of the schedule, 0.65 after 30% and 0.72 after 40%.
 Successive halving and ASHA drop a fixed part of the field at each cut, within the noise of the leader or not. Here the
 noise decides, so a tournament costs more where designs are alike, and says by how much each of the others was worse.
 """

@@ -31,7 +31,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Quality:
-    """The mean metric over seeds with its 95 % interval, None if unknown; failed runs are excluded."""
+    """The mean metric over seeds with its 95% interval, None if unknown; failed runs are excluded."""
 
     mean: float | None
     low: float | None

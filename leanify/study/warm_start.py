@@ -24,6 +24,7 @@ from leanify.study.folder import StudyFolder
 from leanify.study.plan import StudyPlan
 from leanify.terminal import note, progress
 from leanify.training.preparation import data_of, trainable
+from leanify.units import damage as damage_words
 from leanify.upstream.inputs import example_inputs
 from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
@@ -55,7 +56,7 @@ def prepare(folder: StudyFolder) -> None:
 
 
 def _heard(name: str, step: Step) -> None:
-    note(f"{name}: {step.words}, damage {step.damage:.3g}")
+    note(f"{name}: {step.words}, damage {damage_words(step.damage)}")
 
 
 def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:

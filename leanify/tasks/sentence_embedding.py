@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanify.data.samples import Inputs, Splits
+from leanify.data.samples import Batch, Inputs, Splits
 from leanify.errors import RecipeError
 from leanify.runs.recipe import TrainingRecipe
 from leanify.tasks import Usual
@@ -23,15 +24,27 @@ def task(recipe: TrainingRecipe, splits: Splits) -> SentenceEmbedding:
     return SentenceEmbedding(splits.pooling)
 
 
+class MeanEmbedding:
+    """The mean of the teacher's embeddings, whatever the sentence: the constant answer with the highest cosine."""
+
+    name = "mean embedding"
+
+    def fit(self, batches: Sequence[Batch]) -> None:
+        self.mean = torch.cat([targets for _, targets in batches]).float().mean(0)
+
+    def __call__(self, *args: Any, **inputs: Any) -> Tensor:
+        return self.mean.expand(len(inputs["input_ids"]), -1)
+
+
 class SentenceEmbedding:
     """One vector per sentence; the loss is 1 − cosine similarity to a teacher's embedding of the same sentence."""
 
     metric, sign, best, unit = "cosine", 1, 1.0, "of cosine similarity"
     summed = ("cosine", 1.0)
-    reference = None
 
     def __init__(self, pooling: Sequence[str]) -> None:
         self.pooling = tuple(pooling)
+        self.reference = MeanEmbedding() if pooling else None  # without a teacher there are no targets to fit it to
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """targets (B, width) → the loss summed over B"""
@@ -56,6 +69,8 @@ def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
     """token ids (B, N) → pooled last hidden states (B, modes · width) in float32. Raises RecipeError without them."""
     assert isinstance(inputs, dict)
     output = model(**inputs)
+    if isinstance(output, Tensor):  # a reference gives embeddings
+        return output
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None:
         raise RecipeError(

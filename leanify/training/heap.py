@@ -15,7 +15,7 @@ MIB = 1 << 20
 def kept() -> Iterator[None]:
     """Keep freed memory in malloc between steps; trim the heap on exit.
 
-    By default glibc returns it to the kernel after each step and gets it back page by page, zeroed, which took 5 % of
+    By default glibc returns it to the kernel after each step and gets it back page by page, zeroed, which took 5% of
     the time of a small ViT on a CPU. Blocks of 32 MiB and more are still mapped and unmapped one by one, so the peak
     does not rise: 32 and 64 MiB are the upper ends of glibc's adaptive thresholds. Does nothing under other C
     libraries.

@@ -13,6 +13,7 @@ from leanify.design.measure import peak
 from leanify.design.measure.peak import Need as Need
 from leanify.errors import TrainingError, UnsupportedModel
 from leanify.training import sharding
+from leanify.units import binary
 from leanify.upstream.libraries import first_line
 
 MOMENTS = {"adamw": 2, "sgd": 1}  # tensors of the weights' size that an optimiser keeps; sgd's is its momentum
@@ -74,11 +75,11 @@ def check(needed: Need, available: int, batch: int, world: int, accumulate: int,
     largest = needed.largest(available)
     several = f"{accumulate * world} pass{'es' * (accumulate * world > 1)}"
     words = (
-        f"a step of {batch} samples in {several} of {samples} needs {_gb(needed.of(samples))} and "
-        f"{where} has {_gb(available)}"
+        f"a step of {batch} samples in {several} of {samples} needs {binary(needed.of(samples))} and "
+        f"{where} has {binary(available)}"
     )
     if not largest:
-        raise TrainingError(f"{words}: not even a pass of one sample fits ({_gb(needed.of(1))})")
+        raise TrainingError(f"{words}: not even a pass of one sample fits ({binary(needed.of(1))})")
     passes = math.ceil(batch / (world * largest))
     raise TrainingError(
         f"{words}; the largest batch that fits is {largest * world * accumulate}, --set schedule.batch_size="
@@ -101,7 +102,3 @@ def spoken_of(asked: str, batch: int, world: int, accumulate: int) -> Iterator[N
             f"--set run.accumulate={2 * accumulate}, which is the same batch in more passes, --set "
             "run.gradient_checkpointing=true, or a smaller schedule.batch_size"
         ) from error
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.3g} GB"

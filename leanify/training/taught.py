@@ -24,6 +24,7 @@ from leanify.errors import DataError
 from leanify.runs import cache, writing
 from leanify.tasks.sentence_embedding import embed
 from leanify.terminal import progress
+from leanify.units import binary
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -157,6 +158,6 @@ def _check_room(file: Path, size: int) -> None:
     free = shutil.disk_usage(parent).free
     if size > free:
         raise DataError(
-            f"the teacher's embeddings take {size / 1e9:.2g} GB and {parent} has {free / 1e9:.2g} GB free: name "
+            f"the teacher's embeddings take {binary(size)} and {parent} has {binary(free)} free: name "
             "another folder, XDG_CACHE_HOME=FOLDER, or take fewer sentences, --set data.samples=100000"
         )

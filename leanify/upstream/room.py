@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from leanify import machine
 from leanify.errors import LeanifyError, SourceError
+from leanify.units import binary
 
 SHARE = 8  # what fits into an eighth of the free memory is built without being weighed first
 
@@ -44,7 +45,7 @@ def check(what: object, size: int, free: int | None = None) -> None:
     free = machine.free_memory() if free is None else free
     if free is not None and size > free:
         raise SourceError(
-            f"the weights of {what} take {size / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free here; what needs "
+            f"the weights of {what} take {binary(size)}, {binary(free)} of memory are free here; what needs "
             "no weights still works: leanify redesign without -o, leanify profile --no-measure"
         )
 

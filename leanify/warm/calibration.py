@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -145,6 +146,16 @@ def gathered(outputs: Iterable[Any], batches: Sequence[Batch]) -> Answers:
     rows = torch.cat(found)
     most = max(1, min(ROWS, NUMBERS // rows.shape[-1]))
     return Answers(rows[:: -(-len(rows) // most)], logits and rows.shape[-1] > 1)
+
+
+@torch.no_grad()
+def constant(wanted: Answers) -> float:
+    """The damage of the best constant answer: what a model that ignores its input would have."""
+    if not wanted.logits:
+        return 1.0  # by the definition of a relative error
+    teacher = F.log_softmax(wanted.rows, -1)
+    mean = (teacher.logsumexp(0) - math.log(len(teacher))).expand_as(teacher)
+    return max(0.0, float(F.kl_div(mean, teacher, reduction="batchmean", log_target=True)))
 
 
 def damage(given: Answers, wanted: Answers) -> float:

@@ -19,8 +19,10 @@ from leanify.errors import BudgetError, DataError, ShapeError
 from leanify.sources.weights import is_headless
 from leanify.terminal import note, progress
 from leanify.training.preparation import tokenizer_beside
-from leanify.units import seconds as seconds_words
+from leanify.units import about
+from leanify.units import damage as damage_words
 from leanify.upstream.inputs import example_inputs
+from leanify.warm.calibration import constant
 from leanify.warm.carry import Carried, Step, carry
 from leanify.warm.donor import Donor
 
@@ -46,7 +48,7 @@ def prepare(donor: Donor, shapes: Sequence[Architecture], what: str, more: float
     began = time.perf_counter()
     unit = donor.teacher.unit
     forecast = (donor.forecast(shapes) + more) * (time.perf_counter() - began)
-    note(f"{what}, damage as {unit}; about {seconds_words(forecast)} of this machine")
+    note(f"{what}, damage as {unit}; {about(forecast)} on this machine")
     with progress("what each block needs", sum(len(stage.blocks) for stage in donor.located.stages)) as advance:
         donor.prepare(shapes, advance)
 
@@ -65,7 +67,7 @@ class Carrying:
         self.named: dict[str, Design | None] = {"lean": plan.chosen, "control": plan.control}
         self.results: dict[str, Carried] = {}
         self.chosen = "lean"
-        self.words = self.verdict = ""
+        self.words = ""
         self._batches: list[dict[str, Tensor]] = []
         self.donor: Donor | None = None
 
@@ -92,7 +94,7 @@ class Carrying:
 
     def _heard(self, name: str, step: Step) -> None:
         assert self.donor is not None
-        note(f"{name}: {step.words}, {self.donor.teacher.unit} {step.damage:.3g}")
+        note(f"{name}: {step.words}, {self.donor.teacher.unit} {damage_words(step.damage)}")
 
     def best(self, build: Callable[[Plan], nn.Module]) -> Plan:
         """The plan whose design keeps most before any training: lean, its control, or the baseline's layers and heads
@@ -106,16 +108,24 @@ class Carrying:
         self.named = {name: plan.chosen for name, plan in plans.items()}
         for plan in plans.values():
             build(plan)
-        damage = {name: self.results[name].steps[-1].damage for name in plans}
-        self.chosen = min(damage, key=damage.__getitem__)
-        if len(plans) > 1:
-            others = ", ".join(f"{MEANING[name]} {value:.3g}" for name, value in damage.items() if name != self.chosen)
-            self.verdict = (
-                f"{MEANING[self.chosen]} keeps most before training, so it is the plan's design: "
-                f"{self.results[self.chosen].unit} {damage[self.chosen]:.3g}; {others}. --depth or --heads asks for "
-                "another, and training may change the order"
-            )
+        self.chosen = min(plans, key=lambda name: self.results[name].damage)
         return plans[self.chosen]
+
+    @property
+    def sentence(self) -> str:
+        """What the weights keep before any training, beside the other designs, the original and a constant answer."""
+        assert self.donor is not None
+        own = self.results[self.chosen]
+        kept = (
+            f"{own.unit} {damage_words(own.damage)} before training, where the original has 0 and a constant answer "
+            f"{damage_words(constant(self.donor.teacher))}"
+        )
+        others = [name for name in self.results if name != self.chosen]
+        if not others:
+            return f"the weights carried over: {kept}"
+        beside = ", ".join(f"{MEANING[name]} {damage_words(self.results[name].damage)}" for name in others)
+        most = own.damage <= min(found.damage for found in self.results.values())
+        return f"{MEANING[self.chosen]} keep {'most of the weights' if most else 'of the weights'}: {kept}; {beside}"
 
     def _read(self, model: nn.Module) -> list[dict[str, Tensor]]:
         if not self._batches:

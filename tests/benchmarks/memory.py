@@ -112,7 +112,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         lines += [
             "",
             f"Predicted / {name}: {ratios[0]:.3f} to {ratios[-1]:.3f}, median {ratios[len(ratios) // 2]:.3f}; "
-            f"{within} of {len(ratios)} within 5 %, {low} below by more than 2 %.",
+            f"{within} of {len(ratios)} within 5%, {low} below by more than 2%.",
         ]
     return "\n".join([*lines, ""])
 

@@ -47,7 +47,7 @@ HEAD = (
     "",
     "Numbers are old → new, by slashes where the stages or towers that change differ. *rules*: what the plan's",
     "shape, read again, says of the rules (heads added, MLP ≥ half a width, multiples of 64, of 8 below a width of",
-    "256, of 16 in experts, alternatives within 3 % of the budget); *one width*: an MLP below two widths, where the",
+    "256, of 16 in experts, alternatives within 3% of the budget); *one width*: an MLP below two widths, where the",
     "budget leaves no other. *control*: its MLP, and how far its parameters are from lean's. *KV*: bytes of cache a",
     "token, at two bytes a number and a context of at most 4,096 tokens. *recommended*: lean, or plain: the best",
     "design without more heads.",

@@ -124,7 +124,7 @@ class Evidence:
         return [effect for effect in self.effects[a, b] if effect.verdict == verdict]
 
     def overall(self, a: str, b: str) -> tuple[float, float, float]:
-        """The mean over tasks in percent of the baseline's loss, with its 95 % interval over tasks."""
+        """The mean over tasks in percent of the baseline's loss, with its 95% interval over tasks."""
         found = np.array([effect.percent for effect in self.effects[a, b]])
         half = float(stats.t.ppf(0.975, len(found) - 1)) * found.std(ddof=1) / math.sqrt(len(found))
         return float(found.mean()), float(found.mean() - half), float(found.mean() + half)
@@ -186,7 +186,7 @@ def print_evidence(tasks: Sequence[Task]) -> None:
 
 def print_designs(t: Task) -> None:
     metric = t.rows[BASELINE, 0]["metric_name"]
-    head("design", "layers × heads × dim, mlp", "parameters (blocks)", "MMACs", "seeds", "loss", "95 %", metric)
+    head("design", "layers × heads × dim, mlp", "parameters (blocks)", "MMACs", "seeds", "loss", "95%", metric)
     places = [*t.designs, BASELINE]
     for name in NAMES:
         rows = [row for (design, _), row in t.rows.items() if design == name]
@@ -207,7 +207,7 @@ def print_designs(t: Task) -> None:
 def print_pairs(t: Task) -> None:
     """Differences by the fit over all runs of the task, and seed by seed where both designs have the seed."""
     metric = t.rows[BASELINE, 0]["metric_name"]
-    head("difference of losses", "mean", "95 %", "p, Holm", "in noise of a run", f"of {metric}", "seed by seed")
+    head("difference of losses", "mean", "95%", "p, Holm", "in noise of a run", f"of {metric}", "seed by seed")
     for e in effects(t):
         line(
             f"{e.pair[0]} − {e.pair[1]}",

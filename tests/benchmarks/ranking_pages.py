@@ -41,8 +41,8 @@ SHOWN = {
     "least change": "least change",
     "least κ measured at the beginning": "κ at the beginning, least",
     "least κ measured after 50 steps": "κ after 50 steps, least",
-    "training loss at 20–30 %": "training loss, 20–30 %",
-    "training loss at 40–50 %": "training loss, 40–50 %",
+    "training loss at 20–30%": "training loss, 20–30%",
+    "training loss at 40–50%": "training loss, 40–50%",
 }
 SHOWN_FITTED = {"fitted to the other tasks": "ridge", "most attention, its sign by direction": "by direction"}
 MODELS = {
@@ -69,7 +69,7 @@ def found(tasks: Sequence[Task], name: str, scored: list[np.ndarray]) -> Found:
     rho = [spearman(s, t.quality) for t, s in zip(tasks, scored, strict=True)]
     low, high = rules.interval(list(tasks), scored)
     each = ", ".join(f"{TITLES[t.name]} {two(r)}" for t, r in zip(tasks, rho, strict=True))
-    return Found(name, two(np.mean(rho)), f"95 % {two(low)} … {two(high)}", each, sum(r < 0 for r in rho))
+    return Found(name, two(np.mean(rho)), f"95% {two(low)} … {two(high)}", each, sum(r < 0 for r in rho))
 
 
 def two(value: Any) -> str:
@@ -107,8 +107,8 @@ def facts_of_ranking(tasks: list[Task], checks: list[Task]) -> dict[str, Any]:
         "direction": found(tasks, "by direction", signs),
         "regrets": regrets(tasks),
         "fifty": found(tasks, "", rated["κ after 50 steps, least"]),
-        "loss_20": found(tasks, "", rated["training loss, 20–30 %"]),
-        "loss_40": found(tasks, "", rated["training loss, 40–50 %"]),
+        "loss_20": found(tasks, "", rated["training loss, 20–30%"]),
+        "loss_40": found(tasks, "", rated["training loss, 40–50%"]),
         "rules": len(rated),
         "corrected": corrected or ["none"],
         "noisy": f"The noise is more than half of the spread on {listed(noisy)}: there the order is partly chance."
@@ -247,7 +247,7 @@ def wrapped(text: str) -> str:
 
 
 def said_briefly(evidence: Evidence, a: str, b: str) -> str:
-    """``better on A (−0.050 nats), not told apart on B and C; −1.2 % of the loss over all tasks (−3.2 … +0.8)``"""
+    """``better on A (−0.050 nats), not told apart on B and C; −1.2% of the loss over all tasks (−3.2 … +0.8)``"""
     parts = []
     for verdict, words in (("better", "better on"), ("worse", "worse on")):
         shown = evidence.shown(a, b, verdict)
@@ -259,7 +259,7 @@ def said_briefly(evidence: Evidence, a: str, b: str) -> str:
     elif rest:
         parts.append(f"not told apart on {listed(rest)}")
     mean, low, high = (f"{value:+.1f}".replace("-", "−") for value in evidence.overall(a, b))
-    return f"{', '.join(parts)}; {mean} % of the loss over all tasks (95 % {low} … {high})"
+    return f"{', '.join(parts)}; {mean}% of the loss over all tasks (95% {low} … {high})"
 
 
 def put(page: Path, text: str) -> None:

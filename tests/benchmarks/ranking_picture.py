@@ -92,7 +92,7 @@ def draw_rules(panel: Any, tasks: list[Any], rules: list[Rule]) -> None:
         panel.plot(values.mean(), place, "D", color="black", markersize=6.5)
     panel.plot([], [], "o", color=BLUE, label="a task with bidirectional attention")
     panel.plot([], [], "^", color=ORANGE, label="a causal task")
-    panel.plot([], [], "D", color="black", label="mean, and its 95 % interval")
+    panel.plot([], [], "D", color="black", label="mean, and its 95% interval")
     panel.legend(loc="upper center", bbox_to_anchor=(0.4, -0.15), ncols=3, frameon=False, fontsize=8.5)
     panel.axvline(0, color=GREY, linewidth=1)
     panel.set_yticks(range(len(rules)), [words for words, *_ in rules])

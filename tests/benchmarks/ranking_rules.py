@@ -39,7 +39,7 @@ def rows_spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def interval(tasks: list[Task], scored: list[np.ndarray]) -> tuple[float, float]:
-    """95 % of the mean ρ: designs drawn with replacement, the same ones for all tasks, and tasks drawn, too."""
+    """95% of the mean ρ: designs drawn with replacement, the same ones for all tasks, and tasks drawn, too."""
     rng = np.random.default_rng(0)
     number = len(tasks[0].designs)
     drawn = rng.integers(0, number, (DRAWS, number))
@@ -63,7 +63,7 @@ def by_chance(tasks: list[Task], scored: list[np.ndarray]) -> float:
 
 # -- tables -----------------------------------------------------------------------------------------------------------
 
-RULE_COLUMNS = ("mean", "95 %", "p", "least", "regret")
+RULE_COLUMNS = ("mean", "95%", "p", "least", "regret")
 
 
 def print_tasks(tasks: list[Task]) -> None:

@@ -18,7 +18,7 @@ def print_early(tasks: list[Task]) -> None:
     windows = [(0.02, 0.06), (0.06, 0.2), (0.2, 0.3), (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (0.7, 0.8), (0.9, 1.0)]
     """ρ between the training loss in a part of the schedule and the final quality."""
     for words, single in (("mean over seeds", False), ("one run a design, the mean over seeds of ρ", True)):
-        head(words, *(f"{100 * a:.0f}–{100 * b:.0f} %" for a, b in windows))
+        head(words, *(f"{100 * a:.0f}–{100 * b:.0f}%" for a, b in windows))
         for t in tasks:
             cells = []
             for low, high in windows:
@@ -39,19 +39,19 @@ def trusted_from(task: Task) -> str:
               for low in tenths]  # fmt: skip
     rho = [spearman(-np.array(column), task.quality) for column in losses]
     held = next((i for i in range(len(rho)) if min(rho[i:]) >= 0.5), None)
-    return "never" if held is None else f"from {100 * (tenths[held] + 0.1):.0f} %"
+    return "never" if held is None else f"from {100 * (tenths[held] + 0.1):.0f}%"
 
 
 # -- a tournament -----------------------------------------------------------------------------------------------------
 
 PLANS = {  # (share of the schedule, designs that go on)
-    "13 % → 5, 39 % → 3, as leanify": ((0.13, 5), (0.39, 3)),
-    "20 % → 5, 50 % → 2": ((0.2, 5), (0.5, 2)),
-    "30 % → 4, 60 % → 2": ((0.3, 4), (0.6, 2)),
-    "10 % → 5, 30 % → 2": ((0.1, 5), (0.3, 2)),
-    "30 % → 3": ((0.3, 3),),
-    "50 % → 2": ((0.5, 2),),
-    "20 % → 1": ((0.2, 1),),
+    "13% → 5, 39% → 3, as leanify": ((0.13, 5), (0.39, 3)),
+    "20% → 5, 50% → 2": ((0.2, 5), (0.5, 2)),
+    "30% → 4, 60% → 2": ((0.3, 4), (0.6, 2)),
+    "10% → 5, 30% → 2": ((0.1, 5), (0.3, 2)),
+    "30% → 3": ((0.3, 3),),
+    "50% → 2": ((0.5, 2),),
+    "20% → 1": ((0.2, 1),),
 }
 
 
@@ -81,8 +81,8 @@ def print_tournament(tasks: list[Task]) -> None:
             above += [behind(t, [i]) for i in found]
             top += [place[i] <= 3 for i in found]
             cells.append(", ".join(t.designs[i] for i in found))
-        line(name, f"{cost:.1f}", *cells, f"{np.mean(above):.1f}", f"{100 * np.mean(top):.0f} %")
-    share = f"{100 * 3 / len(tasks[0].designs):.0f} %"
+        line(name, f"{cost:.1f}", *cells, f"{np.mean(above):.1f}", f"{100 * np.mean(top):.0f}%")
+    share = f"{100 * 3 / len(tasks[0].designs):.0f}%"
     line("any design, at random", "1.0", *("" for _ in tasks), "1.0", share)
     for name in ("κ/depth, MLP ≥ 2 width first (as it was)", "κ/depth", "least change"):
         first = [regret(t, scores(t)[name]) for t in tasks]
@@ -93,4 +93,4 @@ def print_tournament(tasks: list[Task]) -> None:
             f"{np.mean(first):.1f}",
             "",
         )
-    line("the best design", "10.0", *(t.designs[int(t.quality.argmax())] for t in tasks), "0.0", "100 %")
+    line("the best design", "10.0", *(t.designs[int(t.quality.argmax())] for t in tasks), "0.0", "100%")

@@ -81,9 +81,9 @@ MEASURED = {  # column → sign
     "gradient's norm (first batch)": ("grad_norm", 1),
     "SNIP (first batch)": ("snip", 1),
     "Fisher (first batch)": ("fisher", 1),
-    "training loss, 6–20 %": ("loss_6_20", -1),
-    "training loss, 20–30 %": ("loss_20_30", -1),
-    "training loss, 40–50 %": ("loss_40_50", -1),
+    "training loss, 6–20%": ("loss_6_20", -1),
+    "training loss, 20–30%": ("loss_20_30", -1),
+    "training loss, 40–50%": ("loss_40_50", -1),
 }
 
 

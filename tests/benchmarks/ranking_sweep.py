@@ -7,7 +7,7 @@
     python tests/benchmarks/ranking_sweep.py RUNS --rates 0.5,1,2 --table recipes/results/ranking-rates.csv
 
 Every run is an ordinary run of ``leanify train`` by a recipe in ``ranking/`` beside this file: RUNS/TASK/DESIGN-SEED.
-The baseline has 8 layers of 4 heads; all other designs have half of the parameters in its blocks, to within 1 %: the
+The baseline has 8 layers of 4 heads; all other designs have half of the parameters in its blocks, to within 1%: the
 MLP is what makes them equal. Run the first command again and it goes on; run it twice at the same time and the two
 share the work. One thread a process is what the kept table was made with: OMP_NUM_THREADS=1.
 

@@ -3,7 +3,7 @@
     python tests/benchmarks/surface_calibrated.py recipes/results/ranking.csv
 
 For every task of the sweep and every design, the surface is fitted to the runs of the others; counted is how often its
-95 % interval, with the noise of a run added, holds the left-out design's runs, and Spearman's ρ of its predictions.
+95% interval, with the noise of a run added, holds the left-out design's runs, and Spearman's ρ of its predictions.
 """
 
 from __future__ import annotations

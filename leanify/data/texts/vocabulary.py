@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from leanify.errors import DataError
 from leanify.runs import cache
 from leanify.runs.files import check_regular, check_size
+from leanify.units import percent
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.wall import wall
 
@@ -111,7 +112,9 @@ def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: o
     share = missed / max(seen, 1)
     if share <= UNKNOWN:
         return ""
-    words = f"{share:.0%} of the tokens of {where} are unknown to the tokenizer, as in {tokenizer.decode(example)!r}"
+    words = (
+        f"{percent(share)} of the tokens of {where} are unknown to the tokenizer, as in {tokenizer.decode(example)!r}"
+    )
     if share >= NOTHING_KNOWN:
         raise DataError(f"{words}: it is not the tokenizer of this text, or the text is of another kind")
     return words

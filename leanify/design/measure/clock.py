@@ -22,6 +22,7 @@ from leanify.design.measure import profiling
 from leanify.design.prices.counting import call
 from leanify.errors import LeanifyError
 from leanify.lens import surgery
+from leanify.units import binary
 from leanify.upstream.inputs import example_inputs
 
 BLOCK = 0.01  # seconds that are timed at a time, at least
@@ -77,7 +78,7 @@ class Clock:
         free = machine.available(setting.device)
         if free is not None and size > free:
             raise LeanifyError(
-                f"timing takes two models at once, {size / 1e9:.1f} GB; {free / 1e9:.1f} GB are free on "
+                f"timing takes two models at once, {binary(size)}; {binary(free)} are free on "
                 f"{setting.device}: leave out --max-latency, or name a --device with more"
             )
         self.baseline = self.worker(self.model)

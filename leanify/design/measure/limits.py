@@ -37,6 +37,7 @@ from leanify.errors import BudgetError, LeanifyError
 from leanify.lens import surgery
 from leanify.runs import cache as stored
 from leanify.terminal import track
+from leanify.units import percent
 
 Search = Callable[[PriceList, Request], search.SearchResult]
 WITHIN = (0.95, 1.02)  # share of the limit at which the chosen design may be measured
@@ -125,11 +126,11 @@ class Timing:
         found = []
         if self.noise > NOISY:
             found.append(
-                f"the machine is busy: timings scatter by {self.noise:.0%}, and latencies are as uncertain as that; "
+                f"the machine is busy: timings scatter by {percent(self.noise)}, and latencies are as uncertain; "
                 "a quiet machine, one thread (OMP_NUM_THREADS=1) or a larger --batch-size helps"
             )
         if measured > self.limit_s * STILL_WITHIN[1]:
-            found.append(f"lean was measured {measured / self.limit_s - 1:.1%} above the limit on latency")
+            found.append(f"lean was measured {percent(measured / self.limit_s - 1)} above the limit on latency")
         return found
 
 

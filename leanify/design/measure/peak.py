@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leanify import machine
 from leanify.design.prices import counting
 from leanify.errors import LeanifyError, UnsupportedModel
+from leanify.units import binary
 
 BATCHES = (2, 3)  # not 1: a batch norm over one number is refused
 LOOKED_AT = np.unique(np.r_[1:257, 2 ** np.arange(8, 31)])  # batches at which the largest line is looked for
@@ -126,7 +127,7 @@ def _of_zeros(model: nn.Module, tokens: int | None, step: Step, batch: int) -> n
     free = machine.available(torch.device("cpu"))
     try:
         if free is not None and size > free:
-            raise MemoryError(f"it takes {size / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are available")
+            raise MemoryError(f"it takes {binary(size)} of memory, {binary(free)} are available")
         return step(counting.zeros(model), _inputs(model, tokens, batch))
     except LeanifyError:
         raise

@@ -29,6 +29,7 @@ from leanify.design.prices import cache, counting
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import surgery
 from leanify.sources import find
+from leanify.units import binary
 from leanify.upstream.given import given_to, samples_in
 from leanify.upstream.inputs import check_tokens, example_inputs
 from leanify.upstream.libraries import first_line
@@ -146,7 +147,7 @@ def _profile(
 
 
 def _too_large(what: str, place: torch.device, free: int | None) -> str:
-    return f"{what} was not measured: it takes more than the {(free or 0) / 1e9:.1f} GB that are free on {place}"
+    return f"{what} was not measured: it takes more than the {binary(free or 0)} that are free on {place}"
 
 
 def _predicted(model: nn.Module, batch: int, tokens: int | None, place: torch.device) -> int | None:

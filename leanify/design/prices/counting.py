@@ -24,6 +24,7 @@ from leanify.design.prices.cost import Cost as Cost
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
+from leanify.units import binary
 from leanify.upstream import diffusion, modules
 from leanify.upstream.build import build_shell
 from leanify.upstream.caches import kept_by
@@ -257,7 +258,7 @@ def observed_on_cpu(
     free = machine.available(torch.device("cpu"))
     try:
         if free is not None and size > free:
-            raise MemoryError(f"it takes {size / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are available")
+            raise MemoryError(f"it takes {binary(size)} of memory, {binary(free)} are available")
         with _unfused():
             return observe(zeros(model), unmasked_inputs(model, tokens, "cpu", batch))
     except LeanifyError:

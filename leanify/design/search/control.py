@@ -17,7 +17,7 @@ CLOSE = 0.001  # of lean's parameters
 def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
     """The shape with lean's depth and parameters, the baseline's heads, and wider MLPs in each tower.
 
-    Hidden units are multiples of 64, 32, 16 or 8: the largest that comes within 0.1 % of lean's parameters, else the
+    Hidden units are multiples of 64, 32, 16 or 8: the largest that comes within 0.1% of lean's parameters, else the
     nearest with 8. None if the stages have no MLP to widen or if lean has the baseline's heads: the control is always
     another design than lean.
     """
@@ -32,7 +32,7 @@ def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
 
 
 def has_close_control(prices: PriceList, tower: Tower, lean: Shape, params: int, rules: Rules) -> bool:
-    """Whether one tower's lean shape has a control within 0.1 % of ``params``, the whole model's; True if no MLP is
+    """Whether one tower's lean shape has a control within 0.1% of ``params``, the whole model's; True if no MLP is
     known that it could widen.
     """
     old = _with_old_heads(prices, lean)

@@ -12,7 +12,7 @@ from leanify.design.search.amounts import BYTES, COUNTS, Budget, parse_budget
 from leanify.design.search.rules import Rules
 from leanify.design.search.towers import towers
 from leanify.errors import BudgetError, ShapeError
-from leanify.units import millions
+from leanify.units import millions, percent
 
 
 @dataclass(frozen=True)
@@ -99,4 +99,4 @@ def words_of(request: Request, baseline: Cost) -> str:
         return "no budget on parameters"
     whole = getattr(baseline, request.params_cost)
     where = "" if request.params_cost == "params" else " in the blocks"
-    return f"budget {millions(most)}{where}, {most / whole:.0%} of {millions(whole)}"
+    return f"budget {millions(most)}{where}, {percent(most / whole)} of {millions(whole)}"

@@ -127,7 +127,7 @@ def _first(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
 
 
 def _with_control(prices: PriceList, grid: Grid, order: NDArray[np.int64], request: Request) -> int:
-    """The first of the best designs that has a control within 0.1 % of its parameters; without such a control, training
+    """The first of the best designs that has a control within 0.1% of its parameters; without such a control, training
     cannot isolate the effect of heads.
 
     How far a control is off depends on the heads, which it must make up for in whole steps of the MLP, and hardly on

@@ -13,6 +13,7 @@ from leanify.design.search.limits import UNSPENT
 from leanify.design.search.request import Request
 from leanify.design.search.rules import depth_floor
 from leanify.design.search.search import MORE_HEADS, SearchResult
+from leanify.units import percent
 
 UNEQUAL = 0.1  # difference of MACs between lean and its control that is told
 
@@ -45,7 +46,7 @@ def _heads_warnings(request: Request, old: Design, lean: Design, found: SearchRe
         yield "no layer is left out: narrower MLPs alone pay for the heads"
     more = [b.heads / a.heads for a, b in pairs if b.heads > a.heads]
     if request.wants_heads and more and max(more) < MORE_HEADS:
-        yield f"lean has {max(more) - 1:.0%} more heads: no design with a quarter more is within the budget"
+        yield f"lean has {percent(max(more) - 1)} more heads: no design with a quarter more is within the budget"
     for name in found.headless:
         yield f"{name}: no heads were added; within the rules its budget leaves no layers to trade"
 
@@ -53,7 +54,7 @@ def _heads_warnings(request: Request, old: Design, lean: Design, found: SearchRe
 def _budget_warnings(request: Request, lean: Design) -> Iterator[str]:
     left = [1 - getattr(lean.cost, cost) / limit for cost, limit in request.limits.items()]
     if left and min(left) > UNSPENT:
-        yield f"lean leaves {min(left):.1%} of its budget unspent: no sensible design is nearer to it"
+        yield f"lean leaves {percent(min(left))} of its budget unspent: no sensible design is nearer to it"
 
 
 def _depth_warnings(old: Architecture, new: Architecture) -> Iterator[str]:
@@ -108,10 +109,10 @@ def _control_warnings(
     more_macs = lean.macs / control.macs - 1
     if abs(more_macs) > UNEQUAL:
         yield (
-            f"lean has {abs(more_macs):.0%} {'more' if more_macs > 0 else 'fewer'} MACs than the control: at equal "
-            "parameters they do not cost the same time"
+            f"lean has {percent(abs(more_macs))} {'more' if more_macs > 0 else 'fewer'} MACs than the control: at "
+            "equal parameters they do not cost the same time"
         )
     stages = zip(prices.architecture.stages, control.shape, strict=True)
     odd = [shape.mlp for stage, shape in stages if shape and shape.mlp % request.rules.mlp_multiple(stage)]
     if odd:
-        yield f"the control's MLP has {odd[0]} units: no coarser step comes within {CLOSE:.1%} of lean's parameters"
+        yield f"the control's MLP has {odd[0]} units: no coarser step is within {percent(CLOSE)} of lean's parameters"
