@@ -159,6 +159,7 @@ def test_a_type_without_a_default_has_its_published_shape(model_type: str, every
         ("hf/detr", {}, "800 × 800 image"),
         ("hf/segformer", {}, "512 × 512 image"),
         ("hf/siglip2_vision_model", {}, "1,024 patches"),
+        ("hf/siglip2", {}, "64 token ids, 1,024 patches"),
         ("hf/wav2vec2", {}, "159,760 samples of sound"),
         ("hf/gpt2", {}, "512 token ids"),
         ("hf/vit", {"image_size": 16000}, "16000 × 16000 image"),
@@ -167,6 +168,27 @@ def test_a_type_without_a_default_has_its_published_shape(model_type: str, every
 def test_inputs_are_of_a_realistic_size(source: str, options: dict[str, Any], words: str) -> None:
     model = leanify.load(source, device="meta", overrides=options)
     assert words_of(unmasked_inputs(model)) == words
+
+
+def test_a_text_beside_an_image_has_as_many_tokens_for_it_as_the_configuration_says() -> None:
+    model = leanify.load("hf/gemma3", device="meta", overrides={"mm_tokens_per_image": 49})
+    ids = unmasked_inputs(model, device="cpu")["input_ids"]
+    assert (ids == model.config.image_token_id).sum() == 49
+    assert ids.shape == (1, 512)
+
+
+def test_default_sizes_that_do_not_fit_each_other_are_told_from_a_model_that_cannot_be_read() -> None:
+    """Gemma 3's default vision tower gives 14 × 14 patches, of which its projector wants 16 × 16."""
+    with pytest.raises(leanify.UnsupportedModel, match=r"stride.* config\.json"):
+        leanify.redesign("hf/gemma3", target_params=0.65)
+
+
+@pytest.mark.slow
+def test_a_stage_whose_blocks_are_read_from_outside_is_named() -> None:
+    """SAM 2's feature pyramid takes the states after certain blocks of its backbone."""
+    with pytest.raises(leanify.UnsupportedModel, match=r"backbone\.blocks: with \d+ of 12") as found:
+        leanify.redesign("hf/sam2", target_params=0.65)
+    assert "\n" not in str(found.value)
 
 
 def test_a_vocabulary_of_billions_takes_no_memory() -> None:

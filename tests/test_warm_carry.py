@@ -23,7 +23,7 @@ from leanify.runs.recipe import DistillSection
 from leanify.training.teachers import teacher_of
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
-from leanify.warm.calibration import Answers, answers, constant, damage
+from leanify.warm.calibration import Answers, Tally, answers, constant, damage
 from leanify.warm.carry import carry
 from leanify.warm.donor import Donor
 from leanify.zoo import tiny
@@ -73,6 +73,25 @@ def test_a_models_own_shape_costs_nothing() -> None:
     model, data = built("hf/llama")
     found = carry(Donor(model, data[:2], data[2:]), leanify.read(model))
     assert [(step.move, step.damage) for step in found.steps] == [("narrow", 0.0)]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("logits", [True, False])
+def test_damage_batch_by_batch_adds_up_to_the_whole_and_never_falls(logits: bool, step: int) -> None:
+    """So a trial may end as soon as it has cost more than another."""
+    torch.manual_seed(0)
+    batches = [{"attention_mask": (torch.rand(2, 5) > 0.3).long()} for _ in range(4)]
+    said, wanted = ([torch.randn(2, 5, 7) for _ in batches] for _ in range(2))
+    rows = [
+        torch.cat([x[b["attention_mask"].bool()] for x, b in zip(several, batches, strict=True)])
+        for several in (said, wanted)
+    ]
+    teacher = Answers(rows[1][::step], logits, step)
+    tally, seen = Tally(teacher), [0.0]
+    for given, batch in zip(said, batches, strict=True):
+        seen.append(tally.add(given, batch))
+    assert seen == sorted(seen)
+    assert seen[-1] == pytest.approx(damage(Answers(rows[0][::step], logits, step), teacher), rel=1e-5)
 
 
 def test_a_pair_is_chosen_where_both_layers_matter_and_a_drop_where_one_does_not() -> None:

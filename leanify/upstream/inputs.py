@@ -16,7 +16,7 @@ from leanify.upstream.caches import longest_context
 from leanify.upstream.diffusion import is_diffusers
 from leanify.upstream.given import Given, batch_of, given_to, words_of_given
 from leanify.upstream.initialise import NothingToDraw
-from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side
+from leanify.upstream.inputs_of_type import IMAGE_SIZES, OF_TYPE, side, text_behind
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
     if "spatial_shapes" in made:
         patches = _patches(model.config, batch, length)
         made["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
+    if {"input_ids", "pixel_values"} <= made.keys():
+        made |= _with_image_tokens(model.config, batch, length)
     if "input_features" in made and _begins_with_convolution(model, made["input_features"].shape[-1]):
         made["input_features"] = made["input_features"].transpose(1, 2)
     config: Any = model.config
@@ -130,6 +132,8 @@ def _arguments(model: nn.Module) -> list[str]:
     ]
     if hasattr(config, "vision_config") and "input_ids" in names:
         names.append("pixel_values")
+    if "spatial_shapes" in parameters and "pixel_values" in names:  # images of any shape, as patches
+        names += ["pixel_attention_mask", "spatial_shapes"]
     if "query_embeds" in names:
         names.append("encoder_hidden_states")
     if config.is_encoder_decoder or "decoder_input_ids" in names:
@@ -217,10 +221,19 @@ def _grid(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     return torch.tensor([[1, side(length), side(length)]] * batch, device="cpu")
 
 
+def _with_image_tokens(config: PretrainedConfig, batch: int, length: int) -> dict[str, Tensor]:
+    """Text behind an image, where a configuration says how many tokens an image takes and which one stands for them."""
+    tokens = _get(config, "mm_tokens_per_image", "vision_soft_tokens_per_image", "num_image_tokens")
+    word = _get(config, "image_token_id", "image_token_index")
+    if tokens is None or word is None:
+        return {}
+    return text_behind(word, batch, tokens, length)
+
+
 def _patches(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """The flattened patches of `_grid`'s images, concatenated."""
     channels = _get(config, "in_channels", "num_channels", default=3)
-    area = config.patch_size**2 * (getattr(config, "temporal_patch_size", None) or 1)
+    area = _get(config, "patch_size") ** 2 * (getattr(config, "temporal_patch_size", None) or 1)
     return torch.randn(side(length) ** 2 * batch, channels * area)
 
 

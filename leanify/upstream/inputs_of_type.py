@@ -5,6 +5,7 @@ Each function makes the tensors of one batch from a configuration, the batch siz
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ IMAGE_SIZES: dict[str, int | tuple[int, int]] = {
 
 def side(length: int) -> int:
     """Patches along one side of an image of arbitrary size: 32 (448 / 14 pixels), or 4 for short inputs."""
-    return 32 if length > 64 else 4
+    return 32 if length >= 64 else 4
 
 
 def _noise(*shape: int) -> Tensor:
@@ -100,9 +101,9 @@ def _images_in_text(config: PretrainedConfig, batch: int, length: int) -> Made:
     return {"pixel_values": _noise(batch, 1, 3, size, size), "image_attention_mask": mask}
 
 
-def _text_behind(config: PretrainedConfig, batch: int, images: int, length: int) -> Made:
-    """Image tokens followed by text, ``length`` in total if that leaves room for 32 text tokens."""
-    image = torch.full((batch, images), config.image_token_id)
+def text_behind(word: int, batch: int, images: int, length: int) -> Made:
+    """``images`` tokens of an image, ``word`` each, before text: ``length`` in all, or 32 of text."""
+    image = torch.full((batch, images), word)
     ids = torch.cat([image, torch.randint(5, 50, (batch, max(length - images, 32)))], 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -112,7 +113,17 @@ def _image_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
     vision = config.vision_config
     image = _noise(batch, 3, vision.image_size, vision.image_size)
     patches = (vision.image_size // vision.patch_size) ** 2
-    return {"pixel_values": image, **_text_behind(config, batch, patches, length)}
+    return {"pixel_values": image, **text_behind(config.image_token_id, batch, patches, length)}
+
+
+def _features_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
+    """Florence-2: each place of the vision tower's last stage is a token, and their mean is one more."""
+    size = 224 if length > 64 else 64
+    places = (size // math.prod(config.vision_config.patch_stride)) ** 2
+    return {
+        "pixel_values": _noise(batch, 3, size, size),
+        **text_behind(config.image_token_id, batch, places + 1, length),
+    }
 
 
 def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
@@ -122,7 +133,7 @@ def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Made
     vision, across = config.vision_config, side(length)
     patches = _noise(across**2 * batch, 3 * vision.temporal_patch_size * vision.patch_size**2)
     grid = torch.tensor([[1, across, across]] * batch, device="cpu")
-    text = _text_behind(config, batch, (across // vision.spatial_merge_size) ** 2, length)
+    text = text_behind(config.image_token_id, batch, (across // vision.spatial_merge_size) ** 2, length)
     kinds = (text["input_ids"] == config.image_token_id).long()
     places = torch.arange(kinds.shape[1]).expand(3, *kinds.shape)
     made = {"pixel_values": patches, "image_grid_thw": grid, **text, "mm_token_type_ids": kinds}
@@ -165,6 +176,7 @@ def _noisy_block(config: PretrainedConfig, batch: int, length: int) -> Made:
 
 
 OF_TYPE: dict[str, Callable[[Any, int, int], Made]] = {
+    "florence2": _features_and_text,
     "gemma4_audio": lambda c, batch, length: {"input_features": _noise(batch, 32, c.subsampling_conv_channels[0])},
     "gemma4_vision": _placed_patches,
     "granite_speech5_encoder": lambda c, batch, length: {"input_features": _noise(batch, 32, 4 * c.num_mel_bins)},

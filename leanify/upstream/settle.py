@@ -39,7 +39,7 @@ def settle(
         sizes = {layer.head_dim for layer in new.layers()}
         config = _rotary_config(model.config, sizes)
         if {layer.head_dim for layer in old.layers()} != sizes:
-            _rebuild_rotary_tables(model, config)
+            _rebuild_rotary_tables(model, config, new)
         elif config is not model.config:
             for _, _, table in _rotary_tables(model):
                 table.config = config  # loading computes the tables again
@@ -132,10 +132,19 @@ def _rotary_tables(model: Any) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _rebuild_rotary_tables(model: Any, config: PretrainedConfig) -> None:
+def _rebuild_rotary_tables(model: Any, config: PretrainedConfig, new: Architecture) -> None:
+    paths = {id(module): path for path, module in model.named_modules()}
     for parent, name, child in _rotary_tables(model):
         device = next(child.buffers()).device
-        setattr(parent, name, type(child)(config=config).to(device))
+        own = config
+        if type(child.config) is not type(model.config):  # that of an encoder, a decoder, the text beside images
+            stages = [stage for stage in new.stages if stage.name.startswith(f"{paths[id(parent)]}.".lstrip("."))]
+            sizes = {layer.head_dim for stage in stages for block in stage.blocks for layer in block}
+            own = copy.deepcopy(child.config)
+            if len(sizes) == 1 and hasattr(own, "head_dim"):
+                with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
+                    own.head_dim = sizes.pop()
+        setattr(parent, name, type(child)(config=own).to(device))
 
 
 def drop_path_rates(blocks: Sequence[Any]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -115,14 +115,23 @@ def counted(x: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answers on some data: rows of logits, or of hidden states where it has no head."""
+    """What a model answers on some data: rows of logits, or of hidden states where it has no head.
+
+    Every ``step``-th row is kept.
+    """
 
     rows: Tensor
     logits: bool
+    step: int = 1
 
     @property
     def unit(self) -> str:
         return "KL, nats" if self.logits else "relative error"
+
+    @cached_property
+    def spread(self) -> float:
+        """Σ|t − mean|²."""
+        return float((self.rows - self.rows.mean(0)).square().sum())
 
 
 @torch.no_grad()
@@ -140,12 +149,19 @@ def gathered(outputs: Iterable[Any], batches: Sequence[Batch]) -> Answers:
     """Answers from what a model gives for each batch."""
     found, logits = [], False
     for batch, output in zip(batches, outputs, strict=True):
-        logits = isinstance(output, Tensor) or getattr(output, "logits", None) is not None
-        value = output if isinstance(output, Tensor) else output.logits if logits else output[0]
-        found.append(counted(value, batch.get("attention_mask")).float())
+        rows, logits = _said(output, batch)
+        found.append(rows)
     rows = torch.cat(found)
     most = max(1, min(ROWS, NUMBERS // rows.shape[-1]))
-    return Answers(rows[:: -(-len(rows) // most)], logits and rows.shape[-1] > 1)
+    step = -(-len(rows) // most)
+    return Answers(rows[::step], logits and rows.shape[-1] > 1, step)
+
+
+def _said(output: Any, batch: Batch) -> tuple[Tensor, bool]:
+    """Rows of what a model gives for a batch, without padding, and whether they are logits."""
+    logits = isinstance(output, Tensor) or getattr(output, "logits", None) is not None
+    value = output if isinstance(output, Tensor) else output.logits if logits else output[0]
+    return counted(value, batch.get("attention_mask")).float(), logits
 
 
 @torch.no_grad()
@@ -160,9 +176,28 @@ def constant(wanted: Answers) -> float:
 
 def damage(given: Answers, wanted: Answers) -> float:
     """How far answers are from a teacher's: KL(teacher ‖ student) of logits in nats, else Σ|y − t|² / Σ|t − mean|²."""
-    if wanted.logits:
-        student, teacher = (F.log_softmax(x.rows, -1) for x in (given, wanted))
-        divergence = float(F.kl_div(student, teacher, reduction="batchmean", log_target=True))
-        return max(0.0, divergence)  # below zero by rounding alone
-    spread = (wanted.rows - wanted.rows.mean(0)).square().sum()
-    return float((given.rows - wanted.rows).square().sum() / spread)
+    found = _lost(given.rows, wanted.rows, wanted)
+    return max(0.0, found) if wanted.logits else found  # below zero by rounding alone
+
+
+def _lost(given: Tensor, wanted: Tensor, whole: Answers) -> float:
+    """What some rows add to the damage: never less than nothing."""
+    if whole.logits:
+        student, teacher = (F.log_softmax(x, -1) for x in (given, wanted))
+        return float(F.kl_div(student, teacher, reduction="sum", log_target=True)) / len(whole.rows)
+    return float((given - wanted).square().sum()) / whole.spread
+
+
+class Tally:
+    """The damage of answers that come batch by batch. It only grows, so that a trial can end before its last batch."""
+
+    def __init__(self, wanted: Answers) -> None:
+        self.wanted, self.damage, self.seen, self.compared = wanted, 0.0, 0, 0
+
+    def add(self, output: Any, batch: Batch) -> float:
+        """Count what a model gives for the next batch; the damage so far."""
+        rows, _ = _said(output, batch)
+        some = rows[-self.seen % self.wanted.step :: self.wanted.step]
+        self.damage += _lost(some, self.wanted.rows[self.compared : self.compared + len(some)], self.wanted)
+        self.seen, self.compared = self.seen + len(rows), self.compared + len(some)
+        return self.damage

@@ -24,7 +24,7 @@ from leanify.lens import surgery
 from leanify.lens.located import LocatedModel
 from leanify.lens.sites import locate
 from leanify.warm.blocks import list_of, modules_of, with_blocks
-from leanify.warm.calibration import Answers, answers, counted, damage, gathered, run
+from leanify.warm.calibration import Tally, answers, counted, damage, run
 from leanify.warm.donor import Donor, Slot, at_old_depth
 from leanify.warm.join import joined
 from leanify.warm.narrow import narrowed
@@ -140,23 +140,27 @@ class _Carrier:
         )
 
     @torch.no_grad()
-    def _measured(self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Played]]) -> _Measured:
-        """A stage at these slots; its blocks up to ``place`` give what they gave ``before``, by batch."""
+    def _measured(
+        self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Played]], most: float = float("inf")
+    ) -> _Measured | None:
+        """A stage at these slots; its blocks up to ``place`` give what they gave ``before``, by batch.
+
+        None as soon as the damage is more than ``most``.
+        """
         model: nn.Module = self._with({**self.slots, stage: after}).model
         blocks: list[nn.Module] = list(model.get_submodule(stage).children())
         asked = getattr(model, "base_model", model) if self.donor.headless else model
-        outputs: list[object] = []
         calls: list[list[Played]] = []
+        tally = Tally(self.donor.teacher)
         for index, batch in enumerate(self.donor.held_out):
             known = before[index][:place] if before else []
             with resumed(blocks[: len(known)], known), recording(blocks[len(known) :]) as found:
-                outputs.append(run(asked, batch))
+                output = run(asked, batch)
+            if tally.add(output, batch) > most:
+                return None
             whole = len(found) == 1 and len(found[0]) == len(blocks) - len(known)
             calls.append([*known, *found[0]] if whole else [])
-        return _Measured(self._damage(gathered(outputs, self.donor.held_out)), calls if all(calls) else [])
-
-    def _damage(self, found: Answers) -> float:
-        return damage(found, self.donor.teacher)
+        return _Measured(max(0.0, tally.damage), calls if all(calls) else [])
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -171,30 +175,38 @@ class _Carrier:
         self.slots[stage] = [(i,) for i in range(len(blocks))]
         self.blocks |= {(stage, (i,)): block for i, block in enumerate(blocks)}
         now = self._measured(stage, self.slots[stage], 0, [])
+        assert now is not None
         while len(self.slots[stage]) > new.depth:
             now = self._best_move(stage, new, now.calls)
 
     def _best_move(self, stage: str, new: Stage, calls: list[list[Played]]) -> _Measured:
-        """Take the step that costs least, of the likeliest after which the stage can still become shallow enough."""
-        tried: list[tuple[_Measured, _Move]] = []
-        for kind in ("drop", "pair"):
-            left = sum(1 for _, move in tried if move.kind == kind)
+        """Take the step that costs least, of the likeliest after which the stage can still become shallow enough.
+
+        A trial ends where it has cost more than the best one so far; pairs come first, as they mostly cost less.
+        """
+        best: tuple[_Measured, _Move] | None = None
+        for kind in ("pair", "drop"):
+            tried = 0
             for move in self._moves(stage, kind, calls) if kind in self.moves else ():
-                if left == TRIED[kind]:
+                if tried == TRIED[kind]:
                     break
                 if least_depth(move.after, self._pairs(stage), self.moves) > new.depth:
                     continue
                 try:
                     self._make(stage, move, new)
-                    tried.append((self._measured(stage, move.after, move.place, calls), move))
-                    left += 1
+                    most = best[0].damage if best else float("inf")
+                    found = self._measured(stage, move.after, move.place, calls, most)
                 except (UnsupportedModel, ShapeError) as error:
                     self.unpaired |= {(stage, move.blocks)} if kind == "pair" else set()
                     self.refused.setdefault(stage if kind == "pair" else f"{kind} {move.blocks}", str(error))
-        if not tried:
+                    continue
+                tried += 1
+                if found is not None:
+                    best = found, move
+        if best is None:
             reasons = "; ".join(dict.fromkeys(self.refused.values())) or "no further pair can be made"
             raise ShapeError(f"stage {stage!r} cannot lose a block: {reasons}")
-        found, move = min(tried, key=lambda one: one[0].damage)
+        found, move = best
         self.slots[stage] = move.after
         pair = move.kind == "pair" and (stage, move.blocks) in self.fitted
         self._take(Step(move.kind, stage, move.blocks, found.damage, pair))

@@ -16,6 +16,7 @@ half of the data decides for the other half.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,10 +27,11 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import features_of, part_of
 from leanify.lens.sites import locate
+from leanify.upstream.hooked import hooked
 from leanify.warm.blocks import copied, list_of
 from leanify.warm.calibration import rows_of
 from leanify.warm.choose import matrix_of
-from leanify.warm.correction import set_matrix
+from leanify.warm.correction import OUTPUTS, set_matrix
 from leanify.warm.donor import Donor
 from leanify.warm.pair import check_alike, join, moved, outputs_of_site
 from leanify.warm.residual import Call, Residual, Sublayer, calls_in
@@ -65,10 +67,11 @@ def fitted_pair(donor: Donor, stage: str, first: int, pared: LocatedModel, one: 
     for layer in locate(block).layers:
         if features_of(layer.output).inputs != features_of(layer.output).outputs:
             free(layer.attention.module)
-    _fit_output(block, mine[0].site, seen, "x", "before 0")
+    given = _fit_output(block, mine[0].site, seen, "x", "before 0")
     _copy_norm(block, mine[0].norm, other.block)
 
-    states = [_ran(block, s, mine[0].norm)[1] for s in seen]
+    norm = block.get_submodule(mine[0].norm)
+    states = [norm(s.values["x"] + output) for s, output in zip(seen, given, strict=True)]
     for sublayer, name in ((mine[1], "h of first"), (theirs[1], "h of second")):
         _read_through(sublayer, states, [s.values[name] for s in seen])
     join(pared.model, mine[1].site, theirs[1].site)
@@ -101,12 +104,21 @@ def _call(calls: dict[int, Call], block: nn.Module, path: str) -> Call:
     return calls[id(block.get_submodule(path))]
 
 
-def _ran(block: nn.Module, seen: Seen, path: str) -> tuple[Tensor, Tensor]:
-    """The input and the output of a module of a block on what the first layer was called with, as (tokens, width)."""
-    with calls_in([block]) as calls:
+class _Reached(Exception):
+    """Ends a forward pass at the module that was asked for: what follows it is not looked at."""
+
+
+def _into(block: nn.Module, seen: Seen, module: nn.Module) -> Tensor:
+    """The input of a module of a block on what the first layer was called with, as (tokens, width)."""
+    found: list[Tensor] = []
+
+    def reached(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        found.append(rows_of(args[0], seen.mask))
+        raise _Reached
+
+    with hooked([module.register_forward_pre_hook(reached)]), suppress(_Reached):
         block(*seen.call.args, **seen.call.kwargs)
-    call = _call(calls, block, path)
-    return rows_of(call.tensors[0], seen.mask), rows_of(call.output, seen.mask)
+    return found[0]
 
 
 def _read_through(sublayer: Sublayer, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
@@ -123,11 +135,13 @@ def _read_through(sublayer: Sublayer, given: Sequence[Tensor], wanted: Sequence[
         set_matrix(part, matrix @ through[:, :width], added)
 
 
-def _fit_output(block: nn.Module, site: Site, seen: Sequence[Seen], state: str, target: str) -> None:
-    """Fit the output projection of a site: its output and the state make what the second layer's norm took."""
+def _fit_output(block: nn.Module, site: Site, seen: Sequence[Seen], state: str, target: str) -> list[Tensor]:
+    """Fit the output projection of a site: its output and the state make what the second layer's norm took.
+
+    Returns what it then gives, batch by batch.
+    """
     output = outputs_of_site(site)[0]
-    path = next(name for name, module in block.named_modules() if module is output)
-    inputs = [_ran(block, s, path)[0] for s in seen]
+    inputs = [_into(block, s, output) for s in seen]
     wanted = [s.values[target] - s.values[state] for s in seen]
     start = matrix_of(output).double()
     bias = isinstance(output.bias, Tensor)
@@ -135,6 +149,7 @@ def _fit_output(block: nn.Module, site: Site, seen: Sequence[Seen], state: str, 
         start = torch.cat([start, output.bias.detach().double()[:, None]], 1)  # type: ignore[operator]
     solved = regression(inputs, wanted, start)
     set_matrix(output, solved[:, : inputs[0].shape[1]], solved[:, -1] if bias else None)
+    return [output(rows) for rows in inputs]
 
 
 def _copy_norm(block: nn.Module, path: str, source: nn.Module) -> None:
@@ -148,14 +163,16 @@ def regression(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor)
     """The map W that minimises Σ|W x − t|² + λ|W − W₀|² over rows x and t; W₀ = ``start``, outputs × inputs.
 
     Where ``start`` has a column more than x, it is the bias. λ is the one of `RIDGES` whose map from every other batch
-    has the least error on the rest; with one batch, the largest.
+    has the least error on the rest, in some outputs; with one batch, the largest.
     """
     halves = [_sums(given[i::2], wanted[i::2], start) for i in range(min(2, len(given)))]
     inner, cross = (sum(part[i] for part in halves) for i in range(2))
     ridge = max(RIDGES)
     if len(halves) == 2:
-        maps = {each: _solved(*halves[0], each) for each in RIDGES}
-        ridge = min(RIDGES, key=lambda each: _error(maps[each], *halves[1]))
+        (inner_of_one, one), (inner_of_other, other) = halves
+        some = slice(None, None, max(1, len(start) // OUTPUTS))
+        errors = {each: _error(_solved(inner_of_one, one[some], each), inner_of_other, other[some]) for each in RIDGES}
+        ridge = min(errors, key=errors.__getitem__)
     return start + _solved(inner, cross, ridge)  # type: ignore[arg-type]
 
 

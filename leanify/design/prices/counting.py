@@ -266,8 +266,19 @@ def observed_on_cpu(
     except Exception as error:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}. leanify.read, write and grow may still do for it"
+            f"{' '.join(str(error).split())[:200]}{_of_a_default(model)}. leanify.read, write and grow may still do "
+            "for it"
         ) from error
+
+
+def _of_a_default(model: nn.Module) -> str:
+    """What to do where transformers' default configurations of a model's parts do not fit each other."""
+    origin = origin_of(model)
+    if origin is None or origin.library != "hf" or "vision_config" not in origin.options:
+        return ""
+    return (
+        "; if these are default sizes, those of its parts may not fit each other: name a checkpoint or its config.json"
+    )
 
 
 def _tie(real: nn.Module, model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from torch import nn
@@ -21,7 +22,7 @@ from leanify.design.prices.counting import (
 )
 from leanify.design.prices.facts import Facts
 from leanify.design.prices.price_list import PriceList
-from leanify.errors import UnsupportedModel
+from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.blocks import prefix_of
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, LocatedStage
@@ -78,7 +79,29 @@ class LiveModel:
         except UnsupportedModel as error:
             if self.facts.macs is None or shape == self.located.architecture:
                 raise
-            raise UnsupportedModel(_suspects(self.located, shape, error.__cause__ or error)) from error
+            reason = self._needs_depth(shape) or _suspects(self.located, shape, error.__cause__ or error)
+            raise UnsupportedModel(reason) from error
+
+    def _needs_depth(self, shape: Architecture) -> str:
+        """An error message if the model does not run with fewer of its own blocks in a stage; else ""."""
+        whole = self.located.architecture
+        for index, (old, new) in enumerate(zip(whole.stages, shape.stages, strict=True)):
+            if new.depth >= old.depth:
+                continue
+            stages = [*whole.stages]
+            stages[index] = replace(old, blocks=old.blocks[: new.depth])
+            try:
+                count_located(write_located(self.located, replace(whole, stages=tuple(stages))), self._length)
+            except LeanifyError as error:
+                failed = error.__cause__ or error
+                if isinstance(failed, MemoryError):
+                    return ""
+                return (
+                    f"{whole.source} cannot lose blocks in {old.name}: with {new.depth} of {old.depth} its forward "
+                    f"fails with {type(failed).__name__} ({' '.join(str(failed).split())[:120]}), as where something "
+                    "outside takes the states after certain blocks. leanify.read, write and grow do for it at its depth"
+                )
+        return ""
 
     def tokens(self, shape: Architecture) -> list[int]:
         """The number of tokens N of A in each stage."""
