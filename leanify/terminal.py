@@ -39,6 +39,8 @@ def console(stderr: bool = False, width: int = WIDTH) -> Console:
 
     made = _console_class()
     out = made(stderr=stderr, theme=Theme(BARS), highlight=False, markup=False, emoji=False)  # paths may contain [x]
+    if out.color_system == "standard":  # sixteen colours are as the terminal paints them: yellow and cyan on white
+        out.no_color = True
     if not stderr:
         out.width = min(out.width, width) if out.is_terminal else width
     elif os.environ.get("LEANIFY_QUIET"):

@@ -82,6 +82,11 @@ def test_batches_change_nothing(leanify, images):
     assert one == pytest.approx(three, rel=1e-4)
 
 
+def test_kappa_is_explained_once(leanify):
+    code, out, _ = leanify(TINY_VIT[0], TINY_VIT[0], *TINY_VIT[1:], "--samples", 1)
+    assert (code, out.count("κ = σ_max/σ_min"), out.count("layers blocks.*.attn")) == (0, 1, 2)
+
+
 def test_tables_fit_a_hundred_columns(leanify):
     code, out, _ = leanify(*TINY_BERT, "--samples", 2, "--tokens", 12, "--per-head", "--weights")
     assert code == 0
@@ -251,6 +256,10 @@ def test_text_goes_in_as_bytes_where_there_is_no_tokenizer(leanify, tmp_path):
     text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
     code, out, _ = leanify(*TINY_BERT, "--data", text, "--samples", 4, "--tokens", 30, "--json")
     assert code == 0
+    text.rename(tmp_path / "train.txt")  # of a folder, its training split
+    again, of_folder, _ = leanify(*TINY_BERT, "--data", tmp_path, "--samples", 4, "--tokens", 30, "--json")
+    assert again == 0
+    assert json.loads(of_folder)["models"][0]["layers"] == json.loads(out)["models"][0]["layers"]
     (model,) = json.loads(out)["models"]
     assert "bytes modulo 300" in model["data"]
     assert model["samples"] == 4

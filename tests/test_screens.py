@@ -21,7 +21,7 @@ from leanify.runs.run_directory import RunDirectory
 from leanify.spectra.plots import _html_table, _shade, _style, figure_of
 from leanify.study import comparing as studies
 from leanify.study.tables import interval
-from leanify.terminal import CYAN, GREEN, ORANGE, RED
+from leanify.terminal import CYAN, GREEN, ORANGE, RED, console
 from leanify.training import start as training
 from leanify.units import about, metric, millions, operations, percent
 
@@ -120,6 +120,19 @@ def contrasts(colour: Any, *papers: str) -> list[float]:
 
     pairs = [sorted((bright(colour), bright(paper))) for paper in papers]
     return [light / dark for dark, light in pairs]
+
+
+@pytest.mark.parametrize(("term", "coloured"), [("xterm", False), ("xterm-256color", True)])
+def test_where_the_terminal_chooses_the_colours_there_are_none(
+    term: str, coloured: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its yellow and cyan may be unreadable on white; bold stays."""
+    for name, value in {"TERM": term, "FORCE_COLOR": "1", "COLORTERM": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    console().print("lean", style=f"bold {CYAN}")
+    printed = capsys.readouterr().out
+    assert printed == ("\x1b[1;38;5;30mlean\x1b[0m\n" if coloured else "\x1b[1mlean\x1b[0m\n")
 
 
 def test_colours_are_read_on_white_and_on_black() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanify.cli.formats import kind_of, show
+from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Explain, Format, Json
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def compare(
     if dry_run:
         with progress("pricing the designs and timing two steps of each", None):
             found = forecast(studies.planned(request), at_once)
-        return show(kind, found, found["designs"], lambda: study_tables.render_forecast(found))
+        again = typed_without("--dry-run")
+        return show(kind, found, found["designs"], lambda: study_tables.render_forecast(found, again))
     with progress("planning the study", None):
         folder = studies.folder_of(request, output, here=engine == "local" and not report)
     if not report:

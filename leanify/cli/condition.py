@@ -211,6 +211,7 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
             rows.append({**name, **report.layer_row(layer)})
         notes.append(f"{source}: {found['samples']} samples, {feed.description}.")
         warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
+    tables.append(report.CAPTION)
     description = models[0]["data"]
     return Result(
         "κ of the concatenated heads, layer by layer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join, quote
@@ -40,6 +41,11 @@ def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str 
     if carried.pretrained:  # a study's weights come from a directory or a checkpoint
         return lines[1:]
     return lines[::-1] if carried.weights else lines
+
+
+def typed_without(flag: str) -> str:
+    """The command that was typed, without a flag such as --dry-run."""
+    return join(["leanify", *(word for word in sys.argv[1:] if word != flag)])
 
 
 def to_write(arguments: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from leanify.units import millions
 
 Row = dict[str, Any]
 GAP = "  "
+WIDE = 160  # columns at most: longer purposes are cut
 
 
 def show(kind: Kind = "table", words: Sequence[str] = ()) -> None:
@@ -80,7 +81,7 @@ def _print(rows: list[Row], searched: bool) -> None:
     """
     from rich.text import Text
 
-    out = console()
+    out = console(width=WIDE)
     own = [row for row in rows if "/" not in row["recipe"]]
     shown = own if out.is_terminal and not searched else rows
     cells = [("recipe", "size", "minutes", "purpose"), *map(_cells, shown)]

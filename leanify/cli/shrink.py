@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import join
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from leanify.cli.formats import kind_of, show
+from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Format, Json, Push, pushed
 
 Words = list[str] | None
@@ -155,5 +155,5 @@ def _sentence(report: Mapping[str, Any]) -> str:
 def _next(report: Mapping[str, Any]) -> str:
     """Writing it, after a rehearsal; the command that was typed, where it was."""
     if report.get("directory") is None:
-        return join(["leanify", *(word for word in sys.argv[1:] if word != "--dry-run")])
+        return typed_without("--dry-run")
     return join(["leanify", "profile", report["source"], report["directory"]])

@@ -63,8 +63,10 @@ def _explained(study: Study, out: Console) -> Iterator[str]:
 
 
 def _about(study: Study) -> str:
+    from leanify.training.overview import data_name
+
     data = study.plan.recipe.data
-    parts = [f"{data.name}, {data.task}" if data else "", f"budget {study.plan.budget}"]
+    parts = [f"{data_name(data)}, {data.task}" if data else "", f"budget {study.plan.budget}"]
     if study.missing:
         parts.append(f"{study.missing} runs to go")
     return " · ".join(parts)
@@ -127,10 +129,10 @@ def render_predictions(predicted: Mapping[str, Any]) -> None:
     print_table(out, table(head, span))
 
 
-def render_forecast(forecast: Mapping[str, Any]) -> None:
-    """Print the predicted cost of a study."""
+def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
+    """Print the predicted cost of a study, and the command that runs it."""
     out = console()
-    shown = table(("", "depth", "heads × dim", "mlp", "params", "MACs", "rank", "min a run"), [])
+    shown = table(("", "depth", "heads × dim", "mlp", "params", "MACs", "rank", "a run"), [])
     for design in forecast["designs"]:
         shown.add_row(
             design["name"],
@@ -140,7 +142,7 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
             millions(design["params"]),
             operations(design["macs"]),
             str(design["rank"]),
-            f"{60 * design['hours_a_run']:.2g}",
+            about(3600 * design["hours_a_run"]).removeprefix("about "),
         )
     out.print(forecast["data"])
     out.print()
@@ -155,3 +157,4 @@ def render_forecast(forecast: Mapping[str, Any]) -> None:
         f"{forecast['runs']} runs, {forecast['jobs']} at a time · {about(3600 * forecast['hours_predicted'])} · "
         f"at most {binary(forecast['bytes_predicted'])} of disk{memory}{cost}"
     )
+    out.print(f"\nnext  {command}", soft_wrap=True)

@@ -115,6 +115,8 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], asked: bool, exp
         out.print("\nnext  leanify zoo swin              models with this in their name")
         out.print("      leanify zoo --status refused  which cannot be redesigned, and why")
         out.print("      leanify zoo --explain         how that was checked")
+    elif out.is_terminal and (first := next((one for one in models if one["status"] == "supported"), None)):
+        out.print(f"\nnext  leanify redesign {_name(first)}")
 
 
 def _print_sums(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
@@ -126,7 +128,8 @@ def _print_sums(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
     for name in sorted({model["library"] for model in models}):
         counts = Counter(model["status"] for model in models if model["library"] == name)
         version = table["checked_with"].get({"hf": "transformers"}.get(name, name), "")
-        out.print(f"{name} {version}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+        library = "hf (transformers)" if name == "hf" else name
+        out.print(f"{library} {version}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
     if left := table.get("not_checked", []):
         out.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def library(what: str) -> Any:
     except ImportError as error:
         raise DataError(f"{what} needs the library datasets: pip install 'leanify[data]'") from error
     datasets.disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a warning for each of its tries
     return datasets
 
 

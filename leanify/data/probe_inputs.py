@@ -18,6 +18,7 @@ from leanify.upstream.origin import is_hf
 from leanify.upstream.wall import wall, walled
 
 InputBatch = dict[str, Tensor]
+SPLITS = ("train.csv", "train.tsv", "train.jsonl", "train.parquet", "train.txt", "train")
 
 
 @dataclass
@@ -102,7 +103,15 @@ def _random_words(name: str, example: Tensor) -> str:
     return f"random input: {shape} standard normal pixels, not images"
 
 
+def data_file(data: Path) -> Path:
+    """A folder's training split, where it has one: what `leanify train` would take from it. Raises DataError."""
+    if not data.exists():
+        raise DataError(f"{data} does not exist")
+    return next((data / name for name in SPLITS if (data / name).exists()), data) if data.is_dir() else data
+
+
 def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: int, directory: Path | None) -> Feed:
+    data = data_file(data)
     if data.is_dir():
         raise DataError(f"{data} is a folder, but this model takes text; name a .txt, .csv, .tsv or .jsonl file")
     any_model: Any = model

@@ -152,7 +152,7 @@ def _write_timm(model: Any, folder: Path, with_code: bool) -> None:
     if found.architecture is not None or "attn_layer" in found.origin.options:
         raise UnsupportedModel(
             "timm alone cannot express this shape, and loads no code with a model: export to onnx or torch-export, or "
-            "import leanify before timm loads the lean directory"
+            "let timm load the lean directory itself, after `import leanify`"
         )
     words = timm_config(model, found)
     writing.write(folder / "config.json", json.dumps(words, indent=2) + "\n")

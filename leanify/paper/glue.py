@@ -23,6 +23,7 @@ from leanify.errors import DataError, RecipeError
 from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 from leanify.tasks.glue import TASKS, GlueTask, name_of, plain_name
+from leanify.terminal import progress
 from leanify.upstream.libraries import first_line
 
 HIGHEST = 5.0  # the highest score in STS-B
@@ -130,7 +131,8 @@ def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
 def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
     """`read` from the hub's data set. Raises DataError."""
     try:
-        whole = hub.library(HUB).load_dataset(HUB, name)
+        with progress(f"fetching {name} from the hub", None):
+            whole = hub.library(HUB).load_dataset(HUB, name)
     except DataError:
         raise
     except Exception as error:  # the hub client raises from several libraries

@@ -141,7 +141,7 @@ def layer_tables(
     source: str, probe: Probe, data: str, *, theory: bool = False, per_head: bool = False, weights: bool = False
 ) -> list[Any]:
     """The table of layers, optionally followed by those of single heads and of their weights."""
-    tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory), CAPTION]
+    tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory)]
     if per_head:
         tables.append(_per_head_table(probe))
     if weights:

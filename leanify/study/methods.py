@@ -68,7 +68,7 @@ def _data(study: Findings, folder: StudyFolder) -> str:
     found = _facts(study, folder, "data.json")
     sizes = found.get("samples") if isinstance(found, dict) else None
     split = ", ".join(f"{count:,} to {name}" for name, count in _sizes(sizes)) or "sizes unknown"
-    where = f"{data.name}{f' at {data.path}' if data.path else ''}, {data.task}: {split}"
+    where = f"{data.path or data.name}, {data.task}: {split}"
     judged = (
         f"; the {study.metric} of the {study.split} split after the last step is what is compared"
         if study.metric

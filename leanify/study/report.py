@@ -12,6 +12,7 @@ from leanify.study.folder import StudyFolder
 from leanify.study.methods import methods
 from leanify.study.tables import Table
 from leanify.study.values import Findings
+from leanify.training.overview import data_name
 
 TEMPLATE = "page.html.j2"
 
@@ -46,7 +47,7 @@ def write(study: Findings, path: Path) -> Path:
 def about(study: Findings) -> str:
     """One line about the comparison: data, metric, budget, designs and seeds."""
     data = study.plan.recipe.data
-    where = f"{data.name}, {data.task}" if data else ""
+    where = f"{data_name(data)}, {data.task}" if data else ""
     split = f"{study.metric} of the {study.split} split after training" if study.metric else "no run has finished yet"
     missing = f" · {study.missing} runs to go" if study.missing else ""
     seeds = len(study.plan.seeds)

@@ -21,6 +21,7 @@ from leanify.study.plan import BASELINE, CONTROL, Key, PlannedDesign, StudyPlan
 from leanify.study.statistics import FEWEST, Estimate, Noise, Run
 from leanify.study.values import Costs, DesignResult, Findings, Pair, Quality, RunResult, Verdict
 from leanify.tabular import Tabular
+from leanify.training.overview import data_name
 from leanify.units import digits, heading, millions, percent, spread
 from leanify.upstream.wall import wall
 
@@ -67,7 +68,7 @@ class Study(Findings, Tabular):
         return {
             "study": str(self.path),
             "task": None if self.plan.recipe.data is None else self.plan.recipe.data.task,
-            "data": None if self.plan.recipe.data is None else self.plan.recipe.data.name,
+            "data": None if self.plan.recipe.data is None else data_name(self.plan.recipe.data),
             "metric": self.metric,
             "split": self.split,
             "higher_is_better": self.higher_is_better,

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.architecture import Architecture
-from leanify.data.probe_inputs import feed
+from leanify.data.probe_inputs import data_file, feed
 from leanify.data.texts import vocabulary
 from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
@@ -35,7 +35,6 @@ MEANING = {
     "control": "fewer layers and the old heads",
     "narrow": "narrower MLPs alone",
 }
-SPLITS = ("train.csv", "train.tsv", "train.jsonl", "train.parquet", "train.txt", "train")
 
 
 def prepare(donor: Donor, shapes: Sequence[Architecture], what: str, more: float = 0.0) -> None:
@@ -190,10 +189,3 @@ def _others(plan: Plan) -> Iterator[tuple[str, Plan]]:
             continue  # narrower MLPs alone do not save enough
         if found.chosen.architecture not in (plan.chosen.architecture, plan.baseline.architecture):
             yield name, found
-
-
-def data_file(data: Path) -> Path:
-    """A folder's training split, where it has one: what `leanify train` would take from it."""
-    if not data.exists():
-        raise DataError(f"{data} does not exist")
-    return next((data / name for name in SPLITS if (data / name).exists()), data) if data.is_dir() else data
