@@ -3,9 +3,9 @@
     python tests/benchmarks/mutants.py [--number 40] [--seed 0] [--log FILE] [MODULE…]
 
 A mutant swaps a comparison, an operator, a constant, `and` for `or`, a condition for its opposite, or `min` for `max`.
-The mutants of a module are sampled with a seed. A mutant is killed where a test fails or takes three times as long as
-all of them together; survivors are printed as lines of a diff. Verdicts are kept in the log, and a run with the same
-log goes on. recipes/results/mutants.md has the scores and what is to be said for the survivors.
+The mutants of a module are sampled with a seed. A mutant is killed where a test fails or takes three times the
+processor time of all of them together; survivors are printed as lines of a diff. Verdicts are kept in the log, and a
+run with the same log goes on. recipes/results/mutants.md has the scores and what is to be said for the survivors.
 
 torch, timm and transformers are imported once; every mutant is a forked process that sees the changed source.
 """
@@ -19,8 +19,8 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ QUIET = [  # what was imported before the fork is no fault of the tests
 ]  # fmt: skip
 CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 Change = Callable[[], None]
+WAITS = 900  # seconds of the clock, after which a mutant hangs
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[int, Change]]:
@@ -115,20 +116,21 @@ def mutant(source: str, number: int) -> tuple[int, str]:
     return line, ast.unparse(ast.fix_missing_locations(tree))
 
 
-def passes(module: str, source: str | None, seconds: float) -> bool:
-    """Whether the module's tests pass, in a process where it has this source."""
-    child = multiprocessing.get_context("fork").Process(target=_tested, args=(module, source))
+def passes(module: str, source: str | None, seconds: int) -> bool:
+    """Whether the module's tests pass within so many processor seconds, in a process where it has this source."""
+    child = multiprocessing.get_context("fork").Process(target=_tested, args=(module, source, seconds))
     child.start()
-    child.join(seconds)
+    child.join(WAITS)
     if child.is_alive():
         child.kill()
         child.join()
     return child.exitcode == 0
 
 
-def _tested(module: str, source: str | None) -> None:
+def _tested(module: str, source: str | None, seconds: int) -> None:
     import pytest
 
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     if source is not None:
@@ -149,10 +151,10 @@ def hunt(module: str, number: int, seed: int, log: Path) -> tuple[int, list[str]
     known = (
         {(r["module"], r["change"]): r for r in map(json.loads, log.read_text().splitlines())} if log.exists() else {}
     )
-    began = time.monotonic()
+    began = _spent()
     if any((module, n) not in known for n in picked) and not passes(module, None, 3600):
         sys.exit(f"{module}: {' '.join(HELD_BY[module])} fails without a mutant")
-    limit = 20 + 3 * (time.monotonic() - began)
+    limit = 20 + int(3 * (_spent() - began))
     survivors = []
     for n in picked:
         line, changed = mutant(source, n)
@@ -164,6 +166,11 @@ def hunt(module: str, number: int, seed: int, log: Path) -> tuple[int, list[str]
         if row["survived"]:
             survivors.append(_shown(module, source, changed, line))
     return len(picked), survivors
+
+
+def _spent() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _shown(module: str, source: str, changed: str, line: int) -> str:
