@@ -67,7 +67,8 @@ def check(report: Mapping[str, Any], out: Path, source: Path, share: float) -> N
 @pytest.mark.parametrize(
     ("source", "data", "settings"),
     [
-        ("old", "reviews", ["schedule.batch_size=32"]),
+        ("old", "reviews", ["schedule.batch_size=32", "schedule.steps=9"]),
+        pytest.param("old", "reviews", ["schedule.batch_size=32"], marks=pytest.mark.slow),
         pytest.param("pictures", "pets", ["schedule.batch_size=16"], marks=pytest.mark.long),
         ("speaker", "text.txt", ["data.length=16", "schedule.batch_size=8", "data.holdout=0.2", "schedule.steps=6"]),
     ],

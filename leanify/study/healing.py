@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -200,7 +198,7 @@ def _trained(
 def _fitted(folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, Any], watcher: _Until) -> dict[str, Any]:
     place = folder.place(f"{name}-run")
     if place.exists() and not is_run(place):
-        discard(place)
+        place = folder.fresh(f"{name}-run")
     try:
         if place.exists():
             run = RunDirectory.open(place)
@@ -220,8 +218,3 @@ def _fitted(folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, An
         raise DataError(f"{place} has no checkpoint")
     put_file(trainer.state.evaluated, best.path / WEIGHTS, trainer.state.names)
     return bench.both(trainer) | {"run": str(place), "steps": best.step, "of": plan["steps"], "rate": plan["rate"]}
-
-
-def discard(place: Path) -> None:
-    """Remove what an interrupted attempt left in the work folder."""
-    shutil.rmtree(place)

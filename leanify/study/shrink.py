@@ -32,7 +32,7 @@ from leanify.study import healing
 from leanify.study.healing import Bench, steps_in
 from leanify.study.measure import on_meta
 from leanify.study.shrink_designs import Shape, shapes_of
-from leanify.study.shrink_folder import ShrinkFolder
+from leanify.study.shrink_folder import MOVING, ShrinkFolder
 from leanify.study.warm_start import batches_of
 from leanify.terminal import note, progress
 from leanify.training import start
@@ -184,7 +184,7 @@ def _shrunk(
         note(f"{name}: carried, {bench.words(made[name])}")
     healed = healing.healed(folder, bench, order[:HEALED], minutes, rates)
     best, found = max([*made.items(), *healed.items()], key=lambda pair: bench.score(pair[1]["chosen_on"]))
-    model = folder.place(best) if "run" not in found else _as_directory(folder, best, Path(found["run"]))
+    model = folder.place(best) if "run" not in found else _as_directory(folder, best)
     report = {
         "source": source,
         "task": bench.recipe.data.task,
@@ -253,7 +253,6 @@ def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> 
     def heard(step: Step) -> None:
         note(f"{shape.name}: {step.words}, {donor.teacher.unit} {damage_words(step.damage)}")
 
-    place = folder.place(shape.name)
     try:
         with progress(f"carrying weights over to {shape.name}", None):
             if shape.design is None:
@@ -263,11 +262,11 @@ def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> 
     except LeanifyError as error:
         note(f"{shape.name}: {error}")
         return {"refused": str(error)}
-    if place.exists():
-        healing.discard(place)
+    place = folder.fresh(shape.name)
     lean_directory.save(made.model, place)
     steps = [step.words for step in made.steps]
     facts: dict[str, Any] = {"damage": made.damage, "unit": donor.teacher.unit, "steps": steps}
+    facts["files"] = folder.files(shape.name)
     if shape.design is None:
         facts["shape"] = _sizes(surgery.read(made.model)) | {"params": sum(p.numel() for p in made.model.parameters())}
     return facts | bench.at(str(place)).measured() | _costs(str(place), bench.recipe)
@@ -286,10 +285,10 @@ def _costs(source: str, recipe: TrainingRecipe) -> dict[str, Any]:
     return {"params": found.params, "macs": found.macs, "latency_s": found.latency_s}
 
 
-def _as_directory(folder: ShrinkFolder, name: str, run: Path) -> Path:
+def _as_directory(folder: ShrinkFolder, name: str) -> Path:
     """A run's best model as a lean directory, with the files that lay beside the carried one."""
-    place = folder.place(f"{name}-best")
-    if place.exists():
-        healing.discard(place)
-    lean_directory.save(find.load(run), place)
+    if MOVING in folder.found:  # some of its files have moved already
+        return folder.place(f"{name}-best")
+    place = folder.fresh(f"{name}-best")
+    lean_directory.save(find.load(folder.place(f"{name}-run")), place)
     return place
