@@ -34,7 +34,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fuzz_cases import KINDS, NEEDED, SHALLOW, looked_at
-from fuzz_commands import command
+from fuzz_commands import SHRINK, command
 from fuzz_intact import HF, samples_in
 from fuzz_links import MINE, digest, mark, outside
 
@@ -61,6 +61,7 @@ ONCE = (  # what fills the libraries' own tables on first use
     ("train", "own-images", "--dry-run", "--set", "data.path=images", *SHALLOW["images"]),
     ("profile", "lean-hf", "--no-measure"),
     ("condition", "adapter", "--samples", "2"),
+    ("shrink", "hf", "--data", "rows.csv", *SHRINK, "-o", "whole"),
 )
 
 # -- running ----------------------------------------------------------------------------------------------------------

@@ -313,6 +313,7 @@ NEEDED = {
     "table": TEXTS,
     "linked_run": ("run",),
     "linked_study": ("study", "lean-timm"),
+    "linked_shrink": ("hf", "rows.csv", "shrunk"),
     "linked_model": ("hf", "bin", "adapter", "lean-timm", "lean-hf"),
     "linked_data": ("images", "pictures", "glue", "texts", "hf", "lean-timm"),
     "linked_cache": ("lean-timm", "rows.txt"),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fuzz_intact import RECIPE
+from fuzz_intact import RECIPE, SHRUNK
 
 from leanify.errors import LeanifyError
 
@@ -57,6 +57,8 @@ WORDS = (
     "κ×", "a\udcff", "a\nb", "\t", "%s", "{x}", "[red]", "[/red]", "$(ls)", "x.html", "x.png", "images", "*", "?",
     "~", "~nobody/x", "study", "-1GB", "0.5,0.5", str(10**24), "x" * 5000,
 )  # fmt: skip
+SHRINK = ("--target-params", "0.8", "--count", "body", "--minutes", "0", "--designs", "narrow",
+          *(word for setting in SHRUNK for word in ("--set", setting)))  # fmt: skip
 USES = {
     "redesign": (["lean-timm", "--target-params", "0.9", "--min-depth", "1", "-o", "out"], ["lean-hf", "--depth", "1"]),
     "train": (["run", "--dry-run"], ["hf", "--dry-run", "--set", "data.path=rows.csv"]),
@@ -65,6 +67,7 @@ USES = {
     "profile": (["lean-timm", "--no-measure"], ["lean-hf", "--repeats", "1", "--batch-size", "1"]),
     "condition": (["lean-timm", "--samples", "2"], ["hf", "--samples", "2", "--data", "rows.csv"]),
     "export": (["nowhere", "-o", "out", "--format", "hf"], ["lean-timm", "-o", "out/out", "--format", "x"]),
+    "shrink": (["hf", "--data", "rows.csv", *SHRINK, "-o", "out", "--dry-run"],),
     "recipes": ([], ["digits"]),
     "runs": ([], ["."]),
     "show": (["run"], ["lean-timm"], ["digits"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file, save_file
 
 TIMM = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 10, "embed_dim": 8, "depth": 2, "num_heads": 2}
@@ -20,6 +22,7 @@ HF = {
     "llama": SMALL | {"vocab_size": 300},
     "vit": SMALL | {"image_size": 8, "patch_size": 4},
 }
+SHRUNK = ["data.holdout=0.4", "schedule.batch_size=4"]
 RECIPE = """
 [model]
 source = "vit_tiny_patch16_224"
@@ -81,6 +84,21 @@ def samples_in(home: Path) -> None:
     _images(home / "images")
     _upstreams(home)
     _runs_on_own_data(home)
+    _half_shrunk(home)
+
+
+def _half_shrunk(home: Path) -> None:
+    """A shrink that was stopped once its weights were carried."""
+    import leanify
+    from leanify.study.shrink_folder import ShrinkFolder
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.chdir(home)
+        patch.setattr(ShrinkFolder, "finish", stopped)
+        leanify.shrink("hf", "rows.csv", 0.8, 0, "shrunk", count="body", designs=["narrow"], settings=SHRUNK)
 
 
 def _runs_on_own_data(home: Path) -> None:

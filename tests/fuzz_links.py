@@ -12,7 +12,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from fuzz_commands import command
+from fuzz_commands import SHRINK, command
+from fuzz_files import mutate, some_file
 from fuzz_intact import Here
 
 MINE = "mine.user"  # a file of the user's, in folders that leanify writes to
@@ -124,6 +125,15 @@ def of_linked_study(draw: random.Random, home: Path) -> None:
         ("redesign", "lean-timm", "--target-params", "0.9", "--min-depth", "1", "--study", "study"),
     ]
     command(*draw.choice(uses))
+
+
+def of_linked_shrink(draw: random.Random, home: Path) -> None:
+    """A shrink that was stopped, with links in its folder, an odd state, or both."""
+    if draw.random() < 0.5:
+        several(draw, home, "shrunk")
+    else:
+        mutate(draw, draw.choice([home / "shrunk" / "shrink.json", some_file(draw, home / "shrunk")]))
+    command("shrink", "hf", "--data", "rows.csv", *SHRINK, "-o", "shrunk")
 
 
 def of_linked_model(draw: random.Random, home: Path) -> None:
