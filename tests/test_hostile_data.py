@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import timm
+import tokenizers
 import torch
 from PIL import Image
 from runs import DIGITS
@@ -27,8 +28,9 @@ from leanify.data.found import Found, recognise
 from leanify.data.images import folder as image_folder
 from leanify.data.images import tables as image_tables
 from leanify.data.images.batches import ImageFolder
-from leanify.data.texts import text, tokens
+from leanify.data.texts import masked, text, tokens
 from leanify.data.texts.corpus import encoder
+from leanify.data.texts.encoded import Sentences
 from leanify.data.texts.labelled_text import Labelled
 from leanify.errors import DataError, LeanifyError, RecipeError, SourceError
 from leanify.lens.families import rows_of
@@ -40,6 +42,7 @@ from leanify.sources import find
 from leanify.training import loop, taught
 from leanify.training import start as training
 from leanify.training.predicting import _images
+from leanify.upstream.libraries import import_transformers
 
 CODE = "import sys; sys.argv[0] = 'leanify'; from leanify.cli import main; main()"
 GOOD = '{"text": "the quick brown fox jumps over the lazy dog"}\n'
@@ -223,6 +226,21 @@ def test_a_picture_that_is_a_pipe_is_not_opened_to_be_predicted(tmp_path: Path, 
     assert (names, pixels.shape[0]) == ([str(tmp_path / "1.png")], 1)
     with pytest.raises(DataError, match=r"2\.png"):
         list(_images(recipe.data, model, [tmp_path]))
+
+
+def test_a_tokenizer_that_runs_away_is_one_message(tmp_path: Path) -> None:
+    library = import_transformers()
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "[PAD]": 1, "b": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"(a+)+$"), "isolated")
+    tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
+    tokenizer.save_pretrained(tmp_path)
+    words = "a" * 50 + "!"
+    with pytest.raises(DataError, match="retry-limit"):
+        masked.encoder(tokenizer)(words)
+    with pytest.raises(DataError, match="retry-limit"):
+        Sentences([((words,), 0)], tokenizer, 8, types=False)
+    with pytest.raises(DataError, match=f"{tmp_path.name}.*retry-limit"):
+        text.encoder(tmp_path, 256)[0](words, True)
 
 
 def test_bytes_are_no_text_to_probe_with(tmp_path: Path) -> None:

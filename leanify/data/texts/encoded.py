@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leanify.data.texts import vocabulary
 from leanify.upstream.origin import is_hf
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Sentences:
     ) -> None:
         texts = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
         asked = {"return_token_type_ids": types, "return_offsets_mapping": offsets, "verbose": False}
-        found = tokenizer(*texts, truncation=True, max_length=length, **asked)
+        found = vocabulary.encoded(tokenizer, *texts, truncation=True, max_length=length, **asked)
         self.offsets: Sequence[Sequence[tuple[int, int]]] = found["offset_mapping"] if offsets else []
         self.lengths: np.ndarray = np.array([len(ids) for ids in found["input_ids"]])
         self.starts = np.concatenate([[0], self.lengths.cumsum()[:-1]])

@@ -135,7 +135,8 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     def encode(block: str) -> np.ndarray:
         documents = [part.splitlines(keepends=True) for part in block.split(tokens.END)]
         lines = [line for document in documents for line in document]
-        ids = iter(tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"] if lines else [])
+        asked = {"add_special_tokens": False, "verbose": False}
+        ids = iter(vocabulary.encoded(tokenizer, lines, **asked)["input_ids"] if lines else [])
         found: list[int] = []
         for place, document in enumerate(documents):
             for _ in document:

@@ -29,7 +29,7 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
     tokenizer = vocabulary.load(directory, "put the tokenizer that the model was trained with there")
 
     def encode(text: str, around: bool) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])
+        return list(vocabulary.encoded(tokenizer, text, add_special_tokens=around, verbose=False)["input_ids"])
 
     return encode, f"the tokenizer in {directory}"
 

@@ -79,6 +79,19 @@ def _check_not_empty(tokenizer: PreTrainedTokenizerBase, name: str | Path, inste
         )
 
 
+def encoded(tokenizer: Any, *texts: Any, **options: Any) -> Any:
+    """What a tokenizer makes of texts: its own answer. Raises DataError where its rules fail on one.
+
+    A regular expression among them may need exponential time; the library gives up, and its panic is no Exception.
+    """
+    try:
+        return tokenizer(*texts, **options)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"the tokenizer {tokenizer.name_or_path} fails on these texts: {error}") from None
+
+
 def lies_in(folder: Path) -> bool:
     """Whether a folder has a tokenizer in Hugging Face layout."""
     return any((folder / name).is_file() for name in FILES)
