@@ -14,7 +14,7 @@ from leanify.cli.tables import print_table, table
 from leanify.study import tables
 from leanify.study.tables import sizes
 from leanify.terminal import GREEN, ORANGE, RED, console
-from leanify.units import about, binary, millions, operations, percent
+from leanify.units import about, binary, macs_column, millions, percent
 
 if TYPE_CHECKING:
     from leanify.study.results import Study
@@ -132,7 +132,8 @@ def render_predictions(predicted: Mapping[str, Any]) -> None:
 def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
     """Print the predicted cost of a study, and the command that runs it."""
     out = console()
-    shown = table(("", "depth", "heads × dim", "mlp", "params", "MACs", "rank", "a run"), [])
+    unit, macs = macs_column(max(design["macs"] for design in forecast["designs"]))
+    shown = table(("", "depth", "heads × dim", "mlp", "params", unit, "rank", "a run"), [])
     for design in forecast["designs"]:
         shown.add_row(
             design["name"],
@@ -140,7 +141,7 @@ def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
             f"{sizes(design['heads'])} × {sizes(design['head_dim'])}",
             sizes(design["mlp"]),
             millions(design["params"]),
-            operations(design["macs"]),
+            macs(design["macs"]),
             str(design["rank"]),
             about(3600 * design["hours_a_run"]).removeprefix("about "),
         )
