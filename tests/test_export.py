@@ -13,10 +13,14 @@ from cases import CASES
 from torch import nn
 
 import leanify
+from leanify.design.prices.counting import call
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.exporting import modelling
+from leanify.exporting.export import _compare, _rounding, outputs_of
 from leanify.exporting.load_alone import _tensors
+from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers
+from leanify.warm.blocks import uncached
 
 SWIN = {"img_size": 56, "embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16), "num_classes": 7}
 
@@ -144,6 +148,26 @@ def test_every_tensor_of_an_output_is_compared() -> None:
     assert [
         len(x) for x in _tensors({"one": a, "past_key_values": (a, a), "rest": (b, [a], torch.ones(1).long())})
     ] == [2, 3, 2]
+
+
+def test_a_difference_within_the_models_own_rounding_is_none_of_the_export() -> None:
+    """T5 does not divide its logits: with large ones float32 itself is further from float64 than two runtimes are."""
+    shape = {"num_layers": 2, "num_decoder_layers": 2, "d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 48}
+    model = leanify.load("t5", overrides={**shape, "vocab_size": 99}).eval()
+    inputs = example_inputs(model, 2, 16)
+    roundings = []
+    for _ in range(2):
+        with torch.no_grad(), uncached(model):
+            given = outputs_of(call(model, inputs))
+            roundings.append(_rounding(model, inputs, given))
+            for name, parameter in model.named_parameters():
+                parameter.mul_(100 if name.endswith(".q.weight") else 1)
+    assert 0 < 3 * roundings[0] < roundings[1]
+    wanted = [torch.ones(3)]
+    _compare("onnx", wanted, [torch.full((3,), 1.0005)], lambda: 4e-4)
+    for off, own in ((1.0005, 1e-5), (1.2, 1.0)):
+        with pytest.raises(UnsupportedModel, match="other outputs"):
+            _compare("onnx", wanted, [torch.full((3,), off)], lambda own=own: own)
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch-export"])

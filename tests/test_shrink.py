@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from test_layouts import timm, typed
+from test_small_disks import mounted, needs_root, said, small, whole_or_one_message
 
 import leanify
 from leanify.data.splits import splits_of
@@ -196,6 +197,35 @@ def test_what_it_cannot_do_it_says_and_writes_nothing(
         leanify.shrink(name, here / data, **given)
     assert all(fact in str(raised.value) for fact in facts), str(raised.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@needs_root
+@pytest.mark.parametrize("kilobytes", [4, 64, 1400, 2700])
+def test_a_disk_that_fills_is_one_message_and_room_ends_it(kilobytes: int, here: Path, tmp_path: Path) -> None:
+    """At the first file, in a candidate, in the second one, in a checkpoint of healing."""
+    with small(tmp_path / "disk", kilobytes) as disk:
+        line = ["shrink", str(here / "old"), "--data", str(here / "reviews"), "--target-params", "0.7",
+                "--minutes", "0.05", "--designs", "control,narrow", "-o", str(disk / "out")]  # fmt: skip
+        code, words = said(*line)
+        whole_or_one_message(code, words)
+        assert code == 2
+        assert "--resume" not in words[0]
+        assert not (disk / "out" / "report.json").exists()
+        assert mounted(disk, 60_000, "remount")
+        assert said(*line) == (0, [])
+        assert (disk / "out" / "report.json").exists()
+        assert not (disk / "out" / "work").exists()
+
+
+def test_pictures_without_labels_for_a_classifier_are_refused(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    for i, file in enumerate(sorted((here / "pets").rglob("*.png"))[:8]):
+        (tmp_path / "flat" / f"{i}.png").write_bytes(file.read_bytes())
+    with pytest.raises(LeanifyError, match="flat") as raised:
+        leanify.shrink(here / "pictures", tmp_path / "flat", 0.7, output=tmp_path / "small")
+    assert "class" in str(raised.value) or "label" in str(raised.value)
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_folder_of_another_request_is_left_alone(here: Path, tmp_path: Path) -> None:

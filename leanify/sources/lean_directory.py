@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -97,8 +98,13 @@ def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
     if found.origin.library == "hf":
         if found.architecture is not None:
             hooks.check_on(f"this {type(model).__name__}")
-        with wall(f"transformers does not save this {type(model).__name__}", DirectoryError):
-            model.save_pretrained(folder)
+        try:
+            with wall(f"transformers does not save this {type(model).__name__}", DirectoryError):
+                model.save_pretrained(folder)
+        except DirectoryError as error:
+            if isinstance(error.__cause__, (OSError, SafetensorError)):  # a full disk, which `new_directory` speaks of
+                raise error.__cause__ from None
+            raise
         return {}
     tensors, tied = untied(model)
     if found.origin.library == "diffusers" and found.architecture is None:

@@ -14,7 +14,7 @@ from leanify.data.common import chosen
 from leanify.data.samples import Selection, Splits
 from leanify.data.splits import splits_of
 from leanify.design.measure.profiling import profile
-from leanify.errors import DataError
+from leanify.errors import DataError, TrainingError
 from leanify.runs.checkpoints import WEIGHTS
 from leanify.runs.places import is_run
 from leanify.runs.recipe import TrainingRecipe
@@ -213,6 +213,9 @@ def _fitted(folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, An
     except KeyboardInterrupt:
         if not watcher.reached:
             raise
+    except TrainingError as error:  # the run inside is no run of the user's
+        words, resumable, _ = str(error).partition("; resume with:")
+        raise TrainingError(words + "; the same command goes on from there" * bool(resumable)) from error
     best = RunDirectory.open(place).best()
     if best is None:
         raise DataError(f"{place} has no checkpoint")

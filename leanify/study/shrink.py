@@ -9,7 +9,8 @@ step, the other half judges: what is reported was chosen by nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from leanify.architecture import Architecture
 from leanify.data.common import vocabulary_of
 from leanify.data.texts import vocabulary
 from leanify.design.measure.profiling import profile
+from leanify.design.plan import Plan
 from leanify.errors import DataError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.runs.places import is_run
@@ -36,9 +38,12 @@ from leanify.study.shrink_folder import MOVING, ShrinkFolder
 from leanify.study.warm_start import batches_of
 from leanify.terminal import note, progress
 from leanify.training import start
+from leanify.training.memory import is_out_of_memory
 from leanify.training.preparation import data_of, trainable
+from leanify.units import binary
 from leanify.units import damage as damage_words
 from leanify.units import metric as metric_words
+from leanify.upstream.libraries import first_line
 from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
 from leanify.warm.free import free, passes
@@ -98,7 +103,8 @@ def shrink(
         raise LeanifyError(f"--shape {shape!r} is neither uniform nor free")
     plan, shapes = shapes_of(source, target_params, count, designs, shape == "free")
     if dry_run:
-        return Shrunk(_rehearsed(recipe, plan.baseline.to_json(), shapes, minutes), None)
+        with _in_memory(source, plan):
+            return Shrunk(_rehearsed(recipe, plan.baseline.to_json(), shapes, minutes), None)
     asked = {"source": source, "data": str(data), "target_params": str(target_params), "minutes": minutes}
     asked |= {
         "count": count,
@@ -111,9 +117,26 @@ def shrink(
     if folder.report is not None:
         note(f"{place} is done; remove it to begin anew")
         return Shrunk(folder.report, place)
-    bench = Bench.of(recipe, minutes)  # what cannot be trained is refused before anything is written
-    folder.keep()
-    return _shrunk(folder, bench, shapes, minutes, rates)
+    with _in_memory(source, plan):
+        bench = Bench.of(recipe, minutes)  # what cannot be trained is refused before anything is written
+        folder.keep()
+        return _shrunk(folder, bench, shapes, minutes, rates)
+
+
+@contextmanager
+def _in_memory(source: str, plan: Plan) -> Iterator[None]:
+    """Say what would help where the original, its teacher or what is computed of them does not fit into memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        weights = binary(4 * plan.baseline.params)
+        raise LeanifyError(
+            f"memory ran out ({first_line(error)}): the weights of {source} alone take {weights}, and they are held "
+            "beside a candidate's; shorter samples take less, --set data.length=N, and so do smaller batches, "
+            "--set schedule.batch_size=N"
+        ) from error
 
 
 def _recipe(source: str, data: str | Path, settings: Sequence[str]) -> TrainingRecipe:

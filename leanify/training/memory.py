@@ -87,14 +87,18 @@ def check(needed: Need, available: int, batch: int, world: int, accumulate: int,
     )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch's class for that is for accelerators alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 @contextmanager
 def spoken_of(asked: str, batch: int, world: int, accumulate: int) -> Iterator[None]:
     """Say what would help where memory runs out in a step all the same: another program took it, or kernels did."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch's class is for accelerators alone
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        if not is_out_of_memory(error):
             raise
         samples = -(-batch // (world * accumulate))
         raise TrainingError(
