@@ -218,6 +218,26 @@ def test_a_disk_that_fills_is_one_message_and_room_ends_it(kilobytes: int, here:
         assert not (disk / "out" / "work").exists()
 
 
+def test_a_candidate_is_stopped_where_the_shell_has_ctrl_c_ignored(here: Path, tmp_path: Path) -> None:
+    """A script's ``leanify shrink … &`` begins so; both candidates took the whole schedule."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        found = leanify.shrink(
+            here / "old",
+            here / "reviews",
+            0.7,
+            output=tmp_path / "small",
+            designs=["control", "narrow"],
+            rates=[1e-4],
+            settings=["schedule.steps=6", "schedule.batch_size=8"],
+        )
+    finally:
+        assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
+    healed = [one["healed"] for one in found.report["candidates"]]
+    assert sorted(one["stopped"] for one in healed) == [False, True]
+    assert next(one for one in healed if one["stopped"])["steps"] <= 2
+
+
 def test_pictures_without_labels_for_a_classifier_are_refused(here: Path, tmp_path: Path) -> None:
     (tmp_path / "flat").mkdir()
     for i, file in enumerate(sorted((here / "pets").rglob("*.png"))[:8]):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -187,6 +189,20 @@ class _Until(Silent):
         note(f"{self.name}: {words}")
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A run ends at its step also where the shell that began the process has Ctrl-C ignored (scripts, with ``&``)."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _trained(
     folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, Any], stop: int | None
 ) -> dict[str, Any]:
@@ -209,7 +225,8 @@ def _fitted(folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, An
             run = trainer.new_run(place)
         newest = max((found.step for found in run.checkpoints()), default=0)
         if watcher.stop is None or newest < watcher.stop:
-            trainer.fit(run)
+            with interruptible():
+                trainer.fit(run)
     except KeyboardInterrupt:
         if not watcher.reached:
             raise
