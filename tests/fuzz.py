@@ -94,6 +94,7 @@ def _child(kind: str, seed: int, home: Path, writer: int, shown: bool) -> None:
     """Run the case and write what went wrong, if anything, to the pipe; never returns."""
     from leanify.errors import LeanifyError
 
+    os.setpgid(0, 0)
     space = int(re.findall(r"\d+", Path("/proc/self/statm").read_text())[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (space + GIGABYTES * 2**30, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
@@ -124,11 +125,16 @@ def _child(kind: str, seed: int, home: Path, writer: int, shown: bool) -> None:
 
 
 def _outcome(child: int, reader: int) -> str | None:
-    """What the case wrote; the pipe is closed when it ends, however it does."""
-    hangs = not select.select([reader], [], [], WALL)[0]
-    if hangs:
-        os.kill(child, signal.SIGKILL)
-    found = os.read(reader, 4000).decode(errors="replace")
+    """What the case wrote, once it has ended; processes that it left are ended too."""
+    ended = os.pidfd_open(child)
+    hangs = not select.select([ended], [], [], WALL)[0]
+    os.close(ended)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.set_blocking(reader, False)
+    found = ""
+    with contextlib.suppress(BlockingIOError):  # it was killed, and a process that it left has not closed the pipe yet
+        found = os.read(reader, 4000).decode(errors="replace")
     os.close(reader)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if hangs:
