@@ -68,7 +68,6 @@ def check(report: Mapping[str, Any], out: Path, source: Path, share: float) -> N
 @pytest.mark.parametrize(
     ("source", "data", "settings"),
     [
-        ("old", "reviews", ["schedule.batch_size=32", "schedule.steps=9"]),
         pytest.param("old", "reviews", ["schedule.batch_size=32"], marks=pytest.mark.slow),
         pytest.param("pictures", "pets", ["schedule.batch_size=16"], marks=pytest.mark.long),
         ("speaker", "text.txt", ["data.length=16", "schedule.batch_size=8", "data.holdout=0.2", "schedule.steps=6"]),
@@ -105,6 +104,17 @@ def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
     trivial = report["reference"]
     assert f"{trivial['name']} {measured(report['metric'], trivial['value'])}" in sentence
     assert sentence.endswith(f"next leanify profile {report['source']} {report['directory']}")
+
+
+def test_of_two_candidates_the_better_one_is_healed_and_written(here: Path, tmp_path: Path) -> None:
+    settings = ["schedule.batch_size=32", "schedule.steps=3"]
+    out = tmp_path / "small"
+    found = leanify.shrink(
+        here / "old", here / "reviews", 0.8, 1, out, designs=["narrow", "dropped"], rates=[1e-4], settings=settings
+    )
+    check(found.report, out, here / "old", 0.8)
+    assert [one["name"] for one in found.report["candidates"]] == ["narrow", "dropped"]
+    assert all(one["healed"]["steps"] <= 3 for one in found.report["candidates"])
 
 
 STAGES = ("original", "narrow: narrow", "range test", "step 0")

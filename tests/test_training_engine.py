@@ -160,7 +160,9 @@ def test_the_largest_batch_that_fits_is_told() -> None:
 
 
 def test_too_little_memory_is_said_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"needs .* GB and cpu has .* GB; the largest batch that fits is \d+") as e:
+    with pytest.raises(
+        TrainingError, match=r"needs .* GiB and cpu has .* GiB; the largest batch that fits is \d+"
+    ) as e:
         training.train(tiny("schedule.batch_size=2000000000"), tmp_path / "run")
     largest = int(str(e.value).split("fits is ")[1].split(",")[0])
     assert 1000 < largest < 2_000_000_000

@@ -61,9 +61,9 @@ ALLOWED = {  # calls outside runs/writing.py that write, rename or remove, and w
         "unlink",
     ): "the card of a model that save_pretrained overwrites",
     ("study/folder.py", "unlink"): "the outcome of a run that failed, by --retry",
-    ("study/healing.py", "rmtree"): "an attempt in the work folder of a shrink, which it made",
     ("study/shrink_folder.py", "rename"): "files of the finished model, from its own work folder",
-    ("study/shrink_folder.py", "rmtree"): "its own work folder, which is no link",
+    ("study/shrink_folder.py", "unlink"): "what it noted when it wrote it, in its own work folder",
+    ("study/shrink_folder.py", "rmdir"): "folders of its own work folder that are empty",
     ("study/worker.py", "rmtree"): "a run's folder that was left half made, by its name",
 }
 NAMES = {
@@ -108,9 +108,7 @@ READERS = {  # modules besides runs/files.py that open files by name, and why th
     "design/prices/cache.py": f"{PACKAGED}, for a digest",
     "exporting/export.py": "what was written a moment ago",
     "machine.py": "the kernel's own files",
-    "runs/cache.py": "the cache, after `regular`",
     "runs/shards.py": "what was written a moment ago",
-    "spectra/plots.py": "a plot that would be replaced, if it is a file",
     "training/taught.py": "the cache, after `regular`",
     "zoo/table.py": f"{PACKAGED}, for a digest",
 }
