@@ -42,7 +42,7 @@ HELD_BY: dict[str, list[str]] = {  # pytest's arguments
     "design/prices/price_list.py": SEARCH,
     "design/search/search.py": [*SEARCH, "tests/test_plans.py"],
     "design/search/ranking.py": SEARCH,
-    "design/search/limits.py": SEARCH,
+    "design/search/limits.py": ["tests/test_limits.py"],
     "design/search/control.py": SEARCH,
     "warm/choose.py": WARM,
     "warm/narrow.py": WARM,

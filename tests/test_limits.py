@@ -1,0 +1,211 @@
+"""What a budget leaves to each tower, and which designs keep to it: each mask beside the same words in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import leanify
+from leanify.design.options import Options
+from leanify.design.prices.live import prices_of
+from leanify.design.prices.price_list import PriceList
+from leanify.design.search.grid import Grid, grids_of
+from leanify.design.search.limits import (
+    UNSPENT,
+    Limit,
+    _in_proportion,
+    adds_heads,
+    nearest,
+    share_out,
+    trades_layers,
+    unspent,
+    within,
+)
+from leanify.design.search.request import Request
+
+
+@pytest.fixture(scope="module")
+def vit() -> PriceList:
+    return prices_of(leanify.load("vit_small", device="meta"))
+
+
+@pytest.fixture(scope="module")
+def towers() -> PriceList:
+    """An encoder and a decoder of different widths of MLP."""
+    small = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}
+    return prices_of(leanify.load("bart", overrides=small | heads, device="meta"), 16)
+
+
+# -- dividing a saving ------------------------------------------------------------------------------------------------
+
+PARTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(PARTS, st.integers(0, 100))
+def test_a_saving_is_divided_whole_in_proportion_and_below_the_caps(
+    parts: Sequence[tuple[int, int]], saving: int
+) -> None:
+    weights, most = [weight for weight, _ in parts], [cap for _, cap in parts]
+    found = _in_proportion(saving, weights, most)
+    assert sum(found) == pytest.approx(saving)
+    taking = [i for i, weight in enumerate(weights) if weight or not any(weights)]
+    assert all(found[i] == 0 for i in range(len(parts)) if i not in taking)
+    if saving <= sum(most[i] for i in taking):
+        assert all(found[i] <= most[i] + 1e-9 for i in taking)
+    rates = [found[i] / (weights[i] or 1) for i in taking]
+    below = [rate for i, rate in zip(taking, rates, strict=True) if found[i] < most[i] - 1e-9]
+    assert below == pytest.approx([max(rates)] * len(below))  # who is not at the cap gives as much as anybody
+
+
+def test_a_tower_at_its_cap_leaves_the_rest_to_the_others() -> None:
+    assert _in_proportion(12, [1, 1, 2], [1, 9, 9]) == pytest.approx([1, 11 / 3, 22 / 3])
+    assert _in_proportion(6, [0, 0], [9, 9]) == [3, 3]
+
+
+def test_one_tower_has_the_budget_to_itself(vit: PriceList) -> None:
+    for request in (Request(limits={"params": 7 * 10**6, "macs": 10**9}), Request(limits={"params": 10})):
+        (limits,) = share_out(vit, request, grids_of(vit, request))
+        assert limits == {cost: Limit(most, UNSPENT * most) for cost, most in request.limits.items()}
+
+
+def test_towers_save_in_proportion_to_their_blocks(towers: PriceList) -> None:
+    whole = int(towers.total(towers.baseline).params)
+    request = Request(limits={"params": round(0.9 * whole)})
+    grids = grids_of(towers, request)
+    shares = share_out(towers, request, grids)
+    held = [towers.held(grid.tower.stages, "params") for grid in grids]
+    savings = [whole - share["params"].most for share in shares]
+    assert sum(savings) == pytest.approx(whole - request.limits["params"])
+    assert savings[0] / savings[1] == pytest.approx(held[0] / held[1])
+    slacks = [share["params"].slack for share in shares]
+    assert sum(slacks) == pytest.approx(UNSPENT * request.limits["params"])
+    assert slacks[0] / slacks[1] == pytest.approx(held[0] / held[1])
+
+
+def test_a_tower_saves_no_more_than_it_can(towers: PriceList) -> None:
+    """Of the encoder one depth alone is allowed, so the decoder saves what its part cannot."""
+    whole = int(towers.total(towers.baseline).params)
+    request = Request(limits={"params": round(0.85 * whole)}, options=Options(min_mlp=4, min_depth=4))
+    grids = grids_of(towers, request)
+    shares = share_out(towers, request, grids)
+    least = [int(grid.cost.params.min()) for grid in grids]
+    savings = [whole - share["params"].most for share in shares]
+    assert sum(savings) == pytest.approx(whole - request.limits["params"])
+    if sum(savings) <= sum(whole - one for one in least):
+        assert all(saving <= whole - one + 1e-6 for saving, one in zip(savings, least, strict=True))
+
+
+def test_a_tower_of_its_own_budget_has_that_and_the_other_stays(towers: PriceList) -> None:
+    names = [grid.tower.name for grid in grids_of(towers, Request(limits={"params": 1}))]
+    whole = int(towers.total(towers.baseline).params)
+    request = Request(tower_params={names[0]: 5_000})
+    grids = grids_of(towers, request)
+    first, second = share_out(towers, request, grids)
+    held = [towers.held(grid.tower.stages, "params") for grid in grids]
+    assert first == {"params": Limit(whole - held[0] + 5_000, UNSPENT * 5_000)}
+    assert second == {"params": Limit(whole, UNSPENT * held[1])}
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grid(vit: PriceList) -> Grid:
+    (found,) = grids_of(vit, Request(limits={"params": 11 * 10**6}))
+    return found
+
+
+def _limits(grid: Grid, place: int, slack: float = 0.1) -> dict[str, Limit]:
+    """Limits that one design meets exactly."""
+    return {
+        cost: Limit(float(getattr(grid.cost, cost)[place]), slack * float(getattr(grid.cost, cost)[place]))
+        for cost in ("params", "macs")
+    }
+
+
+def test_within_is_every_limit_the_limit_itself_included(grid: Grid) -> None:
+    place = len(grid) // 2
+    limits = _limits(grid, place)
+    params, macs = grid.cost.params, grid.cost.macs
+    expected = [p <= params[place] and m <= macs[place] for p, m in zip(params, macs, strict=True)]
+    assert within(grid, limits).tolist() == expected
+    assert within(grid, limits)[place]
+    assert 0 < sum(expected) < len(grid)
+    assert within(grid, {}).all()
+
+
+def test_unspent_is_under_every_limit(grid: Grid) -> None:
+    place = len(grid) // 2
+    params, macs = grid.cost.params, grid.cost.macs
+    slack = Limit(float(params[place]) + 100.0, 100.0), Limit(float(macs[place]) + 50.0, 50.0)  # met exactly
+    limits = {"params": slack[0], "macs": slack[1]}
+    expected = [p < params[place] and m < macs[place] for p, m in zip(params, macs, strict=True)]
+    assert unspent(grid, limits).tolist() == expected
+    assert not unspent(grid, limits)[place]
+    assert 0 < sum(expected) < len(grid)
+    assert not unspent(grid, {}).any()
+
+
+def test_nearest_are_those_within_a_slack_of_the_least_unused(grid: Grid) -> None:
+    limits = {"params": Limit(2e7, 4e5), "macs": Limit(4e9, 1e8)}
+    among = np.arange(len(grid)) % 3 == 0
+    unused = []
+    for i in range(len(grid)):
+        unused.append(min((2e7 - float(grid.cost.params[i])) / 4e5, (4e9 - float(grid.cost.macs[i])) / 1e8))
+    least = min(each for each, is_in in zip(unused, among, strict=True) if is_in)
+    expected = [bool(is_in) and each <= least + 1 for each, is_in in zip(unused, among, strict=True)]
+    assert nearest(grid, limits, among).tolist() == expected
+    assert 0 < sum(expected) < among.sum()
+    assert (nearest(grid, {}, among) == among).all()
+    nothing = np.zeros(len(grid), bool)
+    assert not nearest(grid, limits, nothing).any()
+
+
+def test_a_slack_below_one_counts_as_one(grid: Grid) -> None:
+    """A budget of a few parameters divides by nothing."""
+    limits = {"params": Limit(float(grid.cost.params.min()) + 0.5, 0.0)}
+    among = np.ones(len(grid), bool)
+    best = float(grid.cost.params.max())
+    assert nearest(grid, limits, among).tolist() == [float(p) >= best - 1 for p in grid.cost.params]
+
+
+@pytest.mark.parametrize("times", [1.0, 1.5, 2.0])
+def test_more_heads_are_more_and_at_least_so_many_times(grid: Grid, times: float) -> None:
+    expected = [heads > 6 and heads >= times * 6 for heads in grid.heads.tolist()]
+    assert adds_heads(grid, times).tolist() == expected
+    assert 9 in grid.heads
+    assert 0 < sum(expected) < len(grid)
+    assert adds_heads(grid).tolist() == [heads > 6 for heads in grid.heads.tolist()]
+
+
+def test_layers_are_traded_for_heads_unless_one_is_pinned(vit: PriceList) -> None:
+    limits = {"params": 11 * 10**6}
+    for options in (Options(), Options(depth=12), Options(heads=6), Options(heads=9), Options(head_dim=32)):
+        request = Request(options, limits)
+        (found,) = grids_of(vit, request)
+        heads, depth = found.heads.tolist(), found.depth.tolist()
+        if options.heads or options.head_dim:
+            expected = [True] * len(found)
+        elif options.depth:
+            expected = [each > 6 for each in heads]
+        else:
+            expected = [each > 6 and layers < 12 for each, layers in zip(heads, depth, strict=True)]
+        assert trades_layers(found, request).tolist() == expected, options
+
+
+def test_where_no_block_can_go_narrower_mlps_pay() -> None:
+    prices = prices_of(leanify.load("albert", overrides={"num_hidden_layers": 2}, device="meta"), 16)
+    request = Request(limits={"params": int(0.95 * int(prices.total(prices.baseline).params))})
+    (found,) = grids_of(prices, request)
+    old = found.old
+    pairs = zip(found.heads.tolist(), found.mlp.tolist(), strict=True)
+    expected = [heads > old.heads and mlp < old.mlp for heads, mlp in pairs]
+    assert found.shortest == found.old_depth
+    assert trades_layers(found, request).tolist() == expected
+    assert 0 < sum(expected) < len(found)
