@@ -69,6 +69,16 @@ def test_what_lies_where_a_candidate_goes_is_renamed(folder: ShrinkFolder) -> No
     assert [file.read_text() for file in (folder.path / "work").glob("narrow.kept-*/best.txt")] == ["mine"]
 
 
+def test_a_report_that_was_changed_is_refused(folder: ShrinkFolder) -> None:
+    folder.finish(folder.place("narrow"), {"chosen": "narrow", "directory": "small", "value": float("nan")})
+    again = ShrinkFolder.open(folder.path, ASKED)
+    assert again.report is not None
+    assert again.report["chosen"] == "narrow"
+    (folder.path / "report.json").write_text(json.dumps({**again.report, "directory": "elsewhere"}))
+    with pytest.raises(DirectoryError, match=r"report\.json has changed"):
+        _ = again.report
+
+
 def test_killed_while_its_files_move_it_goes_on(folder: ShrinkFolder) -> None:
     folder.once(MOVING, dict)
     (folder.place("narrow") / "README.md").rename(folder.path / "README.md")
@@ -89,6 +99,9 @@ def test_killed_while_its_files_move_it_goes_on(folder: ShrinkFolder) -> None:
         {"plan narrow": {"steps": 1.5, "rate": 1}},
         {"healed narrow": {"quality": "x"}},
         {"reference": {"name": 7}},
+        {"reference": {"name": "x"}},
+        {"carried narrow": {**CARRIED, "files": [{}]}},
+        {"carried narrow": {**CARRIED, "latency_s": "x"}},
         {"seconds": "x"},
     ],
 )

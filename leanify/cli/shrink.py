@@ -80,8 +80,8 @@ def shrink(
     except KeyboardInterrupt as error:
         error.args = ("interrupted; the same command goes on where it was stopped",)
         raise
-    if push is not None and found.report.get("directory") is not None:
-        pushed(str(found.report["directory"]), push)
+    if push is not None and found.directory is not None:
+        pushed(str(found.directory), push)
     rows = [_row(one, found.report) for one in found.report["candidates"]]
     show(kind, found.to_json(), rows, lambda: _render(found.report, rows))
 

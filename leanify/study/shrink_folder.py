@@ -8,6 +8,7 @@ report.json   the result; with it stand the model's own files, and work/ is gone
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -37,6 +38,7 @@ WRITTEN: Mapping[str, Mapping[str, Any]] = {  # the keys of a finding, by the fi
     "plan": {"steps": int, "rate": NUMBER},
     "third": HEALED,
     "healed": HEALED,
+    "report": {"sum": str},
 }
 
 
@@ -104,7 +106,11 @@ class ShrinkFolder:
     def report(self) -> dict[str, Any] | None:
         """The result, once there is one."""
         file = self.path / REPORT
-        found: dict[str, Any] | None = read_json(file, DirectoryError) if file.is_file() else None
+        if not file.is_file():
+            return None
+        found: dict[str, Any] = read_json(file, DirectoryError)
+        if "report" in self.found and self.found["report"]["sum"] != _sum(found):
+            raise DirectoryError(f"{file} has changed since it was written; remove {self.path} to begin anew")
         return found
 
     def finish(self, model: Path, report: Mapping[str, Any]) -> None:
@@ -117,6 +123,7 @@ class ShrinkFolder:
         try:
             for name in names:
                 (model / name).rename(self.path / name)
+            self.once("report", lambda: {"sum": _sum(report)})
             self._write(REPORT, report)
             self._clear()
         except OSError as error:
@@ -149,6 +156,10 @@ class ShrinkFolder:
         return sorted(str(file.relative_to(work)) for file in (work / name).rglob("*") if file.is_file())
 
 
+def _sum(report: Any) -> str:
+    return hashlib.sha256(json.dumps(report).encode()).hexdigest()
+
+
 def _is_sound(name: str, found: Any) -> bool:
     """Whether a finding is of the kind that `shrink` writes under its name."""
     kind = name.partition(" ")[0]
@@ -160,4 +171,10 @@ def _is_sound(name: str, found: Any) -> bool:
         return False
     if kind == "carried" and "refused" in found:
         return isinstance(found["refused"], str)
-    return all(isinstance(found.get(key), types) for key, types in WRITTEN.get(kind, {}).items())
+    lists = [found.get(key, []) for key in ("files", "steps") if kind == "carried"]
+    return (
+        all(key in found and isinstance(found[key], types) for key, types in WRITTEN.get(kind, {}).items())
+        and all(isinstance(one, str) for names in lists for one in names)
+        and isinstance(found.get("latency_s"), (*NUMBER, type(None)))
+        and isinstance(found.get("shape", {}), dict)
+    )
