@@ -52,6 +52,7 @@ def test_json_holds_the_contracts_keys(leanify):
     (model,) = json.loads(out)["models"]
     assert model["source"] == TINY_VIT[0]
     assert model["samples"] == 3
+    assert model["fresh_weights"] is True
     assert model["data"].startswith("random input")
     assert len(model["layers"]) == 2
     layer = model["layers"][0]

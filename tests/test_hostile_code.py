@@ -162,6 +162,16 @@ def test_an_adapter_is_merged_and_can_be_trained_on(folder: Path) -> None:
     assert all(parameter.requires_grad for parameter in merged.parameters())
 
 
+def test_an_adapter_beside_its_bases_configuration_is_an_adapter(folder: Path) -> None:
+    """The configuration alone was a model without weights: fresh ones were measured in the adapter's name."""
+    pytest.importorskip("peft")
+    made = adapter(folder)
+    plain = leanify.load(made)
+    shutil.copy(folder / "config.json", made)
+    for name, tensor in leanify.load(made).state_dict().items():
+        torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

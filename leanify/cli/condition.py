@@ -187,6 +187,9 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
     """Probe each source: a table of layers."""
     import torch
 
+    from leanify.machine import device_of
+    from leanify.sources.find import find
+    from leanify.sources.weights import load
     from leanify.spectra import report
     from leanify.spectra.measure import condition as probe_model
     from leanify.spectra.plots import layers_figure
@@ -197,19 +200,21 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
     rows: list[dict[str, Any]] = []
     for source in sources:
         torch.manual_seed(options.seed)
-        model = _load(source, options)
+        found = find(source, overrides=options.overrides, cls=options.cls, pretrained=options.pretrained)
+        model = load(found).to(device_of(options.device))
         feed = _feed(model, source, options)
         with progress(f"probing {source}", options.samples) as tick:
             probe = probe_model(model, feed.batches, per_head=options.per_head, weights=True, on_batch=tick)
         del model
-        found = report.model_json(source, probe, feed.description)
+        answer = report.model_json(source, probe, feed.description) | {"fresh_weights": found.weights is None}
         probes[source] = probe
-        models.append(found)
-        tables += report.layer_tables(source, probe, feed.description, **parts)
-        for layer in found["layers"]:
+        models.append(answer)
+        title = source if found.weights is not None else f"{source} · fresh weights"
+        tables += report.layer_tables(title, probe, feed.description, **parts)
+        for layer in answer["layers"]:
             name = {"source": source} if len(sources) > 1 else {}
             rows.append({**name, **report.layer_row(layer)})
-        notes.append(f"{source}: {found['samples']} samples, {feed.description}.")
+        notes.append(f"{source}: {answer['samples']} samples, {feed.description}.")
         warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
     tables.append(report.CAPTION)
     description = models[0]["data"]

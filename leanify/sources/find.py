@@ -154,6 +154,8 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: 
     if (path / "config.json").exists():
         found = _in_config(path / "config.json", overrides, cls)
         where = file or (path if weights.lie_in(path) else None)
+        if where is None and (path / adapters.CONFIG).is_file():  # an adapter with its base's configuration beside it
+            return _adapted(path, overrides, cls)
         found = replace(found, weights=where)
         return found if cls is not None or where is None else heads.as_stored(found, path, where)
     if card is not None:
