@@ -18,6 +18,7 @@ from leanify.warm.blocks import list_of, with_blocks
 from leanify.warm.calibration import answers, damage, moments
 from leanify.warm.choose import RIDGE, surviving
 from leanify.warm.correction import least_squares
+from leanify.warm.donor import Donor
 from leanify.warm.narrow import narrow, projections
 from leanify.zoo import tiny
 from leanify.zoo.running import difference, outputs, randomised
@@ -218,3 +219,20 @@ def test_layers_that_share_a_table_of_heads_keep_the_same_heads(name: str) -> No
         if before.attention.path.split(".")[0] == "encoder":
             kept.append(heads)
     assert all(heads == kept[0] for heads in kept)
+
+
+@pytest.mark.parametrize(
+    "name", ["hf/gpt2", "hf/bert", "timm/vit_base_patch16_224", "timm/swin_tiny_patch4_window7_224"]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_as_many_tokens_are_counted_as_projections_see(name: str, masked: bool) -> None:
+    """Of texts with and without padding, and of pictures; in a pyramid, where there are fewest."""
+    model, _ = built(name)
+    batches = data(model)
+    if masked and "input_ids" in batches[0]:
+        batches = [{**batch, "attention_mask": torch.ones_like(batch["input_ids"])} for batch in batches]
+        for batch in batches:
+            batch["attention_mask"][0, 5:] = 0
+    donor = Donor(model, batches[:2], batches[2:])
+    found = moments(model, projections(locate(model)), batches[:2])
+    assert donor.tokens == min(each.tokens for each in found.values())

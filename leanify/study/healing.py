@@ -15,7 +15,7 @@ import torch
 from leanify.data.common import chosen
 from leanify.data.samples import Selection, Splits
 from leanify.data.splits import splits_of
-from leanify.design.measure.profiling import profile
+from leanify.design.prices import counting
 from leanify.errors import DataError, TrainingError
 from leanify.runs.checkpoints import WEIGHTS
 from leanify.runs.places import is_run
@@ -53,7 +53,7 @@ class Bench:
     def of(given: TrainingRecipe, minutes: float) -> Bench:
         """Of a size that suits the time. Raises LeanifyError for what cannot be trained."""
         splits = sized(splits_of(data_of(given), on_meta(given.model)), given, minutes)
-        trainer = Trainer(_alone(given), splits=splits)
+        trainer = Trainer(_alone(given), splits=splits, trains=minutes > 0)
         return Bench(given, trainer.splits, trainer.task.metric, trainer.task.sign)
 
     @property
@@ -67,7 +67,7 @@ class Bench:
 
     def measured(self) -> dict[str, float]:
         """The metric on the samples that choose, ``chosen_on``, and on those that judge, ``quality``."""
-        return self.both(Trainer(_alone(self.recipe), splits=self.splits))
+        return self.both(Trainer(_alone(self.recipe), splits=self.splits, trains=False))
 
     def both(self, trainer: Trainer) -> dict[str, float]:
         assert self.splits.test is not None
@@ -100,7 +100,7 @@ def sized(splits: Splits, recipe: TrainingRecipe, minutes: float) -> Splits:
     """
     lengths = getattr(splits.validation, "lengths", None)
     tokens = recipe.data.length if lengths is None else max(2, round(float(lengths.mean())))
-    macs = profile(recipe.model.source, batch_size=1, tokens=tokens, measure=False).macs
+    macs = counting.count(on_meta(recipe.model), tokens).macs
     seconds = macs / SPEED["cuda" if torch.cuda.is_available() else "cpu"]
     time = 60 * max(minutes, 10.0)
     most = min(MEASURED[1], max(MEASURED[0], int(time / 20 / seconds)))

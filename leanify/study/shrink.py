@@ -19,11 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from leanify import machine
 from leanify.architecture import Architecture
 from leanify.data.common import vocabulary_of
 from leanify.data.texts import vocabulary
-from leanify.design.measure.profiling import profile
+from leanify.design.measure import profiling
 from leanify.design.plan import Plan
+from leanify.design.prices import counting
 from leanify.errors import DataError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.runs.places import is_run
@@ -43,6 +45,7 @@ from leanify.training.preparation import data_of, trainable
 from leanify.units import binary
 from leanify.units import damage as damage_words
 from leanify.units import metric as metric_words
+from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
 from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
@@ -192,7 +195,7 @@ def _shrunk(
 ) -> Shrunk:
     began = time.perf_counter()
     source = bench.recipe.model.source
-    original = folder.once("original", lambda: bench.measured() | _costs(source, bench.recipe))
+    original = folder.once("original", lambda: bench.measured() | _costs(bench.recipe))
     reference = folder.once("reference", bench.reference)
     words = "" if reference is None else f"; {reference['name']}: {metric_words(bench.metric, reference['value'])}"
     note(f"original: {bench.words(original)}{words}; {bench.judged_on}")
@@ -292,7 +295,8 @@ def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> 
     facts["files"] = folder.files(shape.name)
     if shape.design is None:
         facts["shape"] = _sizes(surgery.read(made.model)) | {"params": sum(p.numel() for p in made.model.parameters())}
-    return facts | bench.at(str(place)).measured() | _costs(str(place), bench.recipe)
+    own = bench.at(str(place))
+    return facts | own.measured() | _costs(own.recipe)
 
 
 def _sizes(found: Architecture) -> dict[str, Any]:
@@ -302,10 +306,13 @@ def _sizes(found: Architecture) -> dict[str, Any]:
     return {"depth": len(layers), **sizes, "architecture": found.to_json()}
 
 
-def _costs(source: str, recipe: TrainingRecipe) -> dict[str, Any]:
+def _costs(recipe: TrainingRecipe) -> dict[str, Any]:
     """Parameters, MACs and the latency of one sample on this machine."""
-    found = profile(source, batch_size=1, tokens=recipe.data.length, repeats=5)
-    return {"params": found.params, "macs": found.macs, "latency_s": found.latency_s}
+    model, place = on_meta(recipe.model), machine.device_of(None)
+    counted = counting.count(model, recipe.data.length)
+    real = profiling.fresh(model, place)
+    latency = profiling.seconds(real, example_inputs(real, 1, recipe.data.length, place), 5)
+    return {"params": counted.params, "macs": counted.macs, "latency_s": latency}
 
 
 def _as_directory(folder: ShrinkFolder, name: str) -> Path:

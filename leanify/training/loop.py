@@ -55,11 +55,14 @@ Metrics = dict[str, float]
 class Trainer:
     """A recipe's model, data, task and optimiser, built and checked before anything is written.
 
-    ``splits`` are the recipe's, where they are read already.
+    ``splits`` are the recipe's, where they are read already. Where nothing is trained, ``trains`` is False: the memory
+    of a step is then neither predicted nor checked.
     """
 
     @wall("this recipe cannot be trained", RecipeError)
-    def __init__(self, recipe: Recipe, watcher: Watcher | None = None, splits: Splits | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, watcher: Watcher | None = None, splits: Splits | None = None, trains: bool = True
+    ) -> None:
         recipe = self.recipe = trainable(recipe)
         data, optim, schedule = recipe.data, recipe.optim, recipe.schedule
         self.accelerator = accelerator_of(recipe)
@@ -97,7 +100,7 @@ class Trainer:
             sample = self.splits.scaled(first_sample(self.splits)[0])
             begun = distillation.begin(distill, self.task, self.bare, teacher, sample, self.seed, self.accelerator)
             self.task, self.learner = begun, begun.learner
-        self.need = memory_of(recipe, self.bare, self.accelerator, teacher)
+        self.need = memory_of(recipe, self.bare, self.accelerator, teacher) if trains else None
         guards.check_memory(self.need, self.bare, self.accelerator, order.batch_size, recipe.run.accumulate)
         average = None if optim.ema is None else engine.average_of(self.bare, optim.ema)
         maps = None if self.learner is None else self.learner.maps

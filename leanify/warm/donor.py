@@ -93,7 +93,7 @@ class Donor:
 
     def forecast(self, shapes: Sequence[Architecture]) -> float:
         """About how often the model runs on the held-out batches, to carry its weights to all of these shapes."""
-        seen, measured = self.tokens, sum(map(_tokens, self.held_out))
+        seen, measured = self.tokens, sum(map(self.count, self.held_out))
         steps = [
             max(0, old.depth - new.depth)
             for shape in shapes
@@ -142,7 +142,24 @@ class Donor:
     @cached_property
     def tokens(self) -> int:
         """Tokens that choose and correct."""
-        return sum(map(_tokens, self.batches))
+        return sum(map(self.count, self.batches))
+
+    def count(self, batch: Batch) -> int:
+        """Tokens of a batch, without padding."""
+        mask, ids = batch.get("attention_mask"), batch.get("input_ids")
+        if mask is not None:
+            return int(mask.sum())
+        return len(next(iter(batch.values()))) * self.patches if ids is None else ids.numel()
+
+    @cached_property
+    def patches(self) -> int:
+        """Tokens of a picture, or of a sound: in the stage that has fewest of them."""
+        batch = self.batches[0]
+        several = [list_of(self.located, stage.name) for stage in self.located.stages]
+        tapes = [record(self.model, blocks, [batch]) for blocks in several if blocks]
+        states = [tape.calls[0][0].state for tape in tapes if tape is not None]
+        rows = [state[..., 0].numel() // len(next(iter(batch.values()))) for state in states]
+        return max(1, min(rows, default=1))
 
     def cut(self, site: Site, symbol: str, wanted: Layer, picks: Picks | None = None) -> Cut:
         """What stays of a site's heads or units; ``picks`` where other layers have decided that."""
@@ -209,11 +226,6 @@ class Donor:
         module = list_of(self.located, stage.name)[block]
         calls = self.calls(stage.name, block)
         return moments_in(modules, ((mask, partial(replay, module, call)) for mask, call in calls))
-
-
-def _tokens(batch: Batch) -> int:
-    mask = batch.get("attention_mask")
-    return len(next(iter(batch.values()))) if mask is None else int(mask.sum())
 
 
 def count_of(site: Site, symbol: str, wanted: Layer) -> int:

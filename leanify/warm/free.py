@@ -32,7 +32,7 @@ from leanify.warm.tape import Tape, record, resumed
 
 UNITS, HEADS = (0.75, 0.5, 0.25), (0.5, 0.25)  # shares that a block may keep
 ROUNDS = 2
-PATCHES = 50  # tokens of a sample without a mask, about
+PATCHES = 50  # that a picture counts as: a classifier answers once a picture
 TOKENS = 1024  # of the held-out batches, by which variants are scored
 
 
@@ -95,8 +95,7 @@ def _some(donor: Donor) -> Iterator[Batch]:
         if seen >= TOKENS:
             return
         yield batch
-        mask = batch.get("attention_mask")
-        seen += int(mask.sum()) if mask is not None else len(next(iter(batch.values()))) * PATCHES
+        seen += donor.count(batch) if "input_ids" in batch else len(next(iter(batch.values()))) * PATCHES
 
 
 @torch.no_grad()
