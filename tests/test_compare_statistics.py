@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from benchmarks.statistics_simulated import WORLDS, simulate
+from scipy import stats
 
 from leanify.study import statistics
 from leanify.study.statistics import Estimate, Noise, Part, Run
@@ -54,14 +56,114 @@ def test_the_noise_is_that_of_a_fit_of_design_and_seed() -> None:
 
 def test_the_samples_are_the_paired_test_over_samples() -> None:
     """One design against another with one answer each: the variance over samples is that of SciPy's paired t-test."""
-    from scipy import stats
-
     table = np.repeat(RNG.normal(size=(2, 1, 50)), 3, axis=1)  # all seeds give the same answers
     found = Noise(runs(table)).difference("d1", "d0")
     assert found.of_seeds is not None
     assert found.of_seeds.variance == 0
     oracle = stats.ttest_rel(table[1, 0], table[0, 0])
     assert 2 * min(found.above(0.0), 1 - found.above(0.0)) == pytest.approx(oracle.pvalue, rel=1e-6)
+
+
+def test_seeds_and_samples_are_crossed_as_in_an_analysis_of_variance() -> None:
+    """(MS of seeds + MS of samples − MS of the rest) / (seeds · samples), by statsmodels on the differences."""
+    pandas = pytest.importorskip("pandas", reason="an oracle: pip install pandas")
+    formula = pytest.importorskip("statsmodels.formula.api", reason="an oracle: pip install statsmodels")
+    anova = pytest.importorskip("statsmodels.stats.anova", reason="an oracle: pip install statsmodels")
+    seeds, samples = 4, 9
+    table = RNG.normal(size=(2, seeds, samples)) + RNG.normal(0, 2, (2, seeds, 1)) + RNG.normal(0, 2, (2, 1, samples))
+    found = Noise(runs(table)).difference("d1", "d0")
+    rows = [(str(s), str(n), value) for (s, n), value in np.ndenumerate(table[1] - table[0])]
+    squares = anova.anova_lm(formula.ols("y ~ C(s) + C(n)", pandas.DataFrame(rows, columns=["s", "n", "y"])).fit())
+    of = squares["mean_sq"] / (seeds * samples)
+    assert found.of_seeds is not None
+    assert found.of_samples is not None
+    assert found.of_samples.variance > 0
+    assert (found.seeds, found.samples) == (seeds, samples)
+    assert (found.of_seeds.variance, found.of_seeds.freedom) == pytest.approx((of["C(s)"], seeds - 1))
+    assert (found.of_samples.variance, found.of_samples.freedom) == pytest.approx(
+        (of["C(n)"] - of["Residual"], samples - 1)
+    )
+    share = stats.t.isf(0.01, seeds - 1) ** 2 * of["C(s)"]
+    share += stats.t.isf(0.01, samples - 1) ** 2 * (of["C(n)"] - of["Residual"])
+    difference = (table[1] - table[0]).mean()
+    assert found.interval(0.01) == pytest.approx((difference - math.sqrt(share), difference + math.sqrt(share)))
+    one = Noise(runs(table)).mean("d1")  # one run behind each value; the noise within both designs, pooled
+    assert one.of_seeds is not None
+    assert one.of_seeds.variance == pytest.approx(table.mean(2).var(axis=1, ddof=1).mean() / seeds)
+    assert one.of_seeds.freedom == 2 * (seeds - 1)
+
+
+def test_noise_of_runs_and_samples_is_subtracted_once_and_no_variance_is_below_zero() -> None:
+    """Runs whose outcomes have nothing in common: what the seeds' part already has is all of the samples' part."""
+    table = np.zeros((2, 3, 6))
+    table[1] = [[3, 0, 0, -3, 1, -1], [0, 3, -3, 0, -1, 1], [-3, -3, 3, 3, 0, 0]]
+    found = Noise(runs(table + np.arange(3)[:, None] * [[[1]], [[-1]]])).difference("d1", "d0")
+    assert found.of_seeds is not None
+    assert found.of_samples is not None
+    assert found.of_seeds.variance > 0
+    assert found.of_samples.variance == 0.0
+    quiet = Noise(runs(table)).difference("d1", "d0")  # means without noise: nothing of the samples' part is theirs
+    assert quiet.of_seeds is not None
+    assert quiet.of_samples is not None
+    assert quiet.of_seeds.variance == 0.0
+    floor = 6.0**2 / 3 / 5 / 6  # one sample's worth of difference in each run, averaged over 3 runs
+    assert quiet.of_samples.variance == pytest.approx(floor)
+
+
+def test_an_accuracy_counts_one_sample_more_and_two_models_that_agree_differ_by_one() -> None:
+    right = np.zeros((2, 3, 20))
+    right[:, :, :17] = 100.0
+    noise = Noise(runs(right))
+    found, tie = noise.mean("d0"), noise.difference("d0", "d1")
+    assert found.of_samples is not None
+    assert found.of_samples.variance == pytest.approx((20 * 85 * 15 + 100**2) / 19 / 20)
+    assert tie.of_samples is not None
+    assert tie.of_samples.variance == pytest.approx(100**2 / 3 / 19 / 20)
+    fixed = np.zeros(20)
+    fixed[:10] = 100.0
+    against = noise.above("d0", 50.0, fixed)
+    assert (against.mean, against.samples) == (35.0, 20)
+    assert against.of_samples is not None
+    assert against.of_samples.variance == pytest.approx((20 * 35 * 65 + 100**2) / 19 / 20)
+
+
+def test_a_part_that_cannot_be_known_is_left_out() -> None:
+    table = RNG.normal(size=(2, 3, 8))
+    some = runs(table)
+    assert Noise(some).above("d0", 0.5, table[0, 0][:7]).of_samples is None  # of other samples
+    assert Noise(some).above("d0", 0.5, None).of_samples is None
+    single = Noise([*some[:3], some[3]]).mean("d1")  # one seed, beside a design with three
+    assert (single.seeds, single.of_seeds, single.known) == (1, None, False)
+    assert single.of_samples is not None
+    for odd in (Run("d1", 2, 0.1, table[1, 2][:7]), Run("d1", 2, 0.1)):
+        mixed = Noise([*some[:5], odd])
+        assert (mixed.samples, mixed.difference("d0", "d1").of_samples) == (0, None)
+        assert mixed.difference("d0", "d1").seeds == 3
+    one_sample = Noise(runs(table[:, :, :1]))
+    assert (one_sample.samples, one_sample.mean("d0").of_samples) == (0, None)
+    two_samples = Noise(runs(table[:, :, :2])).mean("d0")
+    assert two_samples.of_samples is not None
+    assert two_samples.of_samples.freedom == 1
+    assert Noise(some).seeds_of() == []
+    assert math.isnan(Noise(some).mean("d9").mean)
+    assert Noise([]).between is None
+    assert Noise([Run("a", 0, 1.0), Run("b", 0, 2.0)]).within is None  # no run to spare
+    assert Noise([Run("a", 0, 1.0), Run("a", 1, 2.0)]).within == Part(0.5, 1)
+
+
+def test_a_p_value_is_where_the_interval_ends() -> None:
+    found = Estimate(1.3, 4, 50, Part(0.2, 6), Part(0.05, 49))
+    for bound in (-1.0, 0.0, 1.29, 1.31, 2.0):
+        p = found.above(bound)
+        low, high = found.interval(min(p, 1 - p)) or (0, 0)
+        assert (low if bound < 1.3 else high) == pytest.approx(bound)
+        assert (p < 0.5) == (bound < 1.3)
+        both = 2 * min(p, 1 - p) * statistics.ALPHA / statistics.alpha_of(1)
+        assert statistics.two_sided(replace(found, mean=1.3 - bound)) == pytest.approx(min(1, both))
+    assert found.above(1.3) == 0.5
+    far = replace(found, of_seeds=Part(1e-12, 1000), of_samples=Part(1e-12, 1000))
+    assert (far.above(-1e6), far.above(1e6)) == (0.0, 1.0)
+    assert statistics.over_looks(0.9, 3) == 1.0
 
 
 def test_a_difference_of_rounding_alone_is_none() -> None:
@@ -166,6 +268,43 @@ def test_the_seeds_needed_decide_80_times_in_100() -> None:
         then = Estimate(mean, needed.seeds, 2000, Part(2 * variance / needed.seeds, freedom), Part(0.001, 1999))
         decided += statistics.answer_of(then, 0.0, look=2) == "shown"
     assert decided / 1000 == pytest.approx(0.8, abs=0.08)
+
+
+@pytest.mark.parametrize("mean", [0.8, 0.35, -0.6])
+def test_the_seeds_needed_are_the_first_of_all_that_do(mean: float) -> None:
+    """One number of seeds after the other, and the range as the answers for the effects at its two ends."""
+    found = Estimate(mean, 4, 500, Part(0.1, 9), Part(0.002, 499))
+    margin, alpha = 0.1, statistics.alpha_of(2)
+    needed = statistics.needed(found, margin, look=2)
+    assert needed is not None
+
+    def enough(seeds: int) -> bool:
+        of_seeds, freedom = 0.1 * 4 / seeds, 9 * (seeds - 1) / 3
+        half = math.sqrt(stats.t.isf(alpha, freedom) ** 2 * of_seeds + stats.t.isf(alpha, 499) ** 2 * 0.002)
+        power = stats.norm.cdf((abs(mean + margin) - half) / math.sqrt(of_seeds + 0.002))
+        return bool(power >= 0.8)
+
+    assert needed.seeds == next(seeds for seeds in range(3, 1001) if enough(seeds))
+    spread = stats.norm.isf(0.1) * math.sqrt(0.102)
+    for end, shift in ((needed.low, spread), (needed.high, -spread)):
+        gain = abs(mean + margin) + shift
+        moved = statistics.needed(replace(found, mean=gain), 0.0, look=2) if gain > 0 else None
+        assert end == (moved.seeds if moved else None)
+    assert needed.samples is None
+    assert statistics.needed(replace(found, of_samples=None), margin, look=2) is None
+    assert statistics.needed(replace(found, of_seeds=None), margin, look=2) is None
+
+
+def test_where_the_runs_are_too_noisy_no_number_is_named() -> None:
+    """More than a thousand seeds, and more samples would not do either: neither is named."""
+    found = statistics.needed(Estimate(0.05, 3, 500, Part(4.0, 6), Part(1e-6, 499)), 0.0, look=2)
+    assert found is not None
+    assert (found.seeds, found.high, found.samples) == (None, None, None)
+    assert found.low is not None
+    more = statistics.needed(Estimate(0.5, 3, 100, Part(0.01, 6), Part(1.0, 99)), 0.0, look=2)
+    assert more is not None
+    reach = stats.norm.isf(statistics.alpha_of(2)) + stats.norm.ppf(0.8)
+    assert more.samples == math.ceil(100 * reach**2 * 1.0 / 0.25)
 
 
 def test_where_seeds_would_not_do_the_samples_are_named() -> None:

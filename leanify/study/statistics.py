@@ -127,8 +127,10 @@ class Noise:
         self.runs = {(run.design, run.seed): run for run in runs}
         self.between = _residual(runs, with_seeds=True)
         self.within = _residual(runs, with_seeds=False)
-        lengths = {None if run.outcomes is None else len(run.outcomes) for run in runs}
-        self.samples = lengths.pop() or 0 if len(lengths) == 1 else 0
+        lengths = {0 if run.outcomes is None else len(run.outcomes) for run in runs}
+        self.samples = (
+            lengths.pop() if len(lengths) == 1 else 0
+        )  # 0: not every run has the outcomes of the same samples
         if self.samples < 2:
             self.samples = 0
         self.unit = _unit(runs) if self.samples else 0.0
@@ -149,10 +151,9 @@ class Noise:
         """``design`` − ``against`` over the seeds that both have."""
         pairs = [(self.runs[design, seed], self.runs[against, seed]) for seed in self.seeds_of(design, against)]
         values = np.array([one.quality - other.quality for one, other in pairs])
-        outcomes = [
-            None if one.outcomes is None or other.outcomes is None else one.outcomes - other.outcomes
-            for one, other in pairs
-        ]
+        outcomes: list[Array | None] = [None] * len(pairs)
+        if self.samples:  # every run kept as many
+            outcomes = [one.outcomes - other.outcomes for one, other in pairs]  # type: ignore[operator]
         found = self._estimate(values, outcomes, self.between, 2)
         largest = max((abs(run.quality) for pair in pairs for run in pair), default=0.0)
         return replace(found, mean=0.0) if abs(found.mean) < ROUNDING * largest else found
