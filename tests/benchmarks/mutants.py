@@ -31,7 +31,8 @@ SEARCH = ["tests/test_judgements.py", "tests/test_redesign.py", "-k",
           "tower or binds or steps_of_eight or half_of or front or papers_lean_vit"]  # fmt: skip
 WARM = ["tests/test_warm_shrink.py", "tests/test_judgements.py", "-k", "units or each_unit or correction or say_the"]
 STUDY = ["tests/test_compare_statistics.py", "tests/test_judgements.py", "-k", "statistics or runs_failed"]
-RESULTS = [*STUDY[:2], "tests/test_compare_page.py", "-k", "runs_failed or page"]
+RESULTS = ["tests/test_results.py", "tests/test_judgements.py", "tests/test_compare_page.py", "-k",
+           "test_results or runs_failed or page_says or kappa_is_shown"]  # fmt: skip
 TRAINING = ["tests/test_training.py", "tests/test_masked.py", "tests/test_judgements.py", "-k",
             "test_training.py or goes_down or resumed or odd_sample"]  # fmt: skip
 HELD_BY: dict[str, list[str]] = {  # pytest's arguments
