@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from leanify.cli import main
+from leanify.cli.next_lines import to_write
 
 MAKERS = Path(__file__).parent / "fixtures" / "documents"
 TINY = (
@@ -85,6 +86,14 @@ def test_a_design_that_is_only_shown_is_written_by_the_line_below_it(
     assert last.startswith("next  leanify redesign digits-study ")
     assert typed(last.removeprefix("next  leanify "), monkeypatch) == 0
     assert (here / "lean-3" / "config.json").is_file()
+
+
+def test_the_recommended_design_is_written_by_the_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").mkdir()
+    lean = "leanify redesign gpt2 -o lean"
+    assert to_write(["redesign", "gpt2"]) == [lean]
+    assert to_write(["redesign", "gpt2"], "plain") == ["leanify redesign gpt2 --choose plain -o plain-2", lean]
 
 
 def test_several_designs_are_not_written_by_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

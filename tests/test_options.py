@@ -58,6 +58,11 @@ def test_a_value_that_no_model_makes_valid_is_refused_in_python_too(options: dic
         leanify.redesign("no such model", target_params=0.5, **options)
 
 
+def test_none_is_the_default_of_every_option() -> None:
+    assert Options(**dict.fromkeys(NAMES)) == Options()
+    assert Options(**dict.fromkeys(NAMES)).changed == {}
+
+
 def test_a_name_that_is_no_option_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="max_param"):
         leanify.redesign("vit_tiny", max_param=0.5)

@@ -246,6 +246,12 @@ def test_a_run_fits_a_small_terminal(monkeypatch: Any, capsys: Any, shape: str) 
     ]
 
 
+def test_no_axis_of_percent_goes_above_100() -> None:
+    full = Curves([(1, 0.1), (9, 0.1)], [], "top1", [(1, 100.0), (9, 100.0)])
+    assert "101" not in in_text(full, 80, 9)
+    assert figure(full, "run").axes[1].get_ylim()[1] == 100
+
+
 @pytest.mark.parametrize("width", [50, 80])
 def test_a_curve_of_one_point_has_a_marker(width: int) -> None:
     text = in_text(Curves([(23, 2.32)], [(23, 2.31)], "top1", [(23, 6.4)]), width, 9)

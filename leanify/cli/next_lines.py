@@ -48,15 +48,27 @@ def typed_without(flag: str) -> str:
     return join(["leanify", *(word for word in sys.argv[1:] if word != flag)])
 
 
-def to_write(arguments: Sequence[str]) -> list[str]:
-    """The command that was typed, with a folder that is not there yet; none where it was called from Python."""
+def to_write(arguments: Sequence[str], recommended: str = "lean") -> list[str]:
+    """The command that was typed, with a folder that is not there yet; none where it was called from Python.
+
+    Where another design than lean is ``recommended``, the line that writes that one comes first.
+    """
     if arguments[:1] != ["redesign"] or "--" in arguments:
         return []
-    folder, number = "lean", 2
-    while Path(folder).exists():
-        folder, number = f"lean-{number}", number + 1
     asked = [word for word in arguments if word != "--explain"]
-    return [f"leanify {join([*asked, '-o', folder])}"]
+    lines = [f"leanify {join([*asked, '-o', _new_folder('lean')])}"]
+    if recommended != "lean" and not any(word.startswith("--choose") for word in asked):
+        other = [*asked, "--choose", recommended, "-o", _new_folder(recommended)]
+        lines.insert(0, f"leanify {join(other)}")
+    return lines
+
+
+def _new_folder(name: str) -> str:
+    """The name, or with the first number under which nothing is there yet."""
+    folder, number = name, 2
+    while Path(folder).exists():
+        folder, number = f"{name}-{number}", number + 1
+    return folder
 
 
 def _has_data(source: str) -> bool:

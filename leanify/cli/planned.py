@@ -82,7 +82,8 @@ def planned(
         if plan.directory:
             lines = next_lines(plan, carried, overrides, options.cls)
         else:
-            lines = to_write(sys.argv[1:]) if len(sources) * len(asked) == 1 else []
+            recommended = plan.recommended.design if carrying is None else "lean"
+            lines = to_write(sys.argv[1:], recommended) if len(sources) * len(asked) == 1 else []
         yield Shown(plan, options.target_params, carrying, predicted, lines)
 
 

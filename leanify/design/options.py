@@ -40,7 +40,7 @@ class Flag:
 @dataclass(frozen=True)
 class Options:
     """What `redesign` is asked for. A budget is a share of the baseline or an amount; a pin is one number, one for
-    every stage, or one for every tower by its name; None leaves it open.
+    every stage, or one for every tower by its name. None leaves a budget or a pin open, and others at their default.
 
     Raises BudgetError, ShapeError or LeanifyError for a value that no model makes valid.
     """
@@ -83,6 +83,9 @@ class Options:
     cls: Annotated[str | None, Flag("NAME", "a transformers class, such as AutoModelForCausalLM", "--class")] = None
 
     def __post_init__(self) -> None:
+        for name, default in _defaults().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise LeanifyError(f"{flag_of(name)} {getattr(self, name)!r} is none of {', '.join(allowed)}")
@@ -101,7 +104,7 @@ class Options:
     @property
     def changed(self) -> dict[str, Any]:
         """The options that differ from their defaults, as a plan's JSON holds them."""
-        default = {option.name: option.default for option in fields(self)} | {"overrides": {}}
+        default = _defaults()
         return {name: value for name, value in vars(self).items() if value != default[name]}
 
     @property
@@ -113,6 +116,10 @@ class Options:
     def asks_nothing(self) -> bool:
         """Whether there is neither a budget nor a pin."""
         return all(getattr(self, name) is None for name in (*BUDGETS, *PINS))
+
+
+def _defaults() -> dict[str, Any]:
+    return {option.name: option.default for option in fields(Options)} | {"overrides": {}}
 
 
 @cache

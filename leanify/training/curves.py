@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from leanify.spectra.plots import COLOURS, figure_of
-from leanify.units import heading
+from leanify.units import PERCENT, heading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Curve = list[tuple[int, float]]  # (step, value)
 SIDE_BY_SIDE = 76  # columns that two plots need
 DOT = "●"
+NEAR_FULL = (98, 100)  # the axis of a metric that is 100% all along, which would else go above
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,19 @@ def in_text(curves: Curves, width: int, height: int) -> str:
     """The curves as characters, without colours: the losses and the metric, side by side where there is room."""
     single = len(curves.train) == 1
     plots = (
-        (f"loss  {DOT if single else '⡠'} training  o validation", [curves.train, curves.validation]),
-        (f"validation {heading(curves.metric)}", [curves.quality]),
+        (f"loss  {DOT if single else '⡠'} training  o validation", [curves.train, curves.validation], False),
+        (f"validation {heading(curves.metric)}", [curves.quality], curves.metric in PERCENT),
     )
-    shown = [(title, some) for title, some in plots if any(some)]
+    shown = [plot for plot in plots if any(plot[1])]
     beside = len(shown) > 1 and width >= SIDE_BY_SIDE
     each = (width - 2) // 2 if beside else width
-    drawn = [[title, *_plot(some, each, height)] for title, some in shown]
+    drawn = [[title, *_plot(some, each, height, are_percent)] for title, some, are_percent in shown]
     if beside:
         return "\n".join(f"{left:{each}}  {right}".rstrip() for left, right in zip_longest(*drawn, fillvalue=""))
     return "\n".join(line for lines in drawn for line in lines)
 
 
-def _plot(curves: Sequence[Curve], width: int, height: int) -> list[str]:
+def _plot(curves: Sequence[Curve], width: int, height: int, are_percent: bool) -> list[str]:
     import plotext
 
     figure = plotext.figure
@@ -76,6 +77,8 @@ def _plot(curves: Sequence[Curve], width: int, height: int) -> list[str]:
     )
     figure.ruler("x").ticks(places, [f"{place:,}" for place in places])
     figure.label("step", 0)
+    if are_percent and all(value == 100 for curve in curves for _, value in curve):
+        figure.ruler("y").lim(*NEAR_FULL)
     text = re.sub("\x1b\\[[0-9;]*m", "", str(figure.build()))
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
@@ -101,6 +104,8 @@ def figure(curves: Curves, title: str) -> Figure:
     if curves.quality:
         axes[1].plot(*zip(*curves.quality, strict=True), color=COLOURS[1], marker="o", markersize=4)
         axes[1].set(xlabel="step", ylabel=heading(curves.metric), title=f"validation {curves.metric}")
+        if curves.metric in PERCENT and all(value == 100 for _, value in curves.quality):
+            axes[1].set_ylim(*NEAR_FULL)
     for panel in axes:
         panel.locator_params(axis="x", integer=True)
     return drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from leanify.data.texts import vocabulary
 from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
 from leanify.design.search.design import Design
+from leanify.design.search.warnings import OLD_HEADS
 from leanify.errors import BudgetError, DataError, ShapeError
 from leanify.sources.weights import is_headless
 from leanify.terminal import note, progress
@@ -188,4 +190,5 @@ def _others(plan: Plan) -> Iterator[tuple[str, Plan]]:
         except (BudgetError, ShapeError):
             continue  # narrower MLPs alone do not save enough
         if found.chosen.architecture not in (plan.chosen.architecture, plan.baseline.architecture):
-            yield name, found
+            kept = [words for words in found.warnings if words != OLD_HEADS]  # it stands beside designs with others
+            yield name, replace(found, warnings=kept)

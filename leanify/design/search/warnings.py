@@ -16,6 +16,7 @@ from leanify.design.search.search import MORE_HEADS, SearchResult
 from leanify.units import percent
 
 UNEQUAL = 0.1  # difference of MACs between lean and its control that is told
+OLD_HEADS = "no control: lean has the baseline's heads"
 
 
 def warnings(
@@ -99,7 +100,7 @@ def _control_warnings(
         has_old_heads = all(a.heads == b.heads for a, b in pairs)
         has_mlp = any(b.mlp for _, b in pairs)
         if has_old_heads and has_mlp:
-            yield "no control: lean has the baseline's heads"
+            yield OLD_HEADS
         else:
             yield "no control: these stages have no MLP to widen"
         return
