@@ -48,10 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what ``slow.txt`` names: single cases that cost more than others of their test."""
+    """Mark as slow what ``slow.txt`` names: tests, and single cases that cost more than others of their test."""
     named = set(Path(__file__).with_name("slow.txt").read_text("utf-8").splitlines())
     for item in items:
-        if item.nodeid.removeprefix("tests/") in named:
+        case = item.nodeid.removeprefix("tests/")
+        if case in named or case.partition("[")[0] in named:
             item.add_marker(pytest.mark.slow)
 
 

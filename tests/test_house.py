@@ -131,3 +131,10 @@ def test_the_errors_that_are_drawn_are_public() -> None:
 def test_no_room_has_the_name_of_a_public_function() -> None:
     """Importing ``leanify.NAME`` as a package would put the package in the function's place."""
     assert not {room_of(path.parts) for path in MODULES} & set(leanify.__all__)
+
+
+def test_every_slow_case_names_a_test() -> None:
+    tests = Path(__file__).parent
+    for line in (tests / "slow.txt").read_text("utf-8").splitlines():
+        file, _, case = line.partition("::")
+        assert f"def {case.partition('[')[0]}(" in (tests / file).read_text("utf-8"), line
