@@ -15,7 +15,7 @@ from leanify.errors import UnsupportedModel
 from leanify.lens.sites import locate
 from leanify.warm.blocks import with_blocks
 from leanify.warm.donor import Donor
-from leanify.warm.fit import fitted_pair, regression
+from leanify.warm.fit import _Change, fitted_pair, regression
 from leanify.warm.pair import pair
 from leanify.warm.residual import Residual, residuals
 from leanify.zoo import laws, tiny
@@ -225,6 +225,18 @@ def test_a_fit_is_never_worse_than_where_it_starts() -> None:
                 for x, t in zip(rows, wanted, strict=True)) for w in (start, solved)
         ]  # fmt: skip
         assert error[1] <= error[0] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("tokens", [4, 6, 40])
+def test_a_ridge_is_the_same_by_inputs_and_by_tokens(tokens: int) -> None:
+    """The textbook's formula, whichever of the two squares is smaller."""
+    torch.manual_seed(tokens)
+    rows, missed = torch.randn(tokens, 6).double(), torch.randn(tokens, 3).double()
+    for ridge in (1e-4, 1.0):
+        strength = ridge * rows.square().sum() / 6 * torch.eye(6)
+        wanted = torch.linalg.solve(rows.T @ rows + strength.double(), rows.T @ missed).T
+        given = _Change(rows.split(3), missed.split(3)).of(ridge)
+        assert torch.allclose(given, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.long

@@ -165,35 +165,47 @@ def regression(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor)
     Where ``start`` has a column more than x, it is the bias. λ is the one of `RIDGES` whose map from every other batch
     has the least error on the rest, in some outputs; with one batch, the largest.
     """
-    halves = [_sums(given[i::2], wanted[i::2], start) for i in range(min(2, len(given)))]
-    inner, cross = (sum(part[i] for part in halves) for i in range(2))
+    rows = [torch.cat([x, x.new_ones(len(x), start.shape[1] - x.shape[1])], 1) for x in given]
+    missed = [t - x @ start.to(x.dtype).T for x, t in zip(rows, wanted, strict=True)]
     ridge = max(RIDGES)
-    if len(halves) == 2:
-        (inner_of_one, one), (inner_of_other, other) = halves
+    if len(rows) > 1:
         some = slice(None, None, max(1, len(start) // OUTPUTS))
-        errors = {each: _error(_solved(inner_of_one, one[some], each), inner_of_other, other[some]) for each in RIDGES}
+        others = [(x, left[:, some]) for x, left in zip(rows[1::2], missed[1::2], strict=True)]
+        half = _Change(rows[::2], [left[:, some] for left in missed[::2]])
+        errors = {each: _error(half.of(each), others) for each in RIDGES}
         ridge = min(errors, key=errors.__getitem__)
-    return start + _solved(inner, cross, ridge)  # type: ignore[arg-type]
+    return start + _Change(rows, missed).of(ridge)
 
 
-def _sums(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ x xᵀ, and Σ (t − W₀ x) xᵀ."""
-    inner = start.new_zeros(start.shape[1], start.shape[1])
-    cross = torch.zeros_like(start)
-    for x, t in zip(given, wanted, strict=True):
-        rows = torch.cat([x, x.new_ones(len(x), start.shape[1] - x.shape[1])], 1)
-        inner += rows.T @ rows
-        cross += (t - rows @ start.to(x.dtype).T).T @ rows
-    return inner, cross
+class _Change:
+    """What is added to W₀, from rows x and from what W₀ misses of their targets, at any strength of the ridge.
+
+    With X (tokens × inputs) and R (tokens × outputs) it is Rᵀ X (Xᵀ X + λ)⁻¹ = Rᵀ (X Xᵀ + λ)⁻¹ X: the smaller of the
+    two squares is solved.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], missed: Sequence[Tensor]) -> None:
+        self.inputs = rows[0].shape[1]
+        self.power = sum(float(x.double().square().sum()) for x in rows) / self.inputs
+        self.whole: Tensor | None = None
+        if sum(map(len, rows)) < self.inputs:
+            self.whole, self.cross = torch.cat(list(rows)).double(), torch.cat(list(missed)).double()
+            self.square = self.whole @ self.whole.T
+            return
+        self.square = rows[0].new_zeros(self.inputs, self.inputs, dtype=torch.float64)
+        self.cross = self.square.new_zeros(self.inputs, missed[0].shape[1])
+        for x, left in zip(rows, missed, strict=True):
+            self.square += x.T @ x
+            self.cross += x.T @ left
+
+    def of(self, ridge: float) -> Tensor:
+        """Outputs × inputs."""
+        square = self.square.clone()
+        square.diagonal().add_(ridge * max(self.power, 1e-30))
+        solved: Tensor = torch.cholesky_solve(self.cross, torch.linalg.cholesky(square)).T
+        return solved if self.whole is None else solved @ self.whole
 
 
-def _solved(inner: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    strength = ridge * float(inner.diagonal().mean().clamp(min=1e-30))
-    added = torch.diag(torch.full_like(inner.diagonal(), strength))
-    solved: Tensor = torch.cholesky_solve(cross.T, torch.linalg.cholesky(inner + added)).T
-    return solved
-
-
-def _error(change: Tensor, inner: Tensor, cross: Tensor) -> float:
-    """Σ|t − (W₀ + change) x|², less what no change alters."""
-    return float(((change @ inner) * change).sum() - 2 * (change * cross).sum())
+def _error(change: Tensor, others: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Σ|t − (W₀ + change) x|² over rows x, each with t − W₀ x."""
+    return sum(float((left - x @ change.to(x.dtype).T).square().sum()) for x, left in others)
