@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from torch import Tensor, nn
 import leanify
 from leanify.errors import UnsupportedModel
 from leanify.lens.sites import locate
+from leanify.upstream.inputs import example_inputs
 from leanify.warm.blocks import with_blocks
+from leanify.warm.carry import carry
 from leanify.warm.donor import Donor
 from leanify.warm.fit import _Change, fitted_pair, regression
+from leanify.warm.narrow import projections
 from leanify.warm.pair import pair
 from leanify.warm.residual import Residual, residuals
 from leanify.zoo import laws, tiny
@@ -162,7 +166,6 @@ def test_pairs_are_paired_again() -> None:
         ("hf/bert", "encoder.layer", "post-norm"),
         ("hf/albert", "encoder.albert_layer_groups.0.albert_layers", "there is no pair"),
         ("hf/qwen3", "layers", "one weight for all heads"),
-        ("hf/t5", "encoder.block", "differs between them"),
         ("timm/swin_tiny_patch4_window7_224", "layers.2.blocks", "windowed"),
         ("timm/vit_base_patch16_rpn_224", "blocks", "post-norm"),
     ],
@@ -227,14 +230,47 @@ def test_a_fit_is_never_worse_than_where_it_starts() -> None:
         assert error[1] <= error[0] * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(("stage", "fewer"), [(0, 0), (0, 2), (1, 0)])
+def test_under_a_shared_table_a_pair_with_a_dead_block_is_the_other_one(stage: int, fewer: int) -> None:
+    """Every row of T5's table keeps one of two heads: all of the living block's, so that nothing is lost by the pair.
+
+    With fewer heads, it keeps those that every layer does.
+    """
+    model, _ = tiny.build("hf", "t5")
+    model = randomised(model)
+    torch.manual_seed(0)
+    batches = [example_inputs(model, 4, 12) for _ in range(12)]
+    blocks = leanify.read(model).stages[stage]
+    for path, module in projections(locate(model)).items():
+        if path.startswith(f"{blocks.name}.2"):
+            module.weight.data.zero_()  # type: ignore[operator, union-attr]
+    old = leanify.read(model)
+    assert blocks.primary is not None
+    new = blocks.reshape(blocks.depth - 1, blocks.primary.heads - fewer, mlp=blocks.primary.mlp)
+    shape = replace(old, stages=tuple(new if i == stage else each for i, each in enumerate(old.stages)))
+    donor = Donor(model, batches[:10], batches[10:])
+    paired, dropped = (carry(donor, shape, moves=(move,)) for move in ("pair", "drop"))
+    assert [step.words for step in paired.steps] == ["narrow", f"pair {blocks.name} 1 + 2"]
+    assert dropped.steps[-1].words == f"drop {blocks.name} 2"
+    given, expected = (outputs(one.model, lambda m: m(**batches[0])) for one in (paired, dropped))
+    assert difference(given, expected) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
+def test_a_shared_table_is_paired_on_data_alone(name: str) -> None:
+    model, call = tiny.build("hf", name.partition("/")[2])
+    with pytest.raises(UnsupportedModel, match="without data"):
+        pair(model.double(), leanify.read(model).stages[0].name, 1, run(call))
+
+
 @pytest.mark.parametrize("tokens", [4, 6, 40])
 def test_a_ridge_is_the_same_by_inputs_and_by_tokens(tokens: int) -> None:
     """The textbook's formula, whichever of the two squares is smaller."""
     torch.manual_seed(tokens)
     rows, missed = torch.randn(tokens, 6).double(), torch.randn(tokens, 3).double()
     for ridge in (1e-4, 1.0):
-        strength = ridge * rows.square().sum() / 6 * torch.eye(6)
-        wanted = torch.linalg.solve(rows.T @ rows + strength.double(), rows.T @ missed).T
+        strength = ridge * rows.square().sum() / 6 * torch.eye(6).double()
+        wanted = torch.linalg.solve(rows.T @ rows + strength, rows.T @ missed).T
         given = _Change(rows.split(3), missed.split(3)).of(ridge)
         assert torch.allclose(given, wanted, rtol=1e-9, atol=1e-12)
 

@@ -79,7 +79,7 @@ def shared_table(located: LocatedModel, stage: LocatedStage) -> str:
     for site in attentions:
         for axes in axes_of(site):
             parts.setdefault(axes.part, []).append(site.path)
-    alone = (f"{paths[0]}.{part}" for part, paths in parts.items() if len(set(paths)) < len(attentions))
+    alone = (f"{paths[0]}.{part}" for part, paths in parts.items() if len(set(paths)) == 1 < len(attentions))
     return outside or next(alone, "")
 
 

@@ -15,7 +15,7 @@ half of the data decides for the other half.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -50,10 +50,19 @@ class Seen:
 
 
 @torch.no_grad()
-def fitted_pair(donor: Donor, stage: str, first: int, pared: LocatedModel, one: Residual, other: Residual) -> nn.Module:
+def fitted_pair(
+    donor: Donor,
+    stage: str,
+    first: int,
+    pared: LocatedModel,
+    one: Residual,
+    other: Residual,
+    kept: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+) -> nn.Module:
     """A block with the heads and units of two post-norm blocks, which makes of the donor's states what its two make.
 
-    ``one`` and ``other`` are the two as they stand in ``pared``. Raises UnsupportedModel where they are unlike.
+    ``one`` and ``other`` are the two as they stand in ``pared``; ``kept`` as in `join`. Raises UnsupportedModel where
+    they are unlike.
     """
     check_alike(pared, one, other)
     if len(one.groups) != 2 or not all(s.norm for s in one.sublayers):
@@ -63,7 +72,7 @@ def fitted_pair(donor: Donor, stage: str, first: int, pared: LocatedModel, one: 
     mine, theirs = ([moved(s, r, b) for s in r.sublayers] for r, b in ((one, block), (other, second)))
 
     _read_through(theirs[0], [s.values["x"] for s in seen], [s.values["y"] for s in seen])
-    join(pared.model, mine[0].site, theirs[0].site)
+    join(pared.model, mine[0].site, theirs[0].site, kept)
     for layer in locate(block).layers:
         if features_of(layer.output).inputs != features_of(layer.output).outputs:
             free(layer.attention.module)

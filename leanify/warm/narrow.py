@@ -98,12 +98,12 @@ def projections(located: LocatedModel) -> dict[str, nn.Module]:
     return found
 
 
-def by_moments(found: Mapping[str, Moments], wanted: Layer, correct: bool = True) -> CutOf:
-    """What stays of a layer's sites by these moments."""
+def by_moments(found: Mapping[str, Moments], wanted: Layer, correct: bool = True, heads: Picks | None = None) -> CutOf:
+    """What stays of a layer's sites by these moments; of the heads those given."""
 
     def cut(site: Site, symbol: str) -> Cut:
         count = count_of(site, symbol, wanted)
-        picks = chosen(site, symbol, [count], found)[count]
+        picks = heads if heads is not None and symbol == "h" else chosen(site, symbol, [count], found)[count]
         return Cut(picks, corrected(site, symbol, picks, found) if correct else None)
 
     return cut

@@ -13,7 +13,7 @@ the second layer no longer sees what the first one did. Every pair is checked ag
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from leanify.lens.forwards import free
 from leanify.lens.located import LocatedModel, Site
 from leanify.lens.resize import features_of, part_of, resize
 from leanify.lens.sites import locate
-from leanify.warm.axes import GROWING, Axes, axes_of, shared_table
+from leanify.warm.axes import GROWING, Axes, Picks, Sizes, axes_of, shared_table
 from leanify.warm.blocks import copied, counts_of, difference_in, list_of, stage_of, with_blocks
 from leanify.warm.norms import affine_of, bias_after, fold, neutralise, precision
 from leanify.warm.residual import Residual, Sublayer, residuals
@@ -44,17 +44,25 @@ def pair(model: nn.Module, stage: str, index: int, call: Run) -> nn.Module:
     found = residuals(located, stage, call)
     if not 0 <= index < len(found) - 1:
         raise UnsupportedModel(f"stage {stage!r} has {len(found)} blocks: there is no pair at {index}")
+    if table := shared_table(located, stage_of(located, stage)):
+        raise UnsupportedModel(
+            f"blocks {index} and {index + 1} of {stage!r} cannot be paired without data: {table} holds the heads of "
+            "several layers, and a pair would have twice as many; leanify redesign --weights --data can"
+        )
     blocks = list_of(located, stage)
-    joined = joined_block(located, *found[index : index + 2])
+    joined = joined_block(located, found[index], found[index + 1])
     kept = [*blocks[:index], joined, *blocks[index + 2 :]]
     return copy.deepcopy(with_blocks(located, {stage: kept}).model)
 
 
 @torch.no_grad()
 def joined_block(
-    located: LocatedModel, first: Residual | UnsupportedModel, second: Residual | UnsupportedModel
+    located: LocatedModel,
+    first: Residual | UnsupportedModel,
+    second: Residual | UnsupportedModel,
+    kept: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> nn.Module:
-    """The block that computes two blocks side by side. Raises UnsupportedModel."""
+    """The block that computes two blocks side by side; ``kept`` as in `join`. Raises UnsupportedModel."""
     if isinstance(first, UnsupportedModel):
         raise first
     if isinstance(second, UnsupportedModel):
@@ -74,7 +82,7 @@ def joined_block(
         for sublayer in side:
             _fold_scale(block, sublayer)
     for a, b in zip(mine, theirs, strict=True):
-        join(located.model, a.site, b.site)
+        join(located.model, a.site, b.site, kept)
     for layer in locate(blocks[0]).layers:
         if features_of(layer.output).inputs != features_of(layer.output).outputs:
             free(layer.attention.module)
@@ -103,10 +111,6 @@ def check_alike(located: LocatedModel, first: Residual, second: Residual) -> Non
     counted = counts_of(located, stage, names.index(first.path.rpartition(".")[2]))
     if different := difference_in(first.block, second.block, counted):
         raise UnsupportedModel(f"{where}: {different} differs between them")
-    if table := shared_table(located, stage_of(located, stage)):
-        raise UnsupportedModel(
-            f"{where}: {table} holds the heads of several layers, and a pair would have twice as many"
-        )
     for sublayer in first.sublayers:
         sizes = sublayer.site.sizes
         mixing = [part for part in sublayer.site.reading.mixing if part_of(sublayer.site.module, part) is not None]
@@ -169,20 +173,29 @@ def outputs_of_site(site: Site) -> list[nn.Module]:
 # -- joining ------------------------------------------------------------------------------------------------------
 
 
-def join(model: nn.Module, mine: Site, theirs: Site) -> None:
-    """Put the heads and units of ``theirs`` behind those of ``mine``, in place."""
+def join(model: nn.Module, mine: Site, theirs: Site, kept: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> None:
+    """Put the heads and units of ``theirs`` behind those of ``mine``, in place.
+
+    ``kept`` has, by the path of ``mine``, the heads of either that stay where they are, each in its own row of a table.
+    """
     fixed = [name for name in mine.sizes if name not in GROWING and mine.sizes[name] != theirs.sizes.get(name)]
     if fixed or _group(mine.sizes) != _group(theirs.sizes):
         what = fixed[0] if fixed else "heads a key/value head"
         raise UnsupportedModel(f"{mine.path} and {theirs.path} cannot be paired: they differ in {what}")
-    sizes = {name: size + theirs.sizes[name] if name in GROWING else size for name, size in mine.sizes.items()}
-    values = [(a, a.value, b.value) for a, b in zip(axes_of(mine), axes_of(theirs), strict=True)]
+    rows = (kept or {}).get(mine.path)
+    joined = [name for name in mine.sizes if name in GROWING and (rows is None or name == "m")]
+    sizes = {name: size + theirs.sizes[name] if name in joined else size for name, size in mine.sizes.items()}
+    values = [(a, a.value.clone(), b.value) for a, b in zip(axes_of(mine), axes_of(theirs), strict=True)]
     resize(model, mine.path, mine.module, mine.reading, mine.sizes, sizes)
+    first_half = {name: torch.arange(mine.sizes[name]) for name in joined}
+    second_half = {name: torch.arange(theirs.sizes[name]) for name in joined}
+    behind = {name: second_half[name] + mine.sizes[name] for name in joined}
+    stay: list[dict[str, Tensor]] = [{"h": each, "g": each} for each in rows] if rows is not None else [{}, {}]
     for axes, first, second in values:
         if axes.grows:
             axes.value.zero_()
-            _place(axes, first, sizes, mine.sizes, behind=False)
-            _place(axes, second, sizes, theirs.sizes, behind=True)
+            _place(axes, first, (mine.sizes, first_half | stay[0]), (sizes, first_half | stay[0]))
+            _place(axes, second, (theirs.sizes, second_half | stay[1]), (sizes, behind | stay[1]))
         elif axes.name == "bias" and axes.owner in outputs_of_site(mine):
             axes.value.add_(second)
         elif not torch.equal(first, second):
@@ -195,17 +208,20 @@ def _group(sizes: dict[str, int]) -> float:
     return sizes["h"] / sizes["g"] if "g" in sizes and "h" in sizes else 1.0
 
 
-def _place(axes: Axes, values: Tensor, sizes: dict[str, int], own: dict[str, int], behind: bool) -> None:
-    """Write one side's values to its heads and units in the joined tensor."""
-    picks = {
-        name: torch.arange(own[name]) + (sizes[name] - own[name] if behind else 0) for name in GROWING if name in own
-    }
-    target = axes.value
-    slots = [
-        axes.picked(axis, sizes, picks) if axis in axes.layouts else torch.arange(length)
-        for axis, length in enumerate(target.shape)
-    ]
-    target[torch.meshgrid(*(slot.to(target.device) for slot in slots), indexing="ij")] = values
+def _place(axes: Axes, values: Tensor, given: tuple[Sizes, Picks], put: tuple[Sizes, Picks]) -> None:
+    """Write one side's heads and units, picked among its sizes, to theirs in the joined tensor."""
+    source, target = (
+        [
+            axes.picked(axis, sizes, picks) if axis in axes.layouts else torch.arange(length)
+            for axis, length in enumerate(whole.shape)
+        ]
+        for (sizes, picks), whole in ((given, values), (put, axes.value))
+    )
+    axes.value[_grid(target, values.device)] = values[_grid(source, values.device)]
+
+
+def _grid(slots: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    return torch.meshgrid(*(slot.to(device) for slot in slots), indexing="ij")
 
 
 # -- the check ----------------------------------------------------------------------------------------------------
