@@ -135,6 +135,10 @@ def test_a_part_that_cannot_be_known_is_left_out() -> None:
     single = Noise([*some[:3], some[3]]).mean("d1")  # one seed, beside a design with three
     assert (single.seeds, single.of_seeds, single.known) == (1, None, False)
     assert single.of_samples is not None
+    spread = float(
+        ((table[1, 0] - table[1, 0].mean()) ** 2).sum() + max(np.ptp(one) for one in (*table[0], table[1, 0])) ** 2
+    )
+    assert single.of_samples.variance == pytest.approx(spread / 7 / 8)
     for odd in (Run("d1", 2, 0.1, table[1, 2][:7]), Run("d1", 2, 0.1)):
         mixed = Noise([*some[:5], odd])
         assert (mixed.samples, mixed.difference("d0", "d1").of_samples) == (0, None)
