@@ -240,6 +240,7 @@ def test_all_looks_together_spend_the_error_rate_and_each_costs_more() -> None:
     assert spent == sorted(spent, reverse=True)
     found = Estimate(1.0, 3, 100, Part(0.1, 10), Part(0.1, 99))
     assert statistics.two_sided(found, 2) == pytest.approx(2.5 * statistics.two_sided(found, 1))
+    assert statistics.decide(found) == statistics.decide(found, 0.0, 1)
 
 
 def test_an_answer_is_what_the_interval_beside_it_shows() -> None:
