@@ -21,7 +21,10 @@ from leanify.design.prices.price_list import PriceList
 from leanify.design.prices.shapes import StageShape
 from leanify.lens.sites import locate
 from leanify.upstream.build import build_model
+from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import origin_of
+from leanify.warm.carry import carry
+from leanify.warm.donor import Donor
 from leanify.zoo import laws, running, tiny
 
 MIXTURES = {
@@ -233,3 +236,35 @@ def test_dbrx_has_the_parameters_that_were_published() -> None:
     assert (round(total / 1e9), round((total - idle) / 1e9)) == (132, 36)
     layer = next(iter(leanify.read(model).layers()))
     assert (layer.experts, layer.active, layer.mlp) == (16, 4, 10752)
+
+
+def test_the_experts_that_the_data_is_sent_to_stay() -> None:
+    """A router that sends everything to the second and the last of four experts loses nothing with the others."""
+    model, call = tiny.build("hf", "gpt_oss")
+    model = running.randomised(model)
+    located = locate(model)
+    for site in located.sites:
+        if site.reading.is_table and "x" in site.sizes:
+            site.module.bias.data.copy_(torch.tensor([0.0, 100.0, 0.0, 100.0]))  # type: ignore[operator, union-attr]
+    torch.manual_seed(0)
+    batches = [example_inputs(model, 2, 12) for _ in range(3)]
+    shape = leanify.read(model).map_layers(lambda layer: replace(layer, experts=2) if layer.experts else layer)
+    carried = carry(Donor(model, batches[:2], batches[2:]), shape).model
+    assert leanify.read(carried) == shape
+    expected = running.outputs(model, call)
+    assert running.difference(running.outputs(carried, call), expected) < 1e-10
+    assert running.difference(running.outputs(leanify.write(model, shape), call), expected) > 1e-3
+
+
+def test_a_mixture_loses_blocks_by_what_the_data_says() -> None:
+    model, _ = tiny.build("hf", "mixtral")
+    model = running.randomised(model)
+    torch.manual_seed(0)
+    batches = [example_inputs(model, 2, 12) for _ in range(3)]
+    shape = leanify.read(model)
+    [stage] = shape.stages
+    assert stage.primary is not None
+    shorter = replace(shape, stages=(stage.reshape(stage.depth - 1, stage.primary.heads, mlp=stage.primary.mlp),))
+    found = carry(Donor(model, batches[:2], batches[2:]), shorter)
+    assert leanify.read(found.model) == shorter
+    assert found.steps[-1].move == "drop"

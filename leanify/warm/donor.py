@@ -126,16 +126,19 @@ class Donor:
         found: list[Layer] = []
         for old, new in zip(self.architecture.stages, shape.stages, strict=True):
             for i, block in enumerate(old.blocks):
-                wanted = new.blocks[min(i, new.depth - 1)] if new.depth < old.depth else block
+                if new.depth >= old.depth:
+                    found += block
+                    continue
+                wanted = new.blocks[min(i, new.depth - 1)]
                 found += [self.pared(layer, other) for layer, other in zip(block, wanted, strict=True)]
         return found
 
     def pared(self, old: Layer, wanted: Layer) -> Layer:
         """One of two layers that become one: at least half of what that holds, and all where the tokens allow it.
 
-        A fit of twice the units needs twice as many tokens.
+        A fit of twice the units needs twice as many tokens. Experts stay as wide as they are.
         """
-        mlp = max(-(-wanted.mlp // 2), min(wanted.mlp, self.tokens // 4))
+        mlp = old.mlp if old.experts else max(-(-wanted.mlp // 2), min(wanted.mlp, self.tokens // 4))
         heads, groups = min(old.heads, wanted.heads), min(old.kv_heads, wanted.kv_heads)
         return replace(old, heads=heads, kv_heads=groups, mlp=min(old.mlp, mlp))
 

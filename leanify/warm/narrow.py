@@ -23,6 +23,7 @@ from leanify.warm.calibration import Batch, Moments
 from leanify.warm.choose import chosen, importances, most_important, output_of
 from leanify.warm.correction import corrected, set_matrix
 from leanify.warm.donor import Cut, Donor, count_of, fewer
+from leanify.warm.experts import keep_experts
 
 CutOf = Callable[[Site, str], Cut]
 
@@ -51,6 +52,7 @@ def narrowed(donor: Donor, architecture: Architecture) -> nn.Module:
             return donor.cut(donor.located.by_path[site.path], symbol, shape, heads if symbol == "h" else None)
 
         shape_layer(new.model, layer, shape, cut)
+        keep_experts(donor, new, old, layer, shape)
     for table in tables_of_heads(new):
         picks = {"h": next(iter(common.values()))["h"]} if common else {}
         sizes = select(new.model, table, picks)
