@@ -47,7 +47,7 @@ HELD_BY: dict[str, list[str]] = {  # pytest's arguments
     "design/search/control.py": SEARCH,
     "warm/choose.py": WARM,
     "warm/narrow.py": WARM,
-    "warm/correction.py": WARM,
+    "warm/correction.py": ["tests/test_warm_correction.py", *WARM],
     "study/statistics.py": STUDY,
     "study/results.py": RESULTS,
     "training/loop.py": TRAINING,

@@ -1,0 +1,150 @@
+"""The corrected output projection against NumPy's least squares, and how much of it other data confirms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from leanify.lens.located import Site
+from leanify.lens.sites import locate
+from leanify.warm.calibration import Moments
+from leanify.warm.choose import RIDGE, matrix_of, output_of
+from leanify.warm.correction import OUTPUTS, RIDGES, corrected, least_squares, set_matrix
+from leanify.zoo import tiny
+from leanify.zoo.running import randomised
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def fitted(w: np.ndarray, a: np.ndarray, kept: np.ndarray, ridge: float) -> np.ndarray:
+    """W' that minimises |W a − W' a_S|² + λ|W' − W_S|²; λ is a share, ``ridge``, of the mean power of a_S."""
+    strength = np.sqrt(ridge * (a[:, kept] ** 2).sum(0).mean())
+    inputs = np.concatenate([a[:, kept], strength * np.eye(len(kept))])
+    wanted = np.concatenate([a @ w.T, strength * w[:, kept].T])
+    solved: np.ndarray = np.linalg.lstsq(inputs, wanted, rcond=None)[0].T
+    return solved
+
+
+def error(w: np.ndarray, a: np.ndarray, kept: np.ndarray, solved: np.ndarray) -> float:
+    return float(((a @ w.T - a[:, kept] @ solved.T) ** 2).sum())
+
+
+def oracle(w: np.ndarray, halves: list[np.ndarray], kept: np.ndarray) -> np.ndarray:
+    """At the strength that the first half finds best for the second, on some outputs; W_S where none helps."""
+    whole = np.concatenate(halves)
+    if len(halves) == 1:
+        return fitted(w, whole, kept, RIDGE)
+    some = w[:: max(1, len(w) // OUTPUTS)]
+    errors = [error(some, halves[1], kept, fitted(some, halves[0], kept, ridge)) for ridge in RIDGES]
+    if min(errors) >= error(some, halves[1], kept, some[:, kept]):
+        return w[:, kept]
+    return fitted(w, whole, kept, RIDGES[int(np.argmin(errors))])
+
+
+def moments_of(halves: list[np.ndarray]) -> Moments:
+    sums = []
+    for half in halves:
+        with_one = torch.from_numpy(np.concatenate([half, np.ones((len(half), 1))], 1))
+        sums.append(with_one.T @ with_one)
+    return Moments(tuple(sums))
+
+
+def site_of(name: str, width: int = 0) -> tuple[Site, nn.Module]:
+    """The MLP of a tiny model's first layer; ``width`` makes its output wider."""
+    library, _, rest = name.partition("/")
+    model, _ = tiny.build(library, rest)
+    site = next(iter(locate(randomised(model)).layers)).mlp
+    assert site is not None
+    _, module = output_of(site, "m")
+    assert module is not None
+    if width:
+        weight: Any = torch.randn(width, matrix_of(module).shape[1], dtype=torch.float64)
+        module.weight, module.bias = nn.Parameter(weight), nn.Parameter(torch.randn(width, dtype=torch.float64))
+        module.out_features = width  # type: ignore[assignment]
+    return site, module
+
+
+def inputs(rng: np.random.Generator, tokens: int, width: int, alike: float) -> np.ndarray:
+    """Hidden units that say much of each other the smaller ``alike`` is, above a common level."""
+    few = rng.normal(size=(tokens, 3)) @ np.random.default_rng(7).normal(size=(3, width))
+    return few + alike * rng.normal(size=(tokens, width)) + 0.5
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_least_squares_is_that_of_numpy(ridge: float) -> None:
+    rng = np.random.default_rng(0)
+    w, a, kept = rng.normal(size=(5, 12)), inputs(rng, 30, 12, 0.3), np.array([0, 2, 3, 7, 11])
+    found = least_squares(torch.from_numpy(w), torch.from_numpy(a.T @ a), torch.from_numpy(kept), ridge)
+    np.testing.assert_allclose(found.numpy(), fitted(w, a, kept, ridge), rtol=1e-6, atol=1e-8)
+    default = least_squares(torch.from_numpy(w), torch.from_numpy(a.T @ a), torch.from_numpy(kept))
+    np.testing.assert_allclose(default.numpy(), fitted(w, a, kept, RIDGE), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["timm/vit_base_patch16_224", "hf/llama", "hf/gpt2"])  # a bias, none, transposed
+@pytest.mark.parametrize("alike", [0.01, 0.3, 1.0, 30.0])
+@pytest.mark.parametrize("tokens", [(400, 400), (12, 9), (60,)])
+def test_a_correction_is_as_strong_as_other_data_confirms(name: str, alike: float, tokens: tuple[int, ...]) -> None:
+    site, module = site_of(name)
+    weight = matrix_of(module).double().numpy()
+    width = weight.shape[1]
+    rng = np.random.default_rng(3)
+    halves = [inputs(rng, count, width, alike) for count in tokens]
+    kept = np.arange(0, width, 2)
+    found = corrected(site, "m", {"m": torch.from_numpy(kept)}, {output_of(site, "m")[0]: moments_of(halves)})
+    assert found is not None
+    new, bias = found
+    if isinstance(module.bias, Tensor):
+        whole = np.concatenate([weight, module.bias.detach().double().numpy()[:, None]], 1)
+        halves = [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
+        assert bias is not None
+        solved = np.concatenate([new.double().numpy(), bias.double().numpy()[:, None]], 1)
+        wanted = oracle(whole, halves, np.append(kept, width))
+    else:
+        assert bias is None
+        solved, wanted = new.double().numpy(), oracle(weight, halves, kept)
+    assert new.dtype == module.weight.dtype
+    np.testing.assert_allclose(solved, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [63, 130])
+def test_some_outputs_are_enough_to_compare_by(width: int) -> None:
+    site, module = site_of("timm/vit_base_patch16_224", width)
+    weight = torch.cat([matrix_of(module), module.bias.detach()[:, None]], 1).numpy()  # type: ignore[operator]
+    rng = np.random.default_rng(5)
+    halves = [inputs(rng, count, weight.shape[1] - 1, 0.5) for count in (50, 40)]
+    kept = np.arange(0, weight.shape[1] - 1, 3)
+    found = corrected(site, "m", {"m": torch.from_numpy(kept)}, {output_of(site, "m")[0]: moments_of(halves)})
+    assert found is not None
+    assert found[1] is not None
+    with_ones = [np.concatenate([half, np.ones((len(half), 1))], 1) for half in halves]
+    wanted = oracle(weight, with_ones, np.append(kept, weight.shape[1] - 1))
+    np.testing.assert_allclose(torch.cat([found[0], found[1][:, None]], 1).numpy(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_corrected_where_nothing_is_known() -> None:
+    site, _ = site_of("hf/llama")
+    assert corrected(site, "m", {"m": torch.arange(2)}, {}) is None
+    assert corrected(site, "x", {"m": torch.arange(2)}, {}) is None
+
+
+@pytest.mark.parametrize("module", [nn.Linear(5, 3), Conv1D(3, 5), nn.Conv2d(5, 3, 1), nn.Linear(5, 3, bias=False)])
+def test_a_matrix_that_is_set_is_read_again(module: nn.Module) -> None:
+    matrix, bias, before = torch.randn(3, 5), torch.randn(3), module.bias
+    kept = before.detach().clone() if isinstance(before, Tensor) else None
+    with torch.no_grad():
+        set_matrix(module, matrix, None)
+        assert torch.equal(matrix_of(module), matrix)
+        assert kept is None or torch.equal(module.bias, kept)  # type: ignore[arg-type]
+        set_matrix(module, 2 * matrix, bias)
+    assert torch.equal(matrix_of(module), 2 * matrix)
+    assert (module.bias is None) if kept is None else torch.equal(module.bias, bias)  # type: ignore[arg-type]
