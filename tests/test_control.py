@@ -1,0 +1,156 @@
+"""The control beside every multiple of hidden units that there is: brute force instead of rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import leanify
+from leanify.design.options import Options
+from leanify.design.prices.live import prices_of
+from leanify.design.prices.price_list import PriceList
+from leanify.design.prices.shapes import Shape, StageShape
+from leanify.design.search.control import CLOSE, control, has_close_control
+from leanify.design.search.rules import Rules
+from leanify.design.search.towers import towers
+
+BART = {"d_model": 16, "encoder_layers": 6, "decoder_layers": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 100}  # fmt: skip
+LEAN = [  # depth, heads, head_dim, mlp of a ViT of 12 layers, 6 heads of 64, MLP 1536
+    (8, 9, 64, 1536), (6, 12, 64, 1024), (4, 18, 64, 960), (9, 8, 64, 520), (7, 13, 62, 1208), (8, 6, 48, 1536),
+    (5, 1, 64, 64), (12, 7, 64, 1536), (3, 6, 65, 24),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vit() -> PriceList:
+    return prices_of(leanify.load("vit_small", device="meta"))
+
+
+@pytest.fixture(scope="module")
+def bart() -> PriceList:
+    return prices_of(leanify.load("bart", overrides=BART, device="meta"), 16)
+
+
+def params(prices: PriceList, shape: Shape) -> int:
+    return int(prices.total(shape).params)
+
+
+def allowed(multiple: int) -> list[int]:
+    return [one for one in (multiple, 32, 16, 8) if one <= multiple]
+
+
+@pytest.mark.parametrize("multiple", [None, 64, 128, 24, 16])
+@pytest.mark.parametrize("lean", LEAN)
+def test_the_control_is_the_nearest_in_the_largest_steps_that_come_close(
+    vit: PriceList, lean: Any, multiple: int | None
+) -> None:
+    shape = (StageShape(*lean),)
+    found = control(vit, shape, Rules(Options(multiple=multiple)))
+    assert found is not None
+    (stage,) = found
+    assert stage is not None
+    assert (stage.depth, stage.heads, stage.head_dim) == (lean[0], 6, 64)
+    wanted, nearest = params(vit, shape), float("inf")
+    for step in allowed(multiple or 64):
+        every = [abs(params(vit, (stage._replace(mlp=units),)) - wanted) for units in range(step, 12_000, step)]
+        if min(every) < nearest:
+            nearest = min(every)
+        if nearest <= CLOSE * wanted / 2:
+            break
+    assert abs(params(vit, found) - wanted) == nearest
+    assert any(stage.mlp % one == 0 for one in allowed(multiple or 64))
+
+
+def test_a_control_is_another_design_than_lean(vit: PriceList) -> None:
+    """With the baseline's heads there is nothing to isolate; a depth alone makes no difference to that."""
+    assert control(vit, (StageShape(7, 6, 64, 1000),), Rules()) is None
+    assert control(vit, (StageShape(7, 7, 64, 1000),), Rules()) is not None
+    assert control(vit, (StageShape(7, 6, 32, 1000),), Rules()) is not None
+
+
+def test_without_an_mlp_there_is_no_control(vit: PriceList) -> None:
+    bare = (StageShape(7, 9, 64, 0),)
+    assert control(vit, bare, Rules()) is None
+    (tower,) = towers(vit.architecture, vit.changed)
+    assert has_close_control(vit, tower, bare, params(vit, bare), Rules())
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+def test_each_tower_with_other_heads_has_its_own_control(bart: PriceList, which: tuple[int, ...]) -> None:
+    """Two towers, of which some get heads: those alone are widened, each to its own size."""
+    lean = list(bart.baseline)
+    for i in which:
+        stage = lean[i]
+        assert stage is not None
+        lean[i] = stage._replace(depth=stage.depth - 1, heads=4)
+    shape = tuple(lean)
+    found = control(bart, shape, Rules())
+    assert found is not None
+    for i, stage in enumerate(shape):
+        if i not in which:
+            assert found[i] == stage
+            continue
+        new = found[i]
+        assert new is not None and stage is not None
+        assert (new.heads, new.depth) == (2, stage.depth)
+        others = [[*found[:i], new._replace(mlp=units), *found[i + 1 :]] for units in range(8, 400, 8)]
+        own = [abs(_stage(bart, tuple(other), i) - _stage(bart, shape, i)) for other in others]
+        assert abs(_stage(bart, found, i) - _stage(bart, shape, i)) == min(own)
+
+
+def _stage(prices: PriceList, shape: Shape, i: int) -> int:
+    stage = shape[i]
+    assert stage is not None
+    return int(prices.stage(i, stage).params)
+
+
+@pytest.mark.parametrize("lean", LEAN)
+def test_a_close_control_is_one_within_a_thousandth(vit: PriceList, lean: Any) -> None:
+    shape = (StageShape(*lean),)
+    (tower,) = towers(vit.architecture, vit.changed)
+    found = control(vit, shape, Rules())
+    assert found is not None
+    off = abs(params(vit, found) - params(vit, shape))
+    # the size that it is measured by is the whole model's: what is close follows from it
+    for size in (off / CLOSE * 0.999, off / CLOSE * 1.001, params(vit, shape)):
+        if off:
+            nearest = control_for(vit, shape, int(size))
+            assert has_close_control(vit, tower, shape, int(size), Rules()) == (nearest <= CLOSE * int(size))
+
+
+def control_for(prices: PriceList, shape: Shape, size: int) -> int:
+    """How far the control is from lean where the whole model has ``size`` parameters."""
+    (stage,) = shape
+    assert stage is not None
+    wanted, nearest = params(prices, shape), 10**12
+    for step in (64, 32, 16, 8):
+        old = stage._replace(heads=6, head_dim=64)
+        off = [abs(params(prices, (old._replace(mlp=units),)) - wanted) for units in range(step, 12_000, step)]
+        nearest = min(nearest, *off)
+        if nearest <= CLOSE * size / 2:
+            break
+    return nearest
+
+
+def test_stages_of_a_tower_are_widened_by_one_factor() -> None:
+    """Swin: every stage is rounded for itself, the leading one also a step up or down; the nearest of three is taken."""
+    prices = PriceList(prices_of(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
+    (tower,) = towers(prices.architecture, prices.changed)
+    old = [stage for stage in prices.baseline if stage is not None]
+    assert len(old) == 4
+    lean = tuple(s._replace(depth=max(1, s.depth - 2), heads=2 * s.heads) for s in old)
+    wanted = params(prices, lean)
+
+    def scaled(factor: float, step: int = 1, more: int = 0) -> Shape:
+        mlps = [step * (round(s.mlp * factor / step) + more * (i == tower.lead)) for i, s in enumerate(old)]
+        return tuple(s._replace(mlp=mlp, heads=o.heads) for s, o, mlp in zip(lean, old, mlps, strict=True))
+
+    once, thrice = params(prices, scaled(1)), params(prices, scaled(3))
+    factor = 1 + 2 * (wanted - once) / (thrice - once)
+    best = min((scaled(factor, 32, more) for more in (-1, 0, 1)), key=lambda s: abs(params(prices, s) - wanted))
+    finer = [scaled(factor, step, more) for step in (16, 8) for more in (-1, 0, 1)]
+    if abs(params(prices, best) - wanted) > CLOSE * wanted / 2:
+        best = min([best, *finer], key=lambda s: abs(params(prices, s) - wanted))
+    assert control(prices, lean, Rules(Options(multiple=32))) == best
