@@ -93,7 +93,8 @@ def test_each_tower_with_other_heads_has_its_own_control(bart: PriceList, which:
             assert found[i] == stage
             continue
         new = found[i]
-        assert new is not None and stage is not None
+        assert new is not None
+        assert stage is not None
         assert (new.heads, new.depth) == (2, stage.depth)
         others = [[*found[:i], new._replace(mlp=units), *found[i + 1 :]] for units in range(8, 400, 8)]
         own = [abs(_stage(bart, tuple(other), i) - _stage(bart, shape, i)) for other in others]
@@ -135,7 +136,7 @@ def control_for(prices: PriceList, shape: Shape, size: int) -> int:
 
 
 def test_stages_of_a_tower_are_widened_by_one_factor() -> None:
-    """Swin: every stage is rounded for itself, the leading one also a step up or down; the nearest of three is taken."""
+    """Swin: every stage is rounded for itself, the leading one also a step up or down; of three the nearest."""
     prices = PriceList(prices_of(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
     (tower,) = towers(prices.architecture, prices.changed)
     old = [stage for stage in prices.baseline if stage is not None]

@@ -160,7 +160,7 @@ def test_the_front_is_what_no_other_design_beats(vit: Grid) -> None:
     assert 1 < len(expected) < len(order)
 
 
-@pytest.mark.parametrize("name, causal", [("vit_small", [False]), ("gpt2", [True]), ("t5", [False, True])])
+@pytest.mark.parametrize(("name", "causal"), [("vit_small", [False]), ("gpt2", [True]), ("t5", [False, True])])
 def test_a_recommendation_is_as_strong_as_its_weaker_evidence(name: str, causal: list[bool]) -> None:
     prices = priced(name, **(TINY_T5 if name == "t5" else {}))
     assert directions(prices) == causal

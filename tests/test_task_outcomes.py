@@ -145,7 +145,7 @@ def test_shares_of_classes_are_those_of_scikit_learn(classes: int, constant: int
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
-@pytest.mark.parametrize("mixup, cutmix", [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_neighbours_are_mixed_as_timm_mixes_them(count: int, mixup: float, cutmix: float, smoothing: float) -> None:
     """timm mixes the first sample with the last: neighbours are laid out so; an odd one is its own class, smoothed."""
@@ -251,7 +251,7 @@ def test_an_entity_is_right_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "tags, found",
+    ("tags", "found"),
     [
         ("O I-A I-A O", [("A", 1, 3)]),  # a start without B
         ("B-A B-A", [("A", 0, 1), ("A", 1, 2)]),
@@ -268,7 +268,7 @@ def test_entities_begin_and_end_as_in_conlls_script(tags: str, found: list[tuple
 
 
 @pytest.mark.parametrize(
-    "names, are", [(TAGS, True), (WORDS, False), (["O"], False), (["B-A", "noun"], False), (["O", "S-A"], True)]
+    ("names", "are"), [(TAGS, True), (WORDS, False), (["O"], False), (["B-A", "noun"], False), (["O", "S-A"], True)]
 )
 def test_tags_of_entities_have_prefixes(names: list[str], are: bool) -> None:
     assert have_entities(names) == are
