@@ -42,7 +42,7 @@ HELD_BY: dict[str, list[str]] = {  # pytest's arguments, what is nearest first
     "design/search/limits.py": ["tests/test_limits.py"],
     "design/search/control.py": ["tests/test_control.py", *SEARCH],
     "warm/choose.py": ["tests/test_warm_choose.py", *WARM],
-    "warm/narrow.py": ["tests/test_warm_narrow.py", *WARM],
+    "warm/narrow.py": ["tests/test_warm_choose.py", *WARM],
     "warm/correction.py": ["tests/test_warm_correction.py", *WARM],
     "study/statistics.py": ["tests/test_compare_statistics.py", "tests/test_judgements.py"],
     "study/results.py": ["tests/test_results.py", "tests/test_judgements.py", "tests/test_compare_page.py"],

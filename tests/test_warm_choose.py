@@ -1,0 +1,270 @@
+"""Which heads and units stay: each choice against refitting by NumPy without each of the others in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import leanify
+from leanify.lens.located import LocatedLayer, Site
+from leanify.lens.sites import locate
+from leanify.upstream.inputs import example_inputs
+from leanify.warm.calibration import Moments
+from leanify.warm.choose import RIDGE, SCARCE, chosen, importances, matrix_of, most_important, output_of
+from leanify.warm.donor import Donor
+from leanify.warm.narrow import by_moments, common_heads, narrow, tables_of_heads
+from leanify.zoo import tiny
+from leanify.zoo.running import difference, outputs, randomised
+
+NAMES = ["hf/bert", "hf/gpt2", "hf/llama", "timm/vit_base_patch16_224"]  # with biases, transposed, in groups, of pixels
+
+
+def layer_of(name: str) -> LocatedLayer:
+    library, _, rest = name.partition("/")
+    model, _ = tiny.build(library, rest)
+    return next(iter(locate(randomised(model)).layers))
+
+
+def site_of(name: str, symbol: str) -> tuple[Site, nn.Module, str]:
+    layer = layer_of(name)
+    site = layer.attention if symbol == "h" else layer.mlp
+    assert site is not None
+    path, module = output_of(site, symbol)
+    assert module is not None
+    return site, module, path
+
+
+def columns_of(site: Site, symbol: str) -> list[list[int]]:
+    """The inputs of the output projection that belong to each unit, or to each group of heads; heads lie in a row."""
+    if symbol == "m":
+        return [[i] for i in range(site.sizes["m"])]
+    each = site.sizes["h"] // site.sizes.get("g", site.sizes["h"]) if site.sizes.get("g", 1) > 1 else 1
+    size = each * site.sizes["d"]
+    return [list(range(i, i + size)) for i in range(0, site.sizes["h"] * site.sizes["d"], size)]
+
+
+def picks_of(site: Site, symbol: str, kept: Sequence[int]) -> dict[str, list[int]]:
+    if symbol == "h" and site.sizes.get("g", 1) > 1:
+        each = site.sizes["h"] // site.sizes["g"]
+        return {"g": [*kept], "h": [group * each + i for group in kept for i in range(each)]}
+    return {symbol: [*kept]}
+
+
+def as_lists(picks: Any) -> dict[str, list[int]]:
+    return {name: pick.tolist() for name, pick in picks.items()}
+
+
+def data(module: nn.Module, tokens: int, seed: int, alike: float = 1.0) -> np.ndarray:
+    """Inputs of a projection that say much of each other the smaller ``alike`` is, and the constant one of its bias."""
+    width = matrix_of(module).shape[1]
+    rng = np.random.default_rng(seed)
+    few = rng.normal(size=(tokens, 4)) @ rng.normal(size=(4, width))
+    return np.concatenate([few + alike * rng.normal(size=(tokens, width)) + 0.3, np.ones((tokens, 1))], 1)
+
+
+def moments_of(inputs: np.ndarray) -> Moments:
+    return Moments(tuple(torch.from_numpy(half.T @ half) for half in (inputs[::2], inputs[1::2])))
+
+
+def survivors_of(
+    module: nn.Module, inputs: np.ndarray, groups: Sequence[Sequence[int]], count: int, ridge: float
+) -> list[int]:
+    """One after another the group without which a refit misses least, by the second moments with a ridge."""
+    matrix = matrix_of(module).double().numpy()
+    if getattr(module, "bias", None) is not None:
+        matrix = np.concatenate([matrix, np.zeros((len(matrix), 1))], 1)
+    else:
+        inputs = inputs[:, :-1]
+    second = inputs.T @ inputs / len(inputs)
+    second = second + ridge * np.diag(second).mean() * np.eye(len(second))
+
+    def missed(gone: Sequence[int]) -> float:
+        out = [i for group in gone for i in groups[group]]
+        kept = [i for i in range(len(second)) if i not in out]
+        rest = matrix.copy()
+        rest[:, kept] -= matrix @ second[:, kept] @ np.linalg.inv(second[np.ix_(kept, kept)])
+        return float(np.einsum("oi,ij,oj->", rest, second, rest))
+
+    left = list(range(len(groups)))
+    gone: list[int] = []
+    while len(left) > count:
+        worst = min(left, key=lambda i: missed([*gone, i]))
+        left.remove(worst)
+        gone.append(worst)
+    return left
+
+
+@pytest.mark.parametrize("symbol", ["h", "m"])
+@pytest.mark.parametrize("name", NAMES)
+def test_without_data_the_largest_columns_stay(name: str, symbol: str) -> None:
+    site, module, _ = site_of(name, symbol)
+    matrix, groups = matrix_of(module).double().numpy(), columns_of(site, symbol)
+    power = [float((matrix[:, group] ** 2).sum()) for group in groups]
+    counts = list(range(1, len(groups)))
+    found = chosen(site, symbol, counts, {})
+    for count in counts:
+        kept = sorted(sorted(range(len(groups)), key=lambda i: -power[i])[:count])
+        assert as_lists(found[count]) == picks_of(site, symbol, kept)
+
+
+@pytest.mark.parametrize("symbol", ["h", "m"])
+@pytest.mark.parametrize("name", NAMES)
+def test_with_data_what_the_rest_misses_least_goes(name: str, symbol: str) -> None:
+    """Several counts at once, in any order, give what each alone gives."""
+    site, module, path = site_of(name, symbol)
+    groups = columns_of(site, symbol)
+    inputs = data(module, 5 * matrix_of(module).shape[1], 1)
+    counts = sorted({1, len(groups) // 2, len(groups) - 1} - {0})
+    found = chosen(site, symbol, counts, {path: moments_of(inputs)})
+    for count in counts if len(groups) < 48 else counts[-1:]:  # of many units several go in one round
+        kept = survivors_of(module, inputs, groups, count, RIDGE)
+        assert as_lists(found[count]) == picks_of(site, symbol, kept)
+
+
+@pytest.mark.parametrize("name", ["hf/bert", "hf/llama"])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_few_tokens_are_trusted_less(name: str, more: int) -> None:
+    """Fewer tokens than twice the inputs: a ridge a hundred times as strong. Data is looked for where that matters."""
+    site, module, path = site_of(name, "h")
+    groups = columns_of(site, "h")
+    width = matrix_of(module).shape[1] + (getattr(module, "bias", None) is not None)
+    tokens = 2 * width + more
+    right, wrong = (SCARCE, RIDGE) if more < 0 else (RIDGE, SCARCE)
+    told_apart = 0
+    for seed in range(400):
+        inputs = data(module, tokens, seed, alike=0.05)
+        expected, other = (survivors_of(module, inputs, groups, 1, ridge) for ridge in (right, wrong))
+        if expected == other:
+            continue
+        told_apart += 1
+        found = chosen(site, "h", [1], {path: moments_of(inputs)})[1]
+        assert as_lists(found) == picks_of(site, "h", expected)
+        if told_apart == 3:
+            break
+    assert told_apart
+
+
+@pytest.mark.parametrize("symbol", ["h", "m"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_units_importance_is_the_power_of_what_it_gives(name: str, symbol: str) -> None:
+    site, module, path = site_of(name, symbol)
+    matrix = matrix_of(module).double().numpy()
+    size = site.sizes["d"] if symbol == "h" else 1
+    runs = [list(range(i, i + size)) for i in range(0, matrix.shape[1], size)]
+    inputs = data(module, 50, 2)
+    expected = [float(((inputs[:, run] @ matrix[:, run].T) ** 2).sum(1).mean()) for run in runs]
+    assert importances(site, symbol, {path: moments_of(inputs)}).tolist() == pytest.approx(expected)
+    plain = [float((matrix[:, run] ** 2).sum()) for run in runs]
+    assert importances(site, symbol, {}).tolist() == pytest.approx(plain)
+
+
+def test_the_most_important_heads_stay_and_of_groups_whole_ones() -> None:
+    site, _, _ = site_of("hf/bert", "h")
+    heads = site.sizes["h"]
+    scores = torch.arange(heads).double().roll(1)
+    kept = sorted(sorted(range(heads), key=lambda i: -float(scores[i]))[:2])
+    alone = replace(site, sizes={name: size for name, size in site.sizes.items() if name != "g"})
+    assert as_lists(most_important(alone, {"h": 2, "g": 2}, scores)) == {"h": kept}
+    one = replace(site, sizes={**site.sizes, "g": 1})
+    assert as_lists(most_important(one, {"h": 2, "g": 1}, scores)) == {"h": kept}
+    grouped = replace(site, sizes={**site.sizes, "h": 6, "g": 3})
+    found = as_lists(most_important(grouped, {"h": 4, "g": 2}, torch.tensor([9.0, 0, 1, 1, 5, 5])))
+    assert found == {"g": [0, 2], "h": [0, 1, 4, 5]}
+    pair = replace(site, sizes={**site.sizes, "h": 4, "g": 2})
+    assert as_lists(most_important(pair, {"h": 2, "g": 1}, torch.tensor([9.0, 0, 5, 5]))) == {"g": [1], "h": [2, 3]}
+
+
+# -- narrow -----------------------------------------------------------------------------------------------------------
+
+
+def calibration(model: nn.Module, count: int = 4) -> list[dict[str, Any]]:
+    torch.manual_seed(5)
+    made = [example_inputs(model, 2, 12) for _ in range(count)]
+    return [{k: v.double() if v.is_floating_point() else v for k, v in batch.items()} for batch in made]
+
+
+def built(name: str) -> tuple[nn.Module, Any]:
+    library, _, rest = name.partition("/")
+    model, call = tiny.build(library, rest)
+    return randomised(model), call
+
+
+def test_a_narrowed_model_is_corrected_unless_asked_otherwise() -> None:
+    model, call = built("hf/bert")
+    shape = leanify.read(model).map_layers(lambda layer: replace(layer, mlp=layer.mlp // 2))
+    plain, corrected, usual = (
+        narrow(model, shape, calibration(model), **how) for how in ({"correct": False}, {"correct": True}, {})
+    )
+    assert difference(outputs(usual, call), outputs(corrected, call)) == 0
+    assert difference(outputs(plain, call), outputs(corrected, call)) > 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["hf/bert", "hf/llama"])
+def test_what_stays_of_a_layer_follows_its_moments_or_the_heads_given(name: str) -> None:
+    layer = layer_of(name)
+    mlp = layer.mlp
+    assert mlp is not None
+    wanted = replace(layer.read(), mlp=mlp.sizes["m"] // 2)
+    wanted = replace(wanted, heads=wanted.heads // 2, kv_heads=wanted.kv_heads // 2)
+    count = wanted.kv_heads if layer.attention.sizes.get("g", 1) > 1 else wanted.heads
+    found = {}
+    for site, symbol in ((layer.attention, "h"), (mlp, "m")):
+        path, module = output_of(site, symbol)
+        assert module is not None
+        found[path] = moments_of(data(module, 5 * matrix_of(module).shape[1], 3))
+    heads = chosen(layer.attention, "h", [count], found)[count]
+    units = chosen(mlp, "m", [wanted.mlp], found)[wanted.mlp]
+    own = by_moments(found, wanted)
+    assert as_lists(own(layer.attention, "h").picks) == as_lists(heads)
+    assert as_lists(own(mlp, "m").picks) == as_lists(units)
+    assert own(mlp, "m").weights is not None
+    assert own(layer.attention, "h").weights is not None
+    others = {symbol: pick.flip(0) for symbol, pick in heads.items()}
+    given = by_moments(found, wanted, False, others)
+    assert as_lists(given(layer.attention, "h").picks) == as_lists(others)
+    assert as_lists(given(mlp, "m").picks) == as_lists(units)
+    assert given(mlp, "m").weights is None
+
+
+@pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
+@pytest.mark.parametrize("fewer", [1, 2])
+def test_layers_under_one_table_keep_the_heads_of_the_largest_sum_of_shares(name: str, fewer: int) -> None:
+    """Each layer's importances are scaled to one, however large its weights."""
+    model, _ = built(name)
+    located = locate(model)
+    layers = list(located.layers)
+    layers[0].output.weight.data.mul_(100)
+    donor = Donor(model, calibration(model), calibration(model))
+    wanted = [layer.with_heads(layer.heads - fewer) for layer in leanify.read(model).layers()]
+    common = common_heads(donor, wanted)
+    stages = [list(stage.layers) for stage in located.stages]
+    together = [layers] if tables_of_heads(located) else stages
+    assert bool(tables_of_heads(located)) == (name == "hf/mpnet")
+    assert common
+    for members in together:
+        if members[0].attention.path not in common:
+            continue
+        shares = 0
+        for layer in members:
+            scores = importances(layer.attention, "h", donor.heads(layer)).numpy()
+            shares = shares + scores / scores.sum()
+        kept = sorted(np.argsort(-np.asarray(shares))[: layer.read().heads - fewer].tolist())
+        for layer in members:
+            assert common[layer.attention.path]["h"].tolist() == kept
+
+
+@pytest.mark.parametrize("name", ["hf/t5", "hf/mpnet"])
+def test_no_heads_are_shared_where_none_go(name: str) -> None:
+    model, _ = built(name)
+    donor = Donor(model, calibration(model), calibration(model))
+    same = list(leanify.read(model).layers())
+    more = [layer.with_heads(layer.heads + 1) for layer in same]
+    assert common_heads(donor, same) == {}
+    assert common_heads(donor, more) == {}
