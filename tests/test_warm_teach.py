@@ -28,6 +28,7 @@ from leanify.tasks import usual_of
 from leanify.tasks.sentence_embedding import embed, pooled
 from leanify.training import defaults, rates, taught
 from leanify.training import start as training
+from leanify.training.loop import Trainer
 from leanify.training.watcher import Silent
 from leanify.upstream.libraries import import_transformers
 
@@ -336,7 +337,25 @@ def test_the_rate_is_the_one_after_which_the_student_is_best(home: Path) -> None
     value = training.resolve(home / "student", [f"data.path={home / 'data'}", *QUICK], str(home / "teacher"))
     found = rates.range_test(replace(value, schedule=replace(value.schedule, epochs=20)))
     assert found is not None
+    assert found.steps == rates.FEWEST
     assert found.best in found.after
     assert found.after[found.best] == max(found.after.values())
     assert [round(rate / value.optim.lr, 3) for rate in found.after] == list(rates.FACTORS)
     assert rates.range_test(replace(value, distill=None)) is None
+
+
+def test_a_longer_run_has_a_longer_range_test(home: Path) -> None:
+    """Each rate is a run in small: what a run of so many steps at that rate makes of the same weights."""
+    value = training.resolve(home / "student", [f"data.path={home / 'data'}", *QUICK], str(home / "teacher"))
+    longer = replace(value.schedule, epochs=None, steps=300, warmup=0.0)
+    found = rates.range_test(replace(value, schedule=longer), (1e-3,))
+    assert found is not None
+    assert found.steps == 12
+    small = replace(value.schedule, epochs=None, steps=12, warmup=1.2, warmup_lr=0.0, kind="cosine")
+    run = replace(value.run, eval_every=None, eval_batches=rates.BATCHES)
+    recipe = replace(value, schedule=small, run=run, optim=replace(value.optim, lr=1e-3, ema=None))
+    trainer = Trainer(recipe)
+    batches = trainer.batches(0)
+    for step in range(12):
+        trainer.step(step, batches)
+    assert found.after == {1e-3: trainer.evaluate()[found.metric]}

@@ -120,8 +120,9 @@ def _some(samples: Any, most: int, recipe: TrainingRecipe) -> Any:
 
 
 def steps_in(minutes: float, seconds: float, count: int) -> int:
-    """The length of a schedule of which all but one candidate do the first third, within a time."""
-    return max(0, int(60 * minutes / max(seconds, 1e-6) / (1 + (count - 1) / FIRST)))
+    """The length of a schedule of which all but one candidate do the first third, and all test rates, within a time."""
+    schedules = 1 + (count - 1) / FIRST + count * range_tests.COST
+    return max(0, int(60 * minutes / max(seconds, 1e-6) / schedules))
 
 
 def healed(
