@@ -6,8 +6,8 @@ raises the rate within one run; here every rate starts anew). The rate is the on
 of the validation split.
 
 Each is a schedule in small, a twenty-fifth of the run, with warm-up and a cosine to zero. Ten steps at a flat rate
-choose too low a one: a MiniLM brought to 60% and healed for 1,000 steps has a cosine of 0.955 at 5e-5, which they chose,
-0.961 at 1.5e-4 and 0.959 at 5e-4 (`recipes/results/shrink-minilm.md`).
+choose too low a one: a MiniLM brought to 60% and healed for 1,000 steps has a cosine of 0.955 at 5e-5, which they
+chose, 0.961 at 1.5e-4 and 0.959 at 5e-4 (`recipes/results/shrink-minilm.md`).
 """
 
 from __future__ import annotations
