@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from test_small_disks import mounted, needs_root, said, small, whole_or_one_mess
 import leanify
 from leanify.data.splits import splits_of
 from leanify.errors import LeanifyError
+from leanify.runs.recipe import ModelSection
 from leanify.study.healing import MEASURED, sized
 from leanify.study.measure import on_meta
 from leanify.study.shrink_designs import shapes_of
+from leanify.study.warm_start import batches_of
 from leanify.training import start
 from leanify.training.preparation import data_of, trainable
 from leanify.units import measured, metric, percent
@@ -268,3 +271,15 @@ def test_a_folder_of_another_request_is_left_alone(here: Path, tmp_path: Path) -
     with pytest.raises(LeanifyError, match="not empty"):
         leanify.shrink(here / "old", here / "reviews", 0.7, 0, tmp_path / "mine")
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(("patch", "patches"), [(4, 17), (8, 5)])
+def test_a_picture_counts_as_many_tokens_as_it_has_patches(patch: int, patches: int, here: Path) -> None:
+    """Few long patches: more pictures for as many tokens."""
+    size = {"img_size": 16, "patch_size": patch, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    source = ModelSection("vit_tiny_patch16_224", override=size)
+    recipe = trainable(start.resolve(here / "pictures", [f"data.path={here / 'pets'}"]))
+    recipe = replace(recipe, model=source)
+    splits = splits_of(data_of(recipe), on_meta(source))
+    batches = batches_of(recipe, splits, leanify.load("vit_tiny_patch16_224", overrides=size), 60 * patches)
+    assert sum(len(batch["x"]) for batch in batches) == min(60, len(splits.train))

@@ -16,11 +16,14 @@ from torch import nn
 
 from leanify.data.samples import Reader, Splits
 from leanify.data.splits import splits_of
+from leanify.design.prices.counting import token_counts
 from leanify.lens import surgery
+from leanify.lens.sites import locate
 from leanify.runs.recipe import TrainingRecipe
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.study.folder import StudyFolder
+from leanify.study.measure import on_meta
 from leanify.study.plan import StudyPlan
 from leanify.terminal import note, progress
 from leanify.training.preparation import data_of, trainable
@@ -30,7 +33,6 @@ from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
 
 MOST = 512  # samples, however short they are
-PATCHES = 197  # tokens of an image, about
 BATCHES, SIZE = 8, 8  # 64 samples: even batches choose what to keep, odd batches measure the damage
 
 
@@ -67,10 +69,10 @@ def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:
 def batches_of(recipe: TrainingRecipe, splits: Splits, model: nn.Module, tokens: int) -> list[dict[str, Any]]:
     """The same of a recipe and its data, so many that they hold some tokens; four batches at least, if there are."""
     lengths = getattr(splits.train, "lengths", None)
-    if recipe.data.task == "classification":
-        length = PATCHES
-    elif lengths is not None:
+    if lengths is not None:
         length = max(1, int(lengths.mean()))
+    elif recipe.data.task == "classification":
+        length = min(token_counts(locate(on_meta(recipe.model))))
     else:
         length = next(iter(example_inputs(model, 1, recipe.data.length, device="meta").values())).shape[-1]
     return _batches(splits, model, max(4 * SIZE, min(MOST, -(-tokens // length))), recipe.run.seed)
