@@ -19,9 +19,9 @@ from leanify.design.redesign import redesign
 from leanify.errors import LeanifyError, RecipeError
 from leanify.runs import recipe as recipes
 from leanify.study import comparing as studies
-from leanify.study import engines, tournament, warm_start
+from leanify.study import engines, tables, tournament, warm_start
 from leanify.study.designs import Designer
-from leanify.study.folder import Outcome, StudyFolder
+from leanify.study.folder import Outcome, Rung, StudyFolder
 from leanify.study.measure import on_meta
 from leanify.study.plan import Key
 from leanify.study.results import Study
@@ -159,9 +159,23 @@ def test_a_winner_is_judged_by_seeds_that_did_not_choose_it(study: Study) -> Non
     assert pairs["lean", "baseline"] == [1, 2, 3]
     assert found.look == 0
     assert found.result("wide").quality.seeds == 3
+    page = found.html(study.path / "report.html").read_text()
+    assert "Winner of the tournament: wide, the best of 4 designs on seed 0" in page
+    assert "the others (1, 2, 3) judge it" in page
     dropped = [replace(design, dropped=design.name == "lean") for design in study.plan.designs]
     folder.replan(replace(study.plan, tournament=True, winner="wide", designs=tuple(dropped)))
     assert [result.name for result in studies.finished(folder).results] == ["baseline", "control", "wide"]
+
+
+def test_a_cut_says_why_a_design_behind_the_noise_stays() -> None:
+    """Baseline, lean and control are compared however they stand."""
+    losses = {"baseline": 2.0, "lean": 2.5, "near": 2.1, "far": 2.6, "broken": None}
+    rung = Rung(0.25, losses, ("baseline", "lean", "near"))
+    ends = {row[0]: row[-1] for row in tables.cut(replace(rung, noise=0.2)).rows}
+    assert ends["near"] == ends["baseline"] == "stays"
+    assert "compared in any case" in ends["lean"]
+    assert ends["far"] == ends["broken"] == "dropped"
+    assert all(row[-1] in ("stays", "dropped") for row in tables.cut(rung).rows)
 
 
 @pytest.mark.long

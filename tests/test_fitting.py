@@ -86,7 +86,7 @@ def test_the_minutes_of_a_study_are_the_steps_of_its_runs(monkeypatch: pytest.Mo
     most = duration.fitted(two, 1e5, 1).recipe.schedule
     assert most is not None
     assert most.steps == 10 * duration.MOST
-    with pytest.raises(RecipeError, match=r"--minutes 0\.1 is too few: .* take about 1 minutes here"):
+    with pytest.raises(RecipeError, match=r"--minutes 0\.1 is too few: .* take about 1 minute here"):
         duration.fitted(two, 0.1, 1)
     for minutes in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(RecipeError, match="--minutes must be above 0"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,12 +111,28 @@ def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
 
 
 def test_of_two_candidates_the_better_one_is_healed_and_written(here: Path, tmp_path: Path) -> None:
+    """Of a sentence-transformers folder, what says how tokens are pooled stays beside the weights, healed or not."""
+    source = tmp_path / "encoder"
+    shutil.copytree(here / "old", source)
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text(
+        '{"word_embedding_dimension": 64, "pooling_mode_mean_tokens": true}'
+    )
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    listed = [
+        {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(modules)
+    ]
+    (source / "modules.json").write_text(json.dumps(listed))
     settings = ["schedule.batch_size=32", "schedule.steps=3"]
     out = tmp_path / "small"
     found = leanify.shrink(
-        here / "old", here / "reviews", 0.8, 1, out, designs=["narrow", "dropped"], rates=[1e-4], settings=settings
+        source, here / "reviews", 0.8, 1, out, designs=["narrow", "dropped"], rates=[1e-4], settings=settings
     )
-    check(found.report, out, here / "old", 0.8)
+    check(found.report, out, source, 0.8)
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+    assert 'leanify.load("small")' in (out / "README.md").read_text()
     assert [one["name"] for one in found.report["candidates"]] == ["narrow", "dropped"]
     assert all(one["healed"]["steps"] <= 3 for one in found.report["candidates"])
 

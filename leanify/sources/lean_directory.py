@@ -54,13 +54,15 @@ def save(
     title: str = TITLE,
     source: str | None = None,
     made: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> Path:
     """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
     Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another transformers type
     that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README. ``source`` says what builds a
     module of the user's own, before it was reshaped: ``model.py:make`` or ``package.module:make``. ``made`` is kept in
-    its card: how it was made, for those who ask later. Returns the directory.
+    its card: how it was made, for those who ask later. ``name`` is what its README calls it, where it will be moved.
+    Returns the directory.
 
     Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """
@@ -72,7 +74,7 @@ def save(
     if found.origin.library == modules.LIBRARY:
         check_rebuilt(model, found)
     with new_directory(directory, force) as folder:
-        write_around(model, found, folder, _write(model, found, folder), Path(directory).name, title, made)
+        write_around(model, found, folder, _write(model, found, folder), name or Path(directory).name, title, made)
     return Path(directory)
 
 

@@ -37,9 +37,10 @@ def fitted(plan: StudyPlan, minutes: float, jobs: int) -> StudyPlan:
     steps = int(60 * minutes * SPARE / a_step)
     if steps < FEWEST:
         least = math.ceil(FEWEST * a_step / 60 / SPARE)
+        words = f"about {least} minute{'s' * (least != 1)}"
         raise RecipeError(
             f"--minutes {minutes:g} is too few: {len(plan.designs)} designs with {len(plan.seeds)} seeds and at least "
-            f"{FEWEST} steps each take about {least} minutes here. --minutes {least}, fewer --seeds, or --rates 1"
+            f"{FEWEST} steps each take {words} here. --minutes {least}, fewer --seeds, or --rates 1"
         )
     return replace(plan, recipe=recipes.with_settings(plan.recipe, _settings(plan, facts[0], steps)))
 

@@ -32,7 +32,7 @@ def write(study: Findings, path: Path) -> Path:
         not_learnt="" if study.learnt else f"{study.learnt_why}.",
         verdicts=study.verdicts,
         methods=methods(study, StudyFolder(study.path)),
-        notes=[*describe_fronts(study), *failures(study)],
+        notes=[*won(study), *describe_fronts(study), *failures(study)],
         tables=all_tables(study),
         figures=figures(study, StudyFolder(study.path)),
         command=f"leanify compare {study.path}",
@@ -52,6 +52,18 @@ def about(study: Findings) -> str:
     missing = f" · {study.missing} runs to go" if study.missing else ""
     seeds = len(study.plan.seeds)
     return f"{where} · {split} · budget {study.plan.budget} · {len(study.results)} designs × {seeds} seeds{missing}"
+
+
+def won(study: Findings) -> list[str]:
+    """A tournament's winner, and why fewer seeds judge it than it was trained with."""
+    plan = study.plan
+    if plan.winner is None:
+        return []
+    rest = ", ".join(map(str, plan.judging)) or "none yet"
+    return [
+        f"Winner of the tournament: {plan.winner}, the best of {len(plan.designs)} designs on seed {plan.seeds[0]}. "
+        f"That seed chose it, so the others ({rest}) judge it."
+    ]
 
 
 def describe_fronts(study: Findings) -> list[str]:

@@ -289,7 +289,7 @@ def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> 
         note(f"{shape.name}: {error}")
         return {"refused": str(error)}
     place = folder.fresh(shape.name)
-    lean_directory.save(made.model, place)
+    lean_directory.save(made.model, place, name=folder.path.name)
     steps = [step.words for step in made.steps]
     facts: dict[str, Any] = {"damage": made.damage, "unit": donor.teacher.unit, "steps": steps}
     facts["files"] = folder.files(shape.name)
@@ -320,5 +320,8 @@ def _as_directory(folder: ShrinkFolder, name: str) -> Path:
     if MOVING in folder.found:  # some of its files have moved already
         return folder.place(f"{name}-best")
     place = folder.fresh(f"{name}-best")
-    lean_directory.save(find.load(folder.place(f"{name}-run")), place)
+    model: Any = find.load(folder.place(f"{name}-run"))
+    if hasattr(model, "config"):  # a run keeps a tokenizer, but neither pooling nor processors
+        model.config._name_or_path = str(folder.place(name))
+    lean_directory.save(model, place, name=folder.path.name)
     return place

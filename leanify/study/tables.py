@@ -112,7 +112,9 @@ def cut(rung: Rung) -> Table:
     rows = []
     for name, loss in sorted(rung.losses.items(), key=lambda entry: (entry[1] is None, entry[1])):
         behind = ("failed", "–") if loss is None else (f"{loss:.4g}", f"{loss - min(known):.3g}")
-        rows.append((name, *behind, "stays" if name in rung.kept else "dropped"))
+        is_behind = loss is not None and rung.noise is not None and loss - min(known) > rung.noise
+        stays = "stays, as it is compared in any case" if is_behind else "stays"
+        rows.append((name, *behind, stays if name in rung.kept else "dropped"))
     title = f"Tournament after {percent(rung.share)} of the schedule{noise}"
     return Table(title, ("", "training loss", "behind", ""), tuple(rows))
 
