@@ -17,8 +17,9 @@ from leanify.runs import recipe as recipes
 from leanify.study import statistics
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
-from leanify.study.results import Study, study_of
-from leanify.study.statistics import Noise, Run
+from leanify.study.results import Study, _needed, study_of
+from leanify.study.statistics import Estimate, Noise, Run
+from leanify.units import digits
 
 SAMPLES = 400
 NAMES = ("baseline", "lean", "control", "wide")
@@ -306,3 +307,75 @@ def test_a_tournaments_winner_is_judged_by_seeds_that_did_not_choose_it(tmp_path
     pair = next(pair for pair in found.pairs if (pair.design, pair.against) == ("wide", "baseline"))
     assert [seed for seed, _ in pair.seeds] == [1, 2, 3]
     assert pair.difference == pytest.approx(fresh.difference("wide", "baseline").mean)
+
+
+def test_one_run_that_has_ended_is_a_study_already(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "s", ("baseline", "lean"), 2, failed={"baseline": 1, "lean": 2})
+    found = study_of(folder)
+    assert (found.metric, found.split, found.steps) == ("top1", "validation", 20)
+    assert found.result("baseline").quality.seeds == 1
+    assert found.pairs == ()
+
+
+def test_a_row_shows_a_quality_with_its_interval_where_it_has_one(tmp_path: Path) -> None:
+    found = study_of(folder_of(tmp_path / "s", failed={"wide": 4}))
+    rows = {row["design"]: row for row in found.cells()}
+    lean = found.result("lean").quality
+    assert lean.mean is not None
+    assert lean.low is not None
+    assert lean.high is not None
+    shown = [digits(one) for one in (lean.mean, lean.low, lean.high)]
+    assert rows["lean"]["top1"] == f"{shown[0]} ({shown[1]} … {shown[2]})"
+    assert rows["wide"]["top1"] == "–"
+    single = study_of(folder_of(tmp_path / "one", ("baseline", "lean"), 2, failed={"lean": 1}, kept=False))
+    alone = single.result("lean").quality
+    assert alone.mean is not None
+    assert (alone.low, alone.high) == (None, None)
+    assert {row["design"]: row["top1"] for row in single.cells()}["lean"] == digits(alone.mean)
+
+
+def test_a_margins_unit_is_the_runs_own_or_points_of_a_metric_that_grows(tmp_path: Path) -> None:
+    assert "points of top1" in study_of(folder_of(tmp_path / "share")).margin_words
+    loss = study_of(folder_of(tmp_path / "loss", sign=-1, best=0.0)).margin_words
+    assert "points" not in loss
+    assert " loss (" in loss
+    own = study_of(folder_of(tmp_path / "own", changes={"unit": "nats per token"})).margin_words
+    assert "nats per token" in own
+    assert "points" not in own
+
+
+def test_who_is_judged_against_the_reference_is_named(tmp_path: Path) -> None:
+    for names, said in ((NAMES, "the baseline ("), (("lean", "control"), "lean (")):
+        folder = folder_of(tmp_path / str(len(names)), names)
+        reference(folder, 200)
+        assert study_of(folder).learnt_why.startswith(said)
+
+
+def test_the_look_is_that_of_the_question_with_the_most_seeds(tmp_path: Path) -> None:
+    """Three seeds were looked at before the fourth; that the control has only three of them does not undo that."""
+    folder = folder_of(tmp_path / "s", failed={"control": 1})
+    folder.look(3)
+    assert study_of(folder).look == 2
+
+
+NEARLY = Estimate(1.0, 5, 300, statistics.Part(1.0, 4.0), statistics.Part(1.0, 299.0))
+
+
+@pytest.mark.parametrize(
+    ("needed", "facts", "others"),
+    [
+        (statistics.Needed(12, 8, 30), ("about 12 seeds", "8 to 30"), ("samples",)),
+        (statistics.Needed(12, 8, None), ("about 12 seeds", f"8 to more than {statistics.MOST_SEEDS}"), ("samples",)),
+        (statistics.Needed(None, 9, None), (f"more than {statistics.MOST_SEEDS} seeds",), ("samples", "about")),
+        (statistics.Needed(None, None, None, 5_000), ("300 validation samples", "5,000"), ("more than",)),
+        (None, ("unknown",), ("about",)),
+    ],
+)
+def test_what_would_decide_is_said_in_seeds_or_in_samples(
+    needed: statistics.Needed | None, facts: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    words = _needed(NEARLY, needed)
+    assert all(fact in words for fact in facts)
+    assert not any(other in words for other in others)
+    assert "below 3 seeds" in _needed(replace(NEARLY, seeds=2), needed)
+    assert "did not keep" in _needed(replace(NEARLY, of_samples=None), needed)
