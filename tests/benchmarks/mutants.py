@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LENS = ["tests/test_surgery.py", "tests/test_layouts.py", "tests/test_experts.py", "tests/test_warm_shrink.py"]
 SEARCH = ["tests/test_judgements.py", "tests/test_redesign.py", "tests/test_plans.py"]
-WARM = ["tests/test_warm_shrink.py", "tests/test_judgements.py", "tests/test_warm_carry.py", "tests/test_warm_free.py"]
+WARM = ["tests/test_warm_shrink.py", "tests/test_judgements.py", "tests/test_warm_carry.py"]
 TRAINING = ["tests/test_training.py", "tests/test_masked.py", "tests/test_training_engine.py",
             "tests/test_training_cli.py", "tests/test_training_distill.py", "tests/test_warm_teach.py"]  # fmt: skip
 HELD_BY: dict[str, list[str]] = {  # pytest's arguments, what is nearest first
@@ -36,11 +36,11 @@ HELD_BY: dict[str, list[str]] = {  # pytest's arguments, what is nearest first
     "lens/notation.py": ["tests/test_values.py"],
     "lens/surgery.py": LENS,
     "lens/resize.py": LENS,
-    "design/prices/price_list.py": ["tests/test_prices.py", *SEARCH],
+    "design/prices/price_list.py": ["tests/test_prices.py", "tests/test_judgements.py", "tests/test_experts.py"],
     "design/search/search.py": SEARCH,
-    "design/search/ranking.py": ["tests/test_ranking.py", "tests/test_ranking_evidence.py", *SEARCH],
+    "design/search/ranking.py": ["tests/test_ranking.py", "tests/test_ranking_evidence.py"],
     "design/search/limits.py": ["tests/test_limits.py"],
-    "design/search/control.py": ["tests/test_control.py", *SEARCH],
+    "design/search/control.py": ["tests/test_control.py", "tests/test_judgements.py"],
     "warm/choose.py": ["tests/test_warm_choose.py", *WARM],
     "warm/narrow.py": ["tests/test_warm_choose.py", *WARM],
     "warm/correction.py": ["tests/test_warm_correction.py", *WARM],
