@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import leanify
@@ -33,6 +34,12 @@ def bart() -> PriceList:
     return prices_of(leanify.load("bart", overrides=BART, device="meta"), 16)
 
 
+@pytest.fixture(scope="module")
+def swin() -> PriceList:
+    """All four stages of a Swin, the shallow ones too."""
+    return PriceList(prices_of(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
+
+
 def params(prices: PriceList, shape: Shape) -> int:
     return int(prices.total(shape).params)
 
@@ -41,26 +48,35 @@ def allowed(multiple: int) -> list[int]:
     return [one for one in (multiple, 32, 16, 8) if one <= multiple]
 
 
-@pytest.mark.parametrize("multiple", [None, 64, 128, 24, 16])
-@pytest.mark.parametrize("lean", LEAN)
-def test_the_control_is_the_nearest_in_the_largest_steps_that_come_close(
-    vit: PriceList, lean: Any, multiple: int | None
-) -> None:
-    shape = (StageShape(*lean),)
-    found = control(vit, shape, Rules(Options(multiple=multiple)))
-    assert found is not None
-    (stage,) = found
-    assert stage is not None
-    assert (stage.depth, stage.heads, stage.head_dim) == (lean[0], 6, 64)
-    wanted, nearest = params(vit, shape), float("inf")
-    for step in allowed(multiple or 64):
-        every = [abs(params(vit, (stage._replace(mlp=units),)) - wanted) for units in range(step, 12_000, step)]
-        if min(every) < nearest:
-            nearest = min(every)
-        if nearest <= CLOSE * wanted / 2:
+def offs(prices: PriceList, stage: StageShape, wanted: int, step: int) -> np.ndarray:
+    """How far every multiple of hidden units is from the size that is wanted."""
+    found: np.ndarray = np.abs(prices.total((stage._replace(mlp=np.arange(step, 12_000, step)),)).params - wanted)
+    return found
+
+
+def brute(prices: PriceList, lean: StageShape, size: int, multiple: int = 64) -> int:
+    """How far the nearest control is: the first multiple that comes within half of a thousandth ends the search."""
+    wanted, nearest = params(prices, (lean,)), 10**12
+    for step in allowed(multiple):
+        nearest = min(nearest, int(offs(prices, lean._replace(heads=6, head_dim=64), wanted, step).min()))
+        if nearest <= CLOSE * size / 2:
             break
-    assert abs(params(vit, found) - wanted) == nearest
-    assert any(stage.mlp % one == 0 for one in allowed(multiple or 64))
+    return nearest
+
+
+@pytest.mark.parametrize("multiple", [None, 64, 128, 24, 16])
+def test_the_control_is_the_nearest_in_the_largest_steps_that_come_close(vit: PriceList, multiple: int | None) -> None:
+    leans = [*LEAN, *((depth, heads, 64, 1024) for depth in range(2, 13) for heads in (7, 8, 10, 11, 13))]
+    for depth, heads, head_dim, mlp in leans:
+        lean = StageShape(depth, heads, head_dim, mlp)
+        found = control(vit, (lean,), Rules(Options(multiple=multiple)))
+        assert found is not None
+        (stage,) = found
+        assert stage is not None
+        assert (stage.depth, stage.heads, stage.head_dim) == (depth, 6, 64)
+        wanted = params(vit, (lean,))
+        assert abs(params(vit, found) - wanted) == brute(vit, lean, wanted, multiple or 64)
+        assert any(stage.mlp % one == 0 for one in allowed(multiple or 64))
 
 
 def test_a_control_is_another_design_than_lean(vit: PriceList) -> None:
@@ -109,43 +125,28 @@ def _stage(prices: PriceList, shape: Shape, i: int) -> int:
 
 @pytest.mark.parametrize("lean", LEAN)
 def test_a_close_control_is_one_within_a_thousandth(vit: PriceList, lean: Any) -> None:
-    shape = (StageShape(*lean),)
+    """Of the size of the whole model, whatever that is."""
+    stage = StageShape(*lean)
     (tower,) = towers(vit.architecture, vit.changed)
-    found = control(vit, shape, Rules())
-    assert found is not None
-    off = abs(params(vit, found) - params(vit, shape))
-    # the size that it is measured by is the whole model's: what is close follows from it
-    for size in (off / CLOSE * 0.999, off / CLOSE * 1.001, params(vit, shape)):
-        if off:
-            nearest = control_for(vit, shape, int(size))
-            assert has_close_control(vit, tower, shape, int(size), Rules()) == (nearest <= CLOSE * int(size))
+    off = brute(vit, stage, params(vit, (stage,)))
+    for size in (int(off / CLOSE * 0.999), int(off / CLOSE * 1.001) + 1, params(vit, (stage,))):
+        close = brute(vit, stage, size) <= CLOSE * size
+        assert has_close_control(vit, tower, (stage,), size, Rules()) == close
 
 
-def control_for(prices: PriceList, shape: Shape, size: int) -> int:
-    """How far the control is from lean where the whole model has ``size`` parameters."""
-    (stage,) = shape
-    assert stage is not None
-    wanted, nearest = params(prices, shape), 10**12
-    for step in (64, 32, 16, 8):
-        old = stage._replace(heads=6, head_dim=64)
-        off = [abs(params(prices, (old._replace(mlp=units),)) - wanted) for units in range(step, 12_000, step)]
-        nearest = min(nearest, *off)
-        if nearest <= CLOSE * size / 2:
-            break
-    return nearest
-
-
-def test_stages_of_a_tower_are_widened_by_one_factor() -> None:
+@pytest.mark.parametrize("less", [1, 2, 3])
+@pytest.mark.parametrize("more", [1.4, 1.7, 2.0, 2.4])
+def test_stages_of_a_tower_are_widened_by_one_factor(swin: PriceList, less: int, more: float) -> None:
     """Swin: every stage is rounded for itself, the leading one also a step up or down; of three the nearest."""
-    prices = PriceList(prices_of(leanify.load("swin_tiny_patch4_window7_224", device="meta")).costs, range(4))
+    prices = swin
     (tower,) = towers(prices.architecture, prices.changed)
     old = [stage for stage in prices.baseline if stage is not None]
     assert len(old) == 4
-    lean = tuple(s._replace(depth=max(1, s.depth - 2), heads=2 * s.heads) for s in old)
+    lean = tuple(s._replace(depth=max(1, s.depth - less), heads=round(more * s.heads)) for s in old)
     wanted = params(prices, lean)
 
-    def scaled(factor: float, step: int = 1, more: int = 0) -> Shape:
-        mlps = [step * (round(s.mlp * factor / step) + more * (i == tower.lead)) for i, s in enumerate(old)]
+    def scaled(factor: float, step: int = 1, further: int = 0) -> Shape:
+        mlps = [step * (round(s.mlp * factor / step) + further * (i == tower.lead)) for i, s in enumerate(old)]
         return tuple(s._replace(mlp=mlp, heads=o.heads) for s, o, mlp in zip(lean, old, mlps, strict=True))
 
     once, thrice = params(prices, scaled(1)), params(prices, scaled(3))
