@@ -21,6 +21,7 @@ from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, PlannedDesign, Stud
 from leanify.study.results import Study, study_of
 from leanify.study.runner import Engine
 from leanify.study.tournament import field_of
+from leanify.terminal import note
 from leanify.training import defaults, start
 from leanify.training.preparation import trainable
 from leanify.upstream.wall import wall
@@ -179,6 +180,7 @@ def planned(request: Request) -> StudyPlan:
     plan = replace(plan, designs=made, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
     if request.length is not None:
         plan = duration.fitted(plan, request.length, request.jobs)
+        note(f"the whole study takes at most about {request.length:g} minutes here; --minutes sets that")
     if old is None:
         return plan
     return old.joined(replace(plan, title=old.title, threads=old.threads, tournament=old.tournament))
