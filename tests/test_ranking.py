@@ -192,3 +192,25 @@ def test_a_score_is_the_share_of_attention_or_of_it_above_one_half() -> None:
     wide = one._replace(heads=3 * one.heads)
     assert score(gpt, (wide,)) == pytest.approx(float(gpt.attention_share(0, wide)))
     assert score(gpt, (wide,)) > 0.5
+
+
+def test_the_share_of_attention_is_that_of_a_blocks_projections() -> None:
+    """By hand for a Llama: queries and outputs of all heads, keys and values of their groups, three maps of the MLP."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+             "intermediate_size": 80, "num_hidden_layers": 4, "vocab_size": 50}  # fmt: skip
+    prices = priced("llama", **sizes)
+    (stage,) = prices.baseline
+    assert stage is not None
+    for heads, groups, mlp in ((6, 2, 80), (9, 3, 64), (3, 1, 128)):
+        attention = 48 * 8 * (2 * heads + 2 * groups)
+        found = prices.attention_share(0, stage._replace(heads=heads, mlp=mlp))
+        assert found == pytest.approx(attention / (attention + 3 * 48 * mlp))
+
+
+def test_blocks_beyond_the_last_one_cost_what_it_costs() -> None:
+    prices = priced("vit_small")
+    (stage,) = prices.baseline
+    assert stage is not None
+    at = {depth: prices.total((stage._replace(depth=depth),)) for depth in (11, 12, 15)}
+    last = at[12] - at[11]
+    assert (at[15].params, at[15].macs) == (at[12].params + 3 * last.params, at[12].macs + 3 * last.macs)

@@ -290,3 +290,9 @@ def test_the_loss_of_a_sentence_is_that_of_its_tokens() -> None:
         each = task.found(Says(logits), torch.zeros(4), targets)["loss"]
         plain = -(F.log_softmax(logits, -1).gather(-1, targets.clamp(min=0)[..., None])[..., 0] * chosen).sum(1)
         torch.testing.assert_close(each, plain)
+
+
+def test_words_are_guessed_from_where_they_are_masked() -> None:
+    """The trivial model of masked words looks at masked ones, that of next words at the next."""
+    assert MaskedLm(0.0).reference.masked
+    assert not CausalLm(0.0, None).reference.masked

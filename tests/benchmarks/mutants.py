@@ -36,7 +36,12 @@ HELD_BY: dict[str, list[str]] = {  # pytest's arguments, what is nearest first
     "lens/notation.py": ["tests/test_values.py"],
     "lens/surgery.py": LENS,
     "lens/resize.py": LENS,
-    "design/prices/price_list.py": ["tests/test_prices.py", "tests/test_judgements.py", "tests/test_experts.py"],
+    "design/prices/price_list.py": [
+        "tests/test_ranking.py",
+        "tests/test_prices.py",
+        "tests/test_judgements.py",
+        "tests/test_experts.py",
+    ],
     "design/search/search.py": SEARCH,
     "design/search/ranking.py": ["tests/test_ranking.py", "tests/test_ranking_evidence.py"],
     "design/search/limits.py": ["tests/test_limits.py"],
