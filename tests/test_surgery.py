@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases import CASES, GROUPED, Case, batch, equal, outputs
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import leanify
 from leanify.architecture import Architecture, primary_of
@@ -17,12 +18,13 @@ from leanify.design.prices.counting import call, count
 from leanify.design.prices.live import prices_of
 from leanify.design.prices.shapes import StageShape, applied
 from leanify.lens import sites, surgery
+from leanify.lens.resize import features_of
 from leanify.sources import describe
 from leanify.sources.find import find
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
 from leanify.upstream.settle import drop_path_rates
-from leanify.zoo import laws, running
+from leanify.zoo import laws, running, tiny
 from leanify.zoo.running import randomised
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -327,3 +329,49 @@ def test_layers_that_share_a_configuration_get_numbers_of_their_own() -> None:
     assert heads == [12, 18]
     assert model.config.num_attention_heads == 6
     torch.testing.assert_close(outputs(mixed), outputs(model), rtol=0, atol=1e-10)
+
+
+# -- linear maps in all their forms -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(6, 10),
+        Conv1D(10, 6),
+        nn.Conv2d(6, 10, 1),
+        nn.Conv2d(6, 10, 3, groups=2),
+        nn.Conv1d(6, 10, 1),
+        nn.ConvTranspose2d(6, 10, 2),
+        nn.ConvTranspose2d(6, 10, 2, groups=2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_map_is_read_by_its_own_numbers(module: nn.Module) -> None:
+    """Which axis of the weight is which, whatever the class: the sizes that it was made with, and its bias."""
+    found = features_of(module)
+    assert (found.outputs, found.inputs) == (10, 6)
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    groups = getattr(module, "groups", 1)
+    lengths = weight.shape[found.output_axis], weight.shape[found.input_axis]
+    divided = (10 // groups, 6) if isinstance(module, nn.ConvTranspose2d) else (10, 6 // groups)
+    assert lengths == divided
+    assert (getattr(module, found.output_name), getattr(module, found.input_name)) == (10, 6)
+    for norm, name in ((nn.LayerNorm(7), "normalized_shape"), (nn.BatchNorm1d(7), "num_features")):
+        one = features_of(norm)
+        assert (one.outputs, one.inputs, one.output_axis, one.input_axis) == (7, 7, 0, 0)
+        assert (one.output_name, one.input_name) == (name, name)
+
+
+def test_what_a_forward_keeps_of_the_old_heads_is_forgotten() -> None:
+    """LeViT keeps its attention's biases by head once it has run; new heads add nothing, and fewer run."""
+    model, run = tiny.build("timm", "levit_128s")
+    model = randomised(model).eval()
+    before = running.outputs(model, run)
+    shape = leanify.read(model)
+    grown = leanify.write(model, shape.map_layers(lambda layer: layer.with_heads(2 * layer.heads)))
+    assert running.difference(running.outputs(grown, run), before) < 1e-4
+    assert running.difference(running.outputs(model, run), before) == 0
+    fewer = leanify.write(grown, shape)
+    assert running.difference(running.outputs(fewer, run), before) < 1e-4
