@@ -46,6 +46,9 @@ def test_pictures_keep_their_size_as_far_as_a_laptop_goes(
     assert override["num_classes"] == 2
     assert recipe.data is not None
     assert (recipe.data.flip, recipe.data.holdout) == (0.0, 0.2)
+    assert recipe.schedule is not None
+    assert recipe.schedule.epochs is not None
+    assert recipe.schedule.warmup == pytest.approx(defaults.WARMUP * recipe.schedule.epochs)
     assert recipe == defaults.recipe_of("own-images", str(tmp_path / "own"))
 
 

@@ -27,6 +27,7 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import import_transformers, without_type
 
 SEEN = 30_000  # samples of a run on data of one's own: a few minutes on a core
+WARMUP = 0.1  # of the run: with a sixtieth the same ViT on 500 digits ends anywhere from 70% to 90%
 OWN = ("own-images", "own-sentences", "own-text")  # built-in recipes for it
 
 
@@ -70,7 +71,8 @@ def of_data(found: data_found.Found, path: str) -> Recipe:
     """The built-in recipe for own data, fitted to its pictures or texts; of about the same duration for any size."""
     settings = fitting.settings_for(found, path)
     if found.kind != "text":
-        settings.append(f"schedule.epochs={min(100, max(3, SEEN // (found.samples or SEEN)))}")
+        epochs = min(100, max(3, SEEN // (found.samples or SEEN)))
+        settings += [f"schedule.epochs={epochs}", f"schedule.warmup={WARMUP * epochs:g}"]
     return recipes.with_settings(recipes.load(found.recipe), settings)
 
 
