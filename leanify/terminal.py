@@ -86,7 +86,8 @@ def visible(text: str) -> str:
 
 def note(message: str) -> None:
     """Print a line about a step that is done on standard error, beside a bar that is shown; nothing with --quiet."""
-    console(stderr=True).print(visible(message), style="dim", soft_wrap=True)
+    lines = wrap(visible(message), columns())
+    console(stderr=True).print(lines, style="dim", soft_wrap=True)
 
 
 COMMAND = re.compile(r"(?:leanify|pip install|--set) [^,;)\n]*")

@@ -15,6 +15,7 @@ from studies import NARROW, command, environment, outcomes, recipe_file, starts
 from test_compare_page import study as study  # a study that is trained by nobody
 
 import leanify
+from leanify.cli.board import _field
 from leanify.design.redesign import redesign
 from leanify.errors import LeanifyError, RecipeError
 from leanify.runs import recipe as recipes
@@ -134,6 +135,12 @@ def test_the_cost_of_a_tournament_is_a_sum_over_its_parts() -> None:
     fixed = sum(sizes[name] for name in ("baseline", "lean", "control"))
     others = sum(sizes.values()) - fixed
     assert tournament.cost(plan) == pytest.approx((1.25 * fixed + 0.25 * others, 1.5 * fixed + others))
+    assert plan.recipe.schedule is not None
+    brief = replace(plan, recipe=replace(plan.recipe, schedule=replace(plan.recipe.schedule, warmup=1e6)))
+    assert tournament.shares(brief) == ()
+    assert tournament.cost(brief) == pytest.approx((fixed + others, fixed + others))  # nobody is dropped
+    assert "too short" in _field(brief)
+    assert f"{fixed + others:.1f} ×" in _field(brief)
 
 
 def test_noise_decides_who_goes() -> None:

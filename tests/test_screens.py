@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from runs import DIGITS
 
+from leanify import terminal
 from leanify.cli import COMMANDS
 from leanify.cli.screen import print_end
 from leanify.cli.tables import entries, print_table, table
@@ -197,3 +198,18 @@ def test_the_zoo_is_summed_up_on_a_terminal_and_listed_in_a_pipe() -> None:
     assert refused.splitlines()[-3] == ""  # the sums stand apart from the list
     piped = commands.run("zoo", "vit_tiny").stdout
     assert all("vit_tiny" in line for line in piped.partition("\n\n")[0].splitlines())
+
+
+def test_a_note_is_not_broken_within_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal of forty columns between words; in a pipe it is one line."""
+    words = "carrying weights to five shapes by six thousand tokens, damage as relative error"
+    terminal.note(words)
+    assert capsys.readouterr().err == words + "\n"
+    monkeypatch.setattr(terminal, "columns", lambda: 40)
+    terminal.note(words)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines) == words

@@ -132,7 +132,9 @@ def test_of_two_candidates_the_better_one_is_healed_and_written(here: Path, tmp_
     check(found.report, out, source, 0.8)
     for name in ("modules.json", "1_Pooling/config.json"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
-    assert 'leanify.load("small")' in (out / "README.md").read_text()
+    readme = (out / "README.md").read_text()
+    assert 'leanify.load("small")' in readme
+    assert readme.startswith("# A smaller encoder\n")
     assert [one["name"] for one in found.report["candidates"]] == ["narrow", "dropped"]
     assert all(one["healed"]["steps"] <= 3 for one in found.report["candidates"])
 

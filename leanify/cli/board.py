@@ -168,8 +168,12 @@ def _field(plan: StudyPlan) -> str:
 
     cuts = " and ".join(percent(share) for share in shares(plan))
     least, most = cost(plan)
+    if cuts:
+        dropped = f"after {cuts} of the schedule those go that are worse than the best by more than the noise"
+        times = f"{least:.1f} to {most:.1f}"
+    else:
+        dropped, times = "the schedule is too short to drop any before its end", f"{most:.1f}"
     return (
-        f"{len(plan.designs)} designs; after {cuts} of the schedule those go that are worse than the best by more than "
-        f"the noise: {least:.1f} to {most:.1f} × the multiply-adds of training the baseline once; then the winner is "
-        f"judged by {len(plan.judging)} other seeds"
+        f"{len(plan.designs)} designs; {dropped}: {times} × the multiply-adds of training the baseline once; then the "
+        f"winner is judged by {len(plan.judging)} other seeds"
     )

@@ -289,7 +289,7 @@ def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> 
         note(f"{shape.name}: {error}")
         return {"refused": str(error)}
     place = folder.fresh(shape.name)
-    lean_directory.save(made.model, place, name=folder.path.name)
+    lean_directory.save(made.model, place, title=_title(folder), name=folder.path.name)
     steps = [step.words for step in made.steps]
     facts: dict[str, Any] = {"damage": made.damage, "unit": donor.teacher.unit, "steps": steps}
     facts["files"] = folder.files(shape.name)
@@ -323,5 +323,10 @@ def _as_directory(folder: ShrinkFolder, name: str) -> Path:
     model: Any = find.load(folder.place(f"{name}-run"))
     if hasattr(model, "config"):  # a run keeps a tokenizer, but neither pooling nor processors
         model.config._name_or_path = str(folder.place(name))
-    lean_directory.save(model, place, name=folder.path.name)
+    lean_directory.save(model, place, title=_title(folder), name=folder.path.name)
     return place
+
+
+def _title(folder: ShrinkFolder) -> str:
+    """What heads the README of a shrunk model: the checkpoint's name, without the place where it lay."""
+    return f"A smaller {Path(folder.asked['source']).name}"

@@ -132,13 +132,16 @@ def shares(plan: StudyPlan) -> tuple[float, ...]:
 def cost(plan: StudyPlan) -> tuple[float, float]:
     """The least and the most that finding the winner costs, in trainings of the baseline, by multiply-adds.
 
-    The least if every design that may go is dropped at the first cut, the most if none is.
+    The least if every design that may go is dropped at the first cut, the most if none is. All are trained to the end
+    where the schedule is too short to drop any.
     """
     cuts = shares(plan)
     sizes = {design.name: design.macs / (plan.baseline_macs or design.macs) for design in plan.kept}
     fixed = sum(size for name, size in sizes.items() if name in ALWAYS)
     others = sum(sizes.values()) - fixed
-    first, last = (cuts[0], cuts[-1]) if cuts else (1.0, 0.0)
+    if not cuts:
+        return fixed + others, fixed + others
+    first, last = cuts[0], cuts[-1]
     return fixed + fixed * first + others * first, fixed + fixed * last + others
 
 
