@@ -150,6 +150,7 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_the_last_good_checkpoi
     with pytest.raises(TrainingError, match=r"step \d+ is not finite.* step \d+") as e:
         training.train(tiny("optim.lr=1e30", "optim.ema=", "schedule.warmup=0", "run.log_every=50"), tmp_path / "run")
     assert "optim.lr" in str(e.value)
+    assert "the loss of step 2 is" in str(e.value)  # the first step makes weights of 1e30
     found = RunDirectory.open(tmp_path / "run").checkpoints()
     assert all(torch.isfinite(t).all() for t in found[-1].weights().values())
     assert str(found[-1].step) in str(e.value)
@@ -194,6 +195,16 @@ def test_a_run_holds_what_was_asked_and_where_it_ran(whole: Path) -> None:
     assert entry["versions"]["torch"] == version("torch")
     assert {"git", "command", "threads", "processes", "device"} <= entry.keys()
     assert {tuple(row)[:3] for row in RunDirectory.open(whole).rows()} == {("step", "epoch", "split")}
+
+
+def test_a_row_has_the_rate_of_its_own_step(whole: Path, tmp_path: Path) -> None:
+    """And a run that learns is not said to be no better than what it started from."""
+    trainer, watcher = loop.Trainer(TINY), Watcher()
+    rows = [row for row in RunDirectory.open(whole).rows() if row["split"] == "train"]
+    assert [row["lr"] for row in rows] == [trainer.lr(row["step"] - 1) for row in rows]
+    assert len({row["lr"] for row in rows}) == len(rows)
+    training.train(tiny("schedule.epochs=1", "schedule.warmup=0"), tmp_path / "run", watcher=watcher)
+    assert not any("better than" in words for words in watcher.warnings)
 
 
 def test_a_run_is_a_source(whole: Path) -> None:
