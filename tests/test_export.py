@@ -67,8 +67,12 @@ OTHERS: dict[str, Any] = {"swin": swin, "t5": t5}
     ],
 )
 def test_a_lean_model_is_exported_as_a_program(name: str, format: str, tmp_path: Path) -> None:
-    """`export` runs what it wrote, in torch.export or in onnxruntime, and compares."""
+    """`export` runs what it wrote, in torch.export or in onnxruntime, and compares; torch 2.6 cannot trace a ViT."""
     lean = saved(name, tmp_path)
+    if (name, format) == ("vit", "torch-export") and torch.__version__.startswith("2.6."):
+        with pytest.raises(UnsupportedModel, match=r"torch\.export cannot trace"):
+            leanify.export(lean, format=format, output=tmp_path / "model")
+        return
     written = leanify.export(lean, format=format, output=tmp_path / "model")
     assert written.stat().st_size > 10_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lean", "model"]
