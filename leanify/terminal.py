@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -24,6 +24,7 @@ BARS = {
     "progress.download": GREEN,
     "progress.spinner": GREEN,
 }
+PADDING = re.compile(" +(?=\n)")
 T = TypeVar("T")
 
 
@@ -41,11 +42,26 @@ def console(stderr: bool = False, width: int = WIDTH) -> Console:
     out = made(stderr=stderr, theme=Theme(BARS), highlight=False, markup=False, emoji=False)  # paths may contain [x]
     if out.color_system == "standard":  # sixteen colours are as the terminal paints them: yellow and cyan on white
         out.no_color = True
+    if not out.is_terminal:
+        out.file = cast("IO[str]", _Trimmed(out.file))
     if not stderr:
         out.width = min(out.width, width) if out.is_terminal else width
     elif os.environ.get("LEANIFY_QUIET"):
         out.quiet = True
     return out
+
+
+class _Trimmed:
+    """A text stream without the spaces by which rich fills its lines to one width."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 @cache

@@ -119,6 +119,6 @@ def spread(mean: float, low: float | None, high: float | None) -> tuple[str, str
 def ranged(value: float, span: tuple[float, float] | None, factor: float = 1.0, unit: str = "") -> str:
     """A measured value with the range of its rounds: 0.0014, (0.0012, 0.0019), 1e3, "ms" → "1.4 (1.2–1.9) ms"."""
     known = [factor * one for one in (value, *(span or ()))]
-    shown = [f"{one:,.0f}" if abs(one) >= 100 else f"{one:.2g}" for one in known]
+    shown = [f"{one:,.0f}" if abs(one) >= 99.5 else f"{one:.2g}" for one in known]
     words = f"{shown[0]} ({shown[1]}–{shown[2]})" if span else shown[0]
     return f"{words} {unit}".strip()

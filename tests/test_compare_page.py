@@ -18,6 +18,7 @@ from studies import RECIPE
 from leanify.runs import recipe as recipes
 from leanify.spectra.report import known
 from leanify.study import comparing as studies
+from leanify.study.figures import differences
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
 from leanify.study.results import Study
@@ -95,6 +96,17 @@ def test_failed_runs_and_differences_are_counted(study: Study) -> None:
     assert [verdict.answer for verdict in study.verdicts] == ["shown", "shown"]
     frame = pytest.importorskip("pandas", reason="optional") and study.frame()
     assert len(frame) == 16
+
+
+def test_dots_and_bar_of_a_single_difference_lie_within_the_figure(study: Study) -> None:
+    from matplotlib.figure import Figure
+
+    one = replace(study, pairs=study.pairs[:1])
+    axes = Figure().subplots()
+    assert differences(axes, one, StudyFolder(study.path))
+    low, high = axes.get_ylim()
+    for line in axes.lines[:2]:  # the dots, and the middle of the bar
+        assert all(low + 0.2 * (high - low) < y < high - 0.2 * (high - low) for y in line.get_ydata())
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")

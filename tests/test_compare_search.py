@@ -114,6 +114,8 @@ def test_the_field_spends_the_budget_and_is_spread_out() -> None:
         taken = np.concatenate([taken, points[[place]]])
     with pytest.raises(RecipeError, match="must be above"):
         tournament.field_of(designer, 4)
+    with pytest.raises(RecipeError, match="at most 100"):
+        tournament.field_of(designer, 99999)
 
 
 def test_no_cut_lies_in_the_warm_up() -> None:
@@ -174,15 +176,18 @@ def test_a_winner_is_judged_by_seeds_that_did_not_choose_it(study: Study) -> Non
     assert [result.name for result in studies.finished(folder).results] == ["baseline", "control", "wide"]
 
 
-def test_a_cut_says_why_a_design_behind_the_noise_stays() -> None:
-    """Baseline, lean and control are compared however they stand."""
-    losses = {"baseline": 2.0, "lean": 2.5, "near": 2.1, "far": 2.6, "broken": None}
-    rung = Rung(0.25, losses, ("baseline", "lean", "near"))
-    ends = {row[0]: row[-1] for row in tables.cut(replace(rung, noise=0.2)).rows}
-    assert ends["near"] == ends["baseline"] == "stays"
-    assert "compared in any case" in ends["lean"]
-    assert ends["far"] == ends["broken"] == "dropped"
-    assert all(row[-1] in ("stays", "dropped") for row in tables.cut(rung).rows)
+def test_a_cut_says_why_a_design_behind_the_noise_stays(study: Study) -> None:
+    """Baseline, lean and control are compared however they stand. Every design of the field has its shape."""
+    found = studies.finished(StudyFolder(study.path))
+    rung = Rung(0.25, {"baseline": 2.0, "lean": 2.5, "wide": 2.6, "control": None}, ("baseline", "lean"))
+    rows = {row[0]: row[1:] for row in tables.cut(found, replace(rung, noise=0.2)).rows}
+    assert rows["baseline"][-1] == "stays"
+    assert "compared in any case" in rows["lean"][-1]
+    assert rows["wide"][-1] == rows["control"][-1] == "dropped"
+    assert rows["wide"][-3:-1] == ("2.60", "0.60")  # two digits of the noise
+    for design in found.plan.designs:
+        assert rows[design.name][0] == tables.sizes(design.depth)
+    assert all(row[-1] in ("stays", "dropped") for row in tables.cut(found, rung).rows)
 
 
 @pytest.mark.long
@@ -227,7 +232,7 @@ def test_every_engine_gives_the_same_results(engine: str, tmp_path: Path) -> Non
         else:
             with engines.engine_of("ray", folder, 1) as runs:
                 studies.train_all(folder, runs)
-    assert len(outcomes(tmp_path / "there")) == 4
+    assert len(outcomes(tmp_path / "there")) == 10  # of 2 designs: 3 trials of rates and 2 seeds each
     assert outcomes(tmp_path / "there") == outcomes(tmp_path / "here")
 
 

@@ -27,7 +27,7 @@ from leanify.study import comparing as studies
 from leanify.study.folder import Outcome, StudyFolder
 from leanify.study.plan import PlannedDesign, StudyPlan, ranked
 from leanify.tasks.classification import Classification
-from leanify.warm.choose import RIDGE, surviving
+from leanify.warm.choose import RIDGE, survivors
 from leanify.warm.correction import least_squares
 
 T5 = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 8, "num_decoder_layers": 3, "num_heads": 3, "vocab_size": 41}
@@ -115,7 +115,7 @@ def test_two_units_that_go_in_one_round_are_chosen_one_after_the_other() -> None
         rest = [i for i in range(100) if i not in gone]
         gone.append(min(rest, key=lambda i: loss_without(w, second, [*gone, i])))
     assert sorted(gone) == [13, 71]
-    kept = surviving(w, second, torch.arange(100)[:, None], 98).tolist()
+    kept = survivors(w, second, torch.arange(100)[:, None], [98])[98].tolist()
     assert sorted(set(range(100)) - set(kept)) == sorted(gone)
 
 

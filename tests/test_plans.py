@@ -102,6 +102,18 @@ def test_no_sensible_design_is_an_answer() -> None:
         leanify.redesign("vit_base", target_params=0.1)
 
 
+def test_what_a_rule_would_gain_has_the_unit_of_the_budget() -> None:
+    with pytest.raises(leanify.BudgetError, match=r"min_depth=2 [\d.]+ KiB \("):
+        leanify.redesign("gpt2", max_kv="1KiB")
+    with pytest.raises(leanify.BudgetError, match=r"min_depth=2 [\d.]+ [MG] \("):
+        leanify.redesign("vit_base", max_macs=0.01)
+
+
+def test_a_misspelt_option_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match=r"redesign\(\) .* 'target_parms'; nearest: target_params"):
+        leanify.redesign("vit_base", target_parms=0.5)
+
+
 def test_the_smallest_budget_that_is_named_is_enough() -> None:
     with pytest.raises(leanify.BudgetError) as refused:
         leanify.redesign("vit_base", target_params=0.1)

@@ -191,3 +191,9 @@ def test_what_was_counted_or_shown_is_kept_and_read_without_torch(tmp_path: Path
         assert first[0] == second[0]
         assert (first[1], second[1]) == (True, False)
     assert typed(*count, "--batch-size", "4")[1]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "repeats"])
+def test_counts_of_samples_and_passes_are_at_least_one(name: str) -> None:
+    with pytest.raises(leanify.LeanifyError, match=f"{name}.0 is below 1"):
+        leanify.profile("vit_tiny", **{name: 0})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,53 @@ def test_interrupted_running_and_broken_runs_are_told_apart(done: Path, tmp_path
     with run.held():
         assert [found.state for found in runs_below(run.path)] == ["running"]
     assert [found.state for found in runs_below(run.path)] == ["interrupted"]
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of Unix")
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("recipe.toml", lambda path: path.write_bytes(b"\xff\x00")),
+        ("metrics.jsonl", _pipe),
+        ("leanify.json", _pipe),
+        ("environment.json", lambda path: path.write_text('[{"steps": "many"}]')),
+        ("environment.json", lambda path: path.write_text("[" * 100_000)),
+    ],
+)
+def test_a_broken_run_is_one_line_among_the_others(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, spoil: Callable[[Path], object]
+) -> None:
+    for folder in ("a", "b", "c"):
+        shutil.copytree(done, tmp_path / folder)
+    spoil(tmp_path / "b" / name)
+    app("runs")(args=[str(tmp_path)], prog_name="leanify", standalone_mode=False)
+    out = capsys.readouterr().out
+    app("runs")(args=[str(tmp_path), "--json"], prog_name="leanify", standalone_mode=False)
+    listed = json.loads(capsys.readouterr().out)["runs"]
+    assert [one["state"] for one in listed] == ["done", "broken", "done"]
+    [problem] = [line for line in out.splitlines() if line.startswith("broken: ")]
+    assert str(tmp_path / "b") in problem
+    assert listed[1]["problem"] in problem
+
+
+def test_a_models_name_is_shortened_in_its_middle_before_it_is_folded(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(done, tmp_path / "run")
+    text = (tmp_path / "run" / "recipe.toml").read_text()
+    source = RunDirectory.open(done).recipe.model.source
+    (tmp_path / "run" / "recipe.toml").write_text(text.replace(source, f"{source}{'x' * 200}224"))
+    monkeypatch.chdir(tmp_path)
+    app("runs")(args=[], prog_name="leanify", standalone_mode=False)
+    [_, line] = capsys.readouterr().out.splitlines()
+    assert len(line) <= 100
+    assert line.split()[1].startswith(source[:5])
+    assert line.split()[1].endswith("x224")
 
 
 @pytest.mark.parametrize("command", ["runs", "show"])

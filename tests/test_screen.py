@@ -295,3 +295,21 @@ def test_a_line_above_a_bar_is_printed_while_no_thread_draws_the_bar(monkeypatch
         bar.add_task("run")
         out.print("above")
     assert any(held)
+
+
+def test_lines_in_a_pipe_have_no_spaces_at_their_end(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.table import Table
+
+    made = Table("short", "long")
+    made.add_row("a", "")
+    words = " ".join(["word"] * 200)
+    for err in (False, True):
+        out = terminal.console(stderr=err)
+        out.print(words)
+        out.print(made)
+        out.print("to go on ", end="")
+    for text in capsys.readouterr():
+        lines = text.splitlines()
+        assert text.split()[:200] == ["word"] * 200
+        assert [line for line in lines[:-1] if line.endswith(" ")] == []
+        assert lines[-1] == "to go on "

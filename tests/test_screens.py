@@ -213,3 +213,32 @@ def test_a_note_is_not_broken_within_a_word(
     assert len(lines) > 1
     assert max(map(len, lines)) <= 40
     assert " ".join(lines) == words
+
+
+def test_a_long_name_of_a_reference_is_in_the_sentence_and_not_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    from leanify.cli.shrink import _render
+
+    name = "logistic regression on 4 × 4 pixels"
+    sizes = {"params": 1000, "macs": 5000, "latency_s": 0.001}
+    row = {"name": "narrow", "depth": 4, "heads": 2, "mlp": 64, **sizes, "carried": 80.0, "healed": None}
+    made = {"name": "narrow", **sizes, "carried": {"quality": 80.0}, "healed": None}
+    report = {
+        "metric": "top1",
+        "source": "old",
+        "directory": "new",
+        "original": {**sizes, "params": 2000, "quality": 90.0},
+        "reference": {"name": name, "value": 85.0},
+        "candidates": [made],
+        "chosen": "narrow",
+        "judged_on": "20 samples",
+    }
+    _render(report, [row])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("reference")] == [["reference", "85%"]]
+    assert f"{name} 85%" in " ".join(lines)
+
+
+def test_a_range_has_no_powers_of_ten() -> None:
+    from leanify.units import ranged
+
+    assert ranged(102.0, (99.6, 102.4)) == "102 (100–102)"

@@ -100,6 +100,9 @@ def test_a_checkpoint_becomes_a_smaller_one(
 def said_in_one_sentence(printed: str, report: Mapping[str, Any]) -> None:
     """What came out, how much smaller, and its quality between those of the original and the trivial model."""
     made = next(one for one in report["candidates"] if one["name"] == report["chosen"])
+    for timed in (report["original"], made):
+        low, high = timed["latency_range"]
+        assert 0 < low <= timed["latency_s"] <= high
     sentence = printed[printed.index(f"{report['directory']} is {report['chosen']}, ") :]
     assert f"{percent(1 - made['params'] / report['original']['params'])} fewer" in sentence
     assert report["quality"] == made["healed" if report["healed"] else "carried"]["quality"]

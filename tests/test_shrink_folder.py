@@ -101,7 +101,7 @@ def test_killed_while_its_files_move_it_goes_on(folder: ShrinkFolder) -> None:
         {"reference": {"name": 7}},
         {"reference": {"name": "x"}},
         {"carried narrow": {**CARRIED, "files": [{}]}},
-        {"carried narrow": {**CARRIED, "latency_s": "x"}},
+        {"latency": {"narrow": {"latency_s": "x"}}},
         {"seconds": "x"},
     ],
 )

@@ -16,7 +16,7 @@ from leanify.lens.sites import locate
 from leanify.upstream.inputs import example_inputs
 from leanify.warm.blocks import list_of, with_blocks
 from leanify.warm.calibration import answers, damage, moments
-from leanify.warm.choose import RIDGE, surviving
+from leanify.warm.choose import RIDGE, survivors
 from leanify.warm.correction import least_squares
 from leanify.warm.donor import Donor
 from leanify.warm.narrow import narrow, projections
@@ -152,7 +152,7 @@ def test_each_unit_removed_is_the_one_that_the_rest_miss_least(size: int) -> Non
         while len(left) > 2:
             gone = [i for i in range(len(groups)) if i not in left]
             left.remove(min(left, key=lambda i, gone=gone: missed(w, second, groups[[*gone, i]])))
-            assert surviving(w, second, groups, len(left)).tolist() == left
+            assert survivors(w, second, groups, [len(left)])[len(left)].tolist() == left
 
 
 def test_of_two_units_that_say_the_same_one_stays() -> None:
@@ -160,7 +160,7 @@ def test_of_two_units_that_say_the_same_one_stays() -> None:
     generator = torch.Generator().manual_seed(2)
     a = torch.randn(900, 200, generator=generator, dtype=torch.float64).repeat(1, 2)
     w = torch.randn(7, 400, generator=generator, dtype=torch.float64)
-    kept = surviving(w, a.T @ a / 900, torch.arange(400)[:, None], 200)
+    kept = survivors(w, a.T @ a / 900, torch.arange(400)[:, None], [200])[200]
     assert sorted(int(i) % 200 for i in kept) == list(range(200))
 
 

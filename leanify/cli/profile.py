@@ -91,7 +91,7 @@ def _one(source: Any, measure: bool, repeats: int, about: Mapping[str, Any]) -> 
     from leanify.terminal import progress
 
     if not measure and isinstance(source, str):
-        before = counted.kept(counted.Asked(source, **about))
+        before = counted.kept(counted.CountKey(source, **about))
         if before is not None:
             return before
     with progress("loading PyTorch", None):

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from leanify.study.overview import StudyOverview
     from leanify.training.overview import RunOverview
 
+COLUMNS = ("run", "model", "data", "steps", "best", "state")
+MODEL = 16  # columns that a model's name gets at least
+
 
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder to search, including subfolders")] = Path(),
@@ -50,8 +53,9 @@ def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview])
     if not found and not studies:
         out.print(f"no runs below {folder.resolve()}; `leanify train` makes one")
     elif found:
-        shown = table(("run", "model", "data", "steps", "best", "state"), map(_row, found), left=3)
+        shown = table(COLUMNS, _rows(found, out.width), left=3)
         print_table(out, fit(shown, out, ("data", "model")) if out.width < NARROW else shown)
+        _say_problems(found)
         _say_how_to_go_on(found)
 
 
@@ -69,6 +73,16 @@ def _print_studies(studies: list[StudyOverview]) -> None:
     console().print(f"\n{hint}" if hint else "", soft_wrap=True)
 
 
+def _rows(found: list[RunOverview], width: int) -> list[tuple[str, ...]]:
+    """A row for each run; long names of models are shortened to what the other columns leave."""
+    from leanify.cli.tables import GAP, shortened
+
+    rows = [_row(run) for run in found]
+    widths = [GAP + max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    room = max(MODEL, width - sum(widths) + widths[COLUMNS.index("model")] - GAP)
+    return [(path, shortened(model, room), *others) for path, model, *others in rows]
+
+
 def _row(run: RunOverview) -> tuple[str, ...]:
     from leanify.units import metric
 
@@ -77,6 +91,16 @@ def _row(run: RunOverview) -> tuple[str, ...]:
         steps += f" of {run.steps:,}"
     best = "–" if run.best is None else metric(run.metric, run.best)
     return str(run.path), run.source, run.data, steps, best, run.state
+
+
+def _say_problems(found: list[RunOverview]) -> None:
+    from leanify.terminal import console, wrap
+
+    out = console()
+    width = out.width if out.is_terminal else None
+    problems = [wrap(f"broken: {run.problem}", width) for run in found if run.problem]
+    if problems:
+        out.print("\n" + "\n".join(problems), soft_wrap=True)
 
 
 def _say_how_to_go_on(found: list[RunOverview]) -> None:

@@ -94,7 +94,7 @@ def _run(what: str) -> Page:
     from leanify.units import metric
 
     run = RunDirectory.open(what)
-    facts, recipe, rows, best = overview(run), run.recipe, run.rows(), run.best()
+    facts, recipe, rows, best = overview(run.path), run.recipe, run.rows(), run.best()
     shape, params = _noted(run) or _shape(what)
     done = "–" if facts.step is None else f"{facts.step:,}"
     if facts.step is not None and facts.steps:

@@ -16,6 +16,9 @@ from leanify.cli.options import Format, Json, Push, pushed
 Words = list[str] | None
 
 
+LONGEST = 20  # characters of a reference's name in the table
+
+
 def shrink(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a model with weights: a folder, a hub id")],
     data: Annotated[Path, typer.Option(metavar="DIR", help="what it is for: texts, labelled texts, images")],
@@ -120,7 +123,8 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), quality(row["healed"])))
     if report.get("reference"):
         reference = report["reference"]
-        lines.append((reference["name"], "", "", "", "", quality(reference["value"]), ""))
+        called = reference["name"] if len(reference["name"]) <= LONGEST else "reference"  # the sentence below names it
+        lines.append((called, "", "", "", "", quality(reference["value"]), ""))
     heads = ("", "depth × heads, mlp", "params", unit, "latency", "carried", "healed")
     print_table(out, table(heads[: len(lines[0])], lines))
     out.print(f"\n{_sentence(report)}", soft_wrap=not out.is_terminal)

@@ -121,7 +121,8 @@ def render_profiles(profiles: Sequence[Profile], explain: bool = False) -> None:
         shown.add_row(AS_GIVEN.get(name, name) if first.as_given else name, *cells)
     out.print(shown)
     out.print()
-    out.print(f"device: {first.device} · {first.dtype} · training and throughput at batch {first.batch_size}")
+    at_batch = "training" if first.throughput_per_s is None else "training and throughput"
+    out.print(f"device: {first.device} · {first.dtype} · {at_batch} at batch {first.batch_size}")
     for profile in profiles:
         name = f"{profile.source}: " if len(profiles) > 1 else ""
         left = f"; neither counts {', '.join(profile.uncounted)}" if profile.uncounted else ""

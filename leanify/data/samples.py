@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from leanify.upstream.wall import wall, walled
 
 Inputs = Tensor | dict[str, Tensor]  # images, or token ids and masks by the names of the model's arguments
 Batch = tuple[Inputs, Tensor]  # inputs and targets
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 IGNORED = -100  # a target that the loss ignores: torch's default ignore_index
 
 
@@ -156,7 +158,9 @@ class Reader:
 
     def __iter__(self) -> Iterator[Batch]:
         try:
-            for inputs, targets, *names in walled(self.loader, "a batch cannot be read", DataError):
+            with wall("a batch cannot be read", DataError), _undisturbed():
+                batches = iter(self.loader)
+            for inputs, targets, *names in walled(batches, "a batch cannot be read", DataError):
                 self.skipped.update(*names)
                 yield inputs, targets
         except DataError as error:  # torch prepends the worker's traceback to the message
@@ -168,9 +172,21 @@ def _deaf(worker: int) -> None:
 
     It saves first, for which it may need the batch that a worker reads; workers end with it.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold such signals back while workers start: they inherit that, so none ends before it is `_deaf`."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -132,6 +133,15 @@ def flags() -> dict[str, Flag]:
 def flag_of(name: str) -> str:
     """``max_macs`` → ``--max-macs``"""
     return flags()[name].name or f"--{name.replace('_', '-')}"
+
+
+def check_names(function: str, words: Mapping[str, Any]) -> None:
+    """Raise TypeError, as Python does, for a keyword argument that no option has; it names the nearest one."""
+    for word in words:
+        if word not in flags():
+            near = get_close_matches(word, flags(), n=1)
+            hint = f"; nearest: {near[0]}" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {word!r}{hint}")
 
 
 def parameters() -> list[inspect.Parameter]:

@@ -13,7 +13,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.design.options import Options, parameters
+from leanify.design.options import Options, check_names, parameters
 from leanify.design.plan import Plan
 from leanify.design.prices.costs import ModelCosts
 from leanify.design.prices.of_source import costs_of
@@ -67,6 +67,7 @@ def redesign(
     >>> plan.chosen.depth < plan.baseline.depth and plan.chosen.heads > plan.baseline.heads
     True
     """
+    check_names("redesign", changes)
     options = replace(options or Options(), **changes)
     source = _with_inputs(source, options, inputs, rows)
     if options.asks_nothing:

@@ -6,6 +6,7 @@ A design has the same colour and marker in all figures; the colours are Okabe an
 from __future__ import annotations
 
 import io
+import math
 import re
 import statistics as plain
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ HINT = "hint: "  # the id of a group in a figure that has a text for the mouse
 INK = "#010203"  # a placeholder, replaced by currentColor: the page's text colour
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7f00", "#7f7f7f")
 MARKERS = "os^Dv*PX"
+MARKED = 20  # markers on a curve at most
 WIDTH, HEIGHT = 6.4, 3.8  # inches
 
 
@@ -171,6 +173,7 @@ def differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     axes.axvline(0, color=INK, linewidth=1)
     if study.margin is not None:
         axes.axvline(-study.margin, color=INK, linewidth=1, linestyle=":")
+    axes.set_ylim(-0.5, max(len(study.pairs), 1) - 0.5)  # else one pair's dots and bar lie on the edges
     axes.set_yticks(range(len(study.pairs)), [f"{p.design} − {p.against}" for p in reversed(study.pairs)])
     better = "more" if study.higher_is_better else "less"
     axes.set(xlabel=f"difference in {study.metric}; right is better ({better} {study.metric})")
@@ -178,15 +181,26 @@ def differences(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    """The metric during training: the mean over seeds, with their range as a band."""
+    """The metric on the validation split during training; nothing if it was evaluated once."""
 
     def rows(key: Key) -> Mapping[int, float]:
         metric = str(study.metric)
         found = [row for row in folder.rows(key) if row["split"] == "validation" and metric in row]
-        return {row["step"]: row[metric] for row in found}
+        return {row["step"]: row[metric] for row in found} if len(found) > 1 else {}
 
     found = _over_training(axes, study, rows)
     axes.set(xlabel="step", ylabel=f"{study.metric} of the validation split")
+    return found
+
+
+def training_loss(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
+    """The training loss, as it was logged."""
+
+    def rows(key: Key) -> Mapping[int, float]:
+        return {row["step"]: row["loss"] for row in folder.rows(key) if row["split"] == "train" and "loss" in row}
+
+    found = _over_training(axes, study, rows)
+    axes.set(xlabel="step", ylabel="training loss")
     return found
 
 
@@ -199,6 +213,7 @@ def kappa_training(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
 
 
 def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[int, float]]) -> bool:
+    """Draw the mean over seeds, with their range as a band."""
     drawn = False
     for result in study.results:
         curves = [points(Key(result.name, run.seed)) for run in result.runs if run.status == "finished"]
@@ -208,7 +223,15 @@ def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[
         drawn = True
         table = np.array([[curve[step] for step in steps] for curve in curves])
         style = _style(study, result.name)
-        axes.plot(steps, table.mean(0), label=result.name, markersize=3.5, linewidth=1.4, **style)
+        axes.plot(
+            steps,
+            table.mean(0),
+            label=result.name,
+            markersize=3.5,
+            markevery=math.ceil(len(steps) / MARKED),
+            linewidth=1.4,
+            **style,
+        )
         if len(curves) > 1:
             axes.fill_between(steps, table.min(0), table.max(0), color=style["color"], alpha=0.12, linewidth=0)
     _legend(axes) if drawn else None
@@ -274,6 +297,7 @@ _FIGURES: Sequence[tuple[str, str, Callable[[Any, Findings, StudyFolder], bool]]
      quality_params),
     ("Quality against multiply-adds", "", quality_macs),
     ("Quality against training time", "Measured in turn on one machine.", quality_time),
+    ("Training loss", "Mean over seeds; the band is their range.", training_loss),
     ("Learning curves", "Mean over seeds; the band is their range.", learning),
     ("Costs of the designs", "Latency, training time and memory are measured in turn on one machine.", costs),
     ("κ over training", "Of the concatenated heads, on the same validation samples.", kappa_training),

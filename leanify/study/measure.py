@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,21 @@ class Seconds:
     def of(times: list[float]) -> Seconds:
         low, _, high = statistics.quantiles(times, n=4, method="inclusive")
         return Seconds(statistics.median(times), low, high)
+
+
+def latencies(models: Mapping[str, ModelSection], tokens: int | None) -> dict[str, Seconds]:
+    """The time of one sample through each model, in rounds that alternate between them; one is in memory at a time."""
+    place = machine.device_of(None)
+    shells = {name: on_meta(section) for name, section in models.items()}
+    times: dict[str, list[float]] = {name: [] for name in shells}
+    begun = time.perf_counter()
+    for done in range(ROUNDS[1]):
+        if done >= ROUNDS[0] and time.perf_counter() - begun > ENOUGH:
+            break
+        for name, shell in shells.items():
+            real = profiling.fresh(shell, place)
+            times[name].append(profiling.seconds(real, example_inputs(real, 1, tokens, place), 3))
+    return {name: Seconds.of(found) for name, found in times.items()}
 
 
 def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[Seconds, ...]]:

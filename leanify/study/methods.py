@@ -133,9 +133,8 @@ def _seeds(study: Findings) -> str:
     seeds = ", ".join(map(str, plan.seeds))
     words = f"Seeds {seeds}; the designs of one seed see the same samples in the same order."
     if plan.winner is not None:
-        judged = ", ".join(map(str, plan.judging))
         words += f" {plan.winner} was the best of {len(plan.designs)} designs on seed {plan.seeds[0]};"
-        words += f" seeds {judged} judge it."
+        words += " that seed is left out where it is compared."
     return words
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanify.errors import LeanifyError
 from leanify.runs.files import folders_below
 from leanify.runs.places import is_run, is_study
 from leanify.runs.run_directory import RunDirectory
@@ -56,5 +55,5 @@ def overview(study: StudyFolder) -> StudyOverview:
         elif len(outcomes) == len(keys):
             state = "failed" if failed else "done"
         return StudyOverview(study.path, plan.title, len(plan.designs), len(keys), len(outcomes), failed, state)
-    except (LeanifyError, OSError, ValueError, KeyError):
+    except Exception:  # whatever is wrong with one folder, the others are listed
         return StudyOverview(study.path, "", 0, 0, 0, 0, "broken")

@@ -108,7 +108,7 @@ class StudyPlan:
             raise RecipeError(f"the seed {odd[0]!r} is not an integer")
         if len(self.seeds) < 2:
             raise RecipeError(
-                f"{len(self.seeds)} seed gives no confidence interval, so no difference could be judged: "
+                f"an interval takes at least 2 seeds, not {len(self.seeds)}, and nothing can be judged without one: "
                 "use at least --seeds 2, or 5 to see small effects"
             )
 

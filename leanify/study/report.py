@@ -50,8 +50,10 @@ def about(study: Findings) -> str:
     where = f"{data_name(data)}, {data.task}" if data else ""
     split = f"{study.metric} of the {study.split} split after training" if study.metric else "no run has finished yet"
     missing = f" · {study.missing} runs to go" if study.missing else ""
-    seeds = len(study.plan.seeds)
-    return f"{where} · {split} · budget {study.plan.budget} · {len(study.results)} designs × {seeds} seeds{missing}"
+    asked = study.plan.budget or "none"
+    budget = f"{int(asked):,} parameters" if asked.isdecimal() else asked
+    designs = f"{len(study.results)} designs × {len(study.plan.seeds)} seeds"
+    return f"{where} · {split} · budget {budget} · {designs}{missing}"
 
 
 def won(study: Findings) -> list[str]:
@@ -85,6 +87,6 @@ def failures(study: Findings) -> list[str]:
 
 
 def all_tables(study: Findings) -> list[Table]:
-    cuts = [tables.cut(rung) for rung in study.rungs]
+    cuts = [tables.cut(study, rung) for rung in study.rungs]
     found = [tables.designs(study, "page"), tables.costs(study, page=True), *cuts, tables.pairs(study)]
     return [table for table in found if table.rows]

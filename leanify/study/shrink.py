@@ -9,7 +9,7 @@ step, the other half judges: what is reported was chosen by nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanify import machine
 from leanify.architecture import Architecture
 from leanify.data.common import vocabulary_of
 from leanify.data.texts import vocabulary
-from leanify.design.measure import profiling
 from leanify.design.plan import Plan
 from leanify.design.prices import counting
 from leanify.errors import DataError, LeanifyError, ShapeError
@@ -34,7 +32,7 @@ from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless, with_all_layers
 from leanify.study import healing
 from leanify.study.healing import Bench, steps_in
-from leanify.study.measure import on_meta
+from leanify.study.measure import latencies, on_meta
 from leanify.study.shrink_designs import Shape, shapes_of
 from leanify.study.shrink_folder import MOVING, ShrinkFolder
 from leanify.study.warm_start import batches_of
@@ -45,7 +43,6 @@ from leanify.training.preparation import data_of, trainable
 from leanify.units import binary
 from leanify.units import damage as damage_words
 from leanify.units import metric as metric_words
-from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
 from leanify.warm.carry import Step, carry
 from leanify.warm.donor import Donor
@@ -205,6 +202,7 @@ def _shrunk(
     if not made:
         reasons = "; ".join(f"{name}: {found['refused']}" for name, found in carried.items())
         raise ShapeError(f"no candidate can carry the weights of {source}: {reasons}")
+    latency = folder.once("latency", lambda: _latencies(folder, bench, made))
     order = sorted(made, key=lambda name: -bench.score(made[name]["chosen_on"]))
     for name in order:
         note(f"{name}: carried, {bench.words(made[name])}")
@@ -216,8 +214,8 @@ def _shrunk(
         "task": bench.recipe.data.task,
         "metric": bench.metric,
         "reference": reference,
-        "original": _public(original),
-        "candidates": [_row(shape, carried, healed) for shape in shapes],
+        "original": _public(original) | latency.get("original", {}),
+        "candidates": [_row(shape, carried, healed) | latency.get(shape.name, {}) for shape in shapes],
         "chosen": best,
         "quality": found["quality"],
         "healed": "run" in found,
@@ -240,12 +238,11 @@ def _row(shape: Shape, carried: Mapping[str, Any], healed: Mapping[str, Any]) ->
         "macs": own["macs"],
         "carried": {**_public(own), "damage": own["damage"], "unit": own["unit"], "steps": own["steps"]},
         "healed": None if after is None else {key: after[key] for key in ("quality", "steps", "rate", "stopped")},
-        "latency_s": own.get("latency_s"),
     }
 
 
 def _public(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key in ("quality", "latency_s", "params", "macs")}
+    return {key: value for key, value in found.items() if key in ("quality", "params", "macs")}
 
 
 # -- carrying ---------------------------------------------------------------------------------------------------------
@@ -307,12 +304,18 @@ def _sizes(found: Architecture) -> dict[str, Any]:
 
 
 def _costs(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Parameters, MACs and the latency of one sample on this machine."""
-    model, place = on_meta(recipe.model), machine.device_of(None)
-    counted = counting.count(model, recipe.data.length)
-    real = profiling.fresh(model, place)
-    latency = profiling.seconds(real, example_inputs(real, 1, recipe.data.length, place), 5)
-    return {"params": counted.params, "macs": counted.macs, "latency_s": latency}
+    """Parameters, and MACs of one sample."""
+    counted = counting.count(on_meta(recipe.model), recipe.data.length)
+    return {"params": counted.params, "macs": counted.macs}
+
+
+def _latencies(folder: ShrinkFolder, bench: Bench, carried: Iterable[str]) -> dict[str, Any]:
+    """The latency of one sample on this machine: the median of the rounds, and their middle half."""
+    places = {name: folder.place(name) for name in carried}
+    models = {"original": bench.recipe.model}
+    models |= {name: bench.at(str(place)).recipe.model for name, place in places.items() if place.is_dir()}
+    found = latencies(models, bench.recipe.data.length)
+    return {name: {"latency_s": one.median, "latency_range": [one.low, one.high]} for name, one in found.items()}
 
 
 def _as_directory(folder: ShrinkFolder, name: str) -> Path:

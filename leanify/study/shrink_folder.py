@@ -169,12 +169,13 @@ def _is_sound(name: str, found: Any) -> bool:
         return True
     if not isinstance(found, dict):
         return False
+    if kind == "latency":
+        return all(isinstance(one, dict) and isinstance(one.get("latency_s"), NUMBER) for one in found.values())
     if kind == "carried" and "refused" in found:
         return isinstance(found["refused"], str)
     lists = [found.get(key, []) for key in ("files", "steps") if kind == "carried"]
     return (
         all(key in found and isinstance(found[key], types) for key, types in WRITTEN.get(kind, {}).items())
         and all(isinstance(one, str) for names in lists for one in names)
-        and isinstance(found.get("latency_s"), (*NUMBER, type(None)))
         and isinstance(found.get("shape", {}), dict)
     )

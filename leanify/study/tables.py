@@ -99,24 +99,28 @@ def pairs(study: Findings) -> Table:
         ),
         ("mean", lambda pair: spread(pair.difference, pair.low, pair.high)[0]),
         ("95% interval", lambda pair: spread(pair.difference, pair.low, pair.high)[1]),
-        ("p", lambda pair: probability(pair.p)),
+        ("p", lambda pair: "–" if pair.low is None else probability(pair.p)),
         ("seeds", lambda pair: str(len(pair.seeds))),
     ]
     return _table("Paired differences", columns, study.pairs)
 
 
-def cut(rung: Rung) -> Table:
-    """A cut of a tournament: who was how far behind the best."""
-    known = [loss for loss in rung.losses.values() if loss is not None]
-    noise = "" if rung.noise is None else f"; who is behind by more than the noise, {rung.noise:.3g}, goes"
+def cut(study: Findings, rung: Rung) -> Table:
+    """A cut of a tournament: every design of the field, and how far it was behind the best."""
+    shapes = {design.name: design for design in study.plan.designs}
+    noise = "" if rung.noise is None else f"; who is behind by more than the noise, {rung.noise:.2g}, goes"
+    places = 4 if rung.noise is None else places_of(-rung.noise, rung.noise)
+    best = min((loss for loss in rung.losses.values() if loss is not None), default=0.0)
     rows = []
     for name, loss in sorted(rung.losses.items(), key=lambda entry: (entry[1] is None, entry[1])):
-        behind = ("failed", "–") if loss is None else (f"{loss:.4g}", f"{loss - min(known):.3g}")
-        is_behind = loss is not None and rung.noise is not None and loss - min(known) > rung.noise
+        plan = shapes[name]
+        shape = (sizes(plan.depth), f"{sizes(plan.heads)} × {sizes(plan.head_dim)}", sizes(plan.mlp))
+        behind = ("failed", "–") if loss is None else (f"{loss:.{places}f}", f"{loss - best:.{places}f}")
+        is_behind = loss is not None and rung.noise is not None and loss - best > rung.noise
         stays = "stays, as it is compared in any case" if is_behind else "stays"
-        rows.append((name, *behind, stays if name in rung.kept else "dropped"))
+        rows.append((name, *shape, *behind, stays if name in rung.kept else "dropped"))
     title = f"Tournament after {percent(rung.share)} of the schedule{noise}"
-    return Table(title, ("", "training loss", "behind", ""), tuple(rows))
+    return Table(title, ("", "depth", "heads × dim", "mlp", "training loss", "behind", ""), tuple(rows))
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
@@ -159,6 +163,6 @@ def _runs(result: DesignResult) -> Links | str:
     """Every run's quality, as a link to the run's folder."""
     links = []
     for run in result.runs:
-        text = "failed" if run.quality is None else f"{run.quality:.4g}"
+        text = "failed" if run.quality is None else f"{run.quality:#.4g}"
         links.append(Link(quote(f"{run.path}/"), text))
     return Links(tuple(links)) if links else "–"

@@ -43,6 +43,7 @@ WARM_UPS = 2  # no cut before this many times the warm-up
 CERTAIN = 0.9  # probability that a design which is as good as the leader stays at a cut
 SEEDS = 4  # default number of seeds: one that chooses, three that judge
 KNOWN = (*ALWAYS, "depth-only")  # designs of every field
+MOST = 100  # designs in a field: each is planned, priced and trained to the first cut at least
 SHALLOWEST = 4  # a design has at least 1/SHALLOWEST of the baseline's layers; shallower ones were never measured
 SPENT = 0.97  # share of the budget that a design must use
 CHOICE = 2  # choose from at least this many times the number of designs taken
@@ -55,10 +56,12 @@ WINDOW = 0.2  # the training loss is averaged over this last share of the steps 
 def field_of(asked: Designer, count: int) -> tuple[PlannedDesign, ...]:
     """Choose ``count`` designs: baseline, lean, control, depth-only, and others of the budget that differ most.
 
-    Raises RecipeError if ``count`` leaves no room for others.
+    Raises RecipeError if ``count`` leaves no room for others or is above ``MOST``.
     """
     if count <= len(KNOWN):
         raise RecipeError(f"--tournament must be above {len(KNOWN)}, the designs of every field; it is {count}")
+    if count > MOST:
+        raise RecipeError(f"--tournament tries at most {MOST} designs; it is {count}")
     plan = shallow(asked.plan)
     found = list(_known(asked, plan))
     points = np.concatenate([of_design(design) for design in found])

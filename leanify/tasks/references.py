@@ -13,6 +13,7 @@ mean     the mean of all targets
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -50,6 +51,7 @@ class Linear:
         self.scaler: Any = None
 
     def fit(self, batches: Sequence[Batch]) -> None:
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression, Ridge
         from sklearn.multiclass import OneVsRestClassifier
 
@@ -61,12 +63,15 @@ class Linear:
         features = self._scaled([inputs for inputs, _ in batches], pictures)
         targets = torch.cat([targets for _, targets in batches]).numpy()
         if self.labels:
-            self.model: Any = OneVsRestClassifier(LogisticRegression(C=10.0, max_iter=200)).fit(features, targets)
+            self.model: Any = OneVsRestClassifier(LogisticRegression(C=10.0, max_iter=200))
         elif self.classes:
-            strength = 0.1 if pictures else 10.0
-            self.model = LogisticRegression(C=strength, max_iter=200).fit(features, targets % self.classes)
+            self.model = LogisticRegression(C=0.1 if pictures else 10.0, max_iter=200)
+            targets = targets % self.classes
         else:
-            self.model = Ridge().fit(features, targets)
+            self.model = Ridge()
+        with warnings.catch_warnings():  # one that stops before its optimum is a reference all the same
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self.model.fit(features, targets)
 
     def _scaled(self, inputs: Sequence[Inputs], pictures: bool) -> Any:
         """Features of all samples, standardised or weighted as those of training."""

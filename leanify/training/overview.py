@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from leanify.errors import DirectoryError, LeanifyError
 from leanify.runs.files import folders_below, read_json
 from leanify.runs.places import is_run
 from leanify.runs.recipe import DataSection
@@ -26,6 +27,7 @@ class RunOverview:
     steps   the length of the schedule; None for runs of leanify 0.1.0, which did not record it
     metric  what the evaluation reports first after the loss, with its best value, by name
     state   running: a process holds it · done · interrupted: ``--resume`` goes on · broken: it cannot be read
+    problem why a broken one cannot be read
     """
 
     path: Path
@@ -36,6 +38,7 @@ class RunOverview:
     metric: str
     best: float | None
     state: State
+    problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "path": str(self.path)}
@@ -48,12 +51,13 @@ def runs_below(folder: Path, apart: Callable[[Path], bool] = lambda folder: Fals
     """
     for place in folders_below(folder, lambda place: is_run(place) or apart(place)):
         if is_run(place) and not apart(place):
-            yield overview(RunDirectory.open(place))
+            yield overview(place)
 
 
-def overview(run: RunDirectory) -> RunOverview:
+def overview(place: Path) -> RunOverview:
     """The overview of one run. A damaged folder gives state ``broken``, not an error."""
     try:
+        run = RunDirectory.open(place)
         recipe = run.recipe
         checkpoints = run.checkpoints()
         step = checkpoints[-1].step if checkpoints else None
@@ -63,9 +67,10 @@ def overview(run: RunDirectory) -> RunOverview:
         if run.is_held():
             state = "running"
         data = data_name(recipe.data) if recipe.data else ""
-        return RunOverview(run.path, recipe.model.source, data, step, steps, metric, best, state)
-    except Exception:  # whatever is wrong with one folder, the others are listed
-        return RunOverview(run.path, "", "", None, None, "", None, "broken")
+        return RunOverview(place, recipe.model.source, data, step, steps, metric, best, state)
+    except Exception as error:  # whatever is wrong with one folder, the others are listed
+        problem = str(error) if isinstance(error, LeanifyError) else f"{place}: {type(error).__name__}: {error}"
+        return RunOverview(place, "", "", None, None, "", None, "broken", " ".join(problem.split()))
 
 
 def data_name(data: DataSection) -> str:
@@ -75,7 +80,10 @@ def data_name(data: DataSection) -> str:
 
 def _steps(run: RunDirectory) -> int | None:
     entries = read_json(run.path / ENVIRONMENT)
-    return next((entry["steps"] for entry in reversed(entries) if "steps" in entry), None)
+    steps = next((entry["steps"] for entry in reversed(entries) if "steps" in entry), None)
+    if steps is not None and not isinstance(steps, int):
+        raise DirectoryError(f"{run.path / ENVIRONMENT}: steps must be a whole number, not {steps!r}")
+    return steps
 
 
 def _best(run: RunDirectory) -> tuple[str, float | None]:

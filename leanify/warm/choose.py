@@ -89,11 +89,6 @@ def importances(site: Site, symbol: str, found: Mapping[str, Moments]) -> Tensor
     return torch.stack([torch.einsum("oi,ij,oj->", matrix[:, at], second[at][:, at], matrix[:, at]) for at in places])
 
 
-def surviving(matrix: Tensor, second: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Which ``count`` of some groups of inputs stay: `survivors` at one count."""
-    return survivors(matrix, second, groups, [count])[count]
-
-
 def survivors(
     matrix: Tensor, second: Tensor, groups: Tensor, counts: Sequence[int], ridge: float = RIDGE
 ) -> dict[int, Tensor]:

@@ -29,8 +29,8 @@ BATCHES = 4  # of the data: every expert is left out once for each
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A call of a mixture, which tokens of it are none, and what it gave."""
+class MixtureCall:
+    """A call of a mixture of experts, which tokens of it are none, and what it gave."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -76,11 +76,11 @@ def worth(donor: Donor, mixture: Site) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _calls(donor: Donor, module: nn.Module) -> Iterator[Asked]:
-    found: list[Asked] = []
+def _calls(donor: Donor, module: nn.Module) -> Iterator[MixtureCall]:
+    found: list[MixtureCall] = []
 
     def keep(mask: Tensor | None, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        found.append(Asked(args, dict(kwargs), mask, _first(output)))
+        found.append(MixtureCall(args, dict(kwargs), mask, _first(output)))
 
     for batch in donor.batches[:BATCHES]:
         hook = partial(keep, batch.get("attention_mask"))

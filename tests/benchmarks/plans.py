@@ -139,7 +139,7 @@ def broken(plan: Plan) -> Iterator[str]:
     if not more:
         yield "no heads added"
     for other in plan.candidates[1:]:
-        if other.params < 0.97 * (plan.request.max_params or 0):
+        if other.params < 0.97 * plan.request.limits.get("params", 0):
             yield f"an alternative of {millions(other.params)}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import re
 import textwrap
 import tomllib
@@ -27,7 +26,6 @@ from ranking_picture import draw
 from ranking_runs import print_early, print_tournament, trusted_from
 from ranking_scores import MEASURED, RULES, by_direction, fitted, is_causal, scores
 from ranking_table import BASELINE, Task, head, line, read, spearman
-from ranking_tournaments import print_tournaments
 
 HERE = Path(__file__).parent / "ranking"
 OLD, KAPPA = "κ/depth, MLP ≥ 2 width first (as it was)", "κ/depth"
@@ -166,8 +164,6 @@ def print_vit(_: Any) -> None:
 def write(results: Path) -> Evidence:
     tasks, checks = read(results / "ranking.csv")
     evidence = Evidence(tasks)
-    played = results / "tournaments.json"
-    tournaments = json.loads(played.read_text(encoding="utf-8")) if played.exists() else []
     tables = {
         "answer": printed(ranking_evidence.print_answer, tasks),
         "evidence": printed(ranking_evidence.print_evidence, tasks),
@@ -183,7 +179,6 @@ def write(results: Path) -> Evidence:
         "checks": printed(lambda both: rules.print_checks(*both), (tasks, checks)),
         "early": printed(print_early, tasks),
         "halving": printed(print_tournament, tasks),
-        "tournaments": printed(lambda both: print_tournaments(*both), (tasks, tournaments)),
         "vit": printed(print_vit, None),
     }
     engine = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True)
@@ -192,7 +187,6 @@ def write(results: Path) -> Evidence:
         "evidence": evidence,
         "questions": QUESTIONS,
         "listed": listed,
-        "tournaments": tournaments,
     }
     for page in ("ranking.md", "evidence.md"):
         text = engine.get_template(f"{page}.j2").render(known)

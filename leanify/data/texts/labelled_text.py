@@ -1,7 +1,7 @@
 """The user's own texts, or text pairs, with one label each: a class or a number.
 
-If all labels are numbers and at least one has a fraction, the task is regression. Otherwise labels are classes, sorted
-numerically if all are integers, else alphabetically.
+Classes are sorted numerically if all are integers, else alphabetically. Whether labels are numbers is said by the task
+(text-regression), which `found` proposes where all are numbers and one has a fraction.
 """
 
 from __future__ import annotations
@@ -57,12 +57,6 @@ class Labelled:
         if not rows:
             raise DataError(f"{file} has no row with a text and a label")
         return Labelled(file, texts, label, rows, order)
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether all labels are numbers and at least one has a fraction."""
-        numbers = [_number(label) for _, label in self.rows]
-        return None not in numbers and any(number != int(number) for number in numbers if number is not None)
 
     @property
     def names(self) -> list[str]:

@@ -100,7 +100,7 @@ def _rate(value: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CountKey:
     """What a count depends on, besides what `key_of` knows of the source, the code and the libraries."""
 
     source: str | Path
@@ -118,13 +118,13 @@ class Asked:
         return file_of("profiles", self.source, options, self.batch_size, self.dtype, here)
 
 
-def kept(asked: Asked) -> Profile | None:
+def kept(asked: CountKey) -> Profile | None:
     """What was counted before for the same source, code and libraries; None where nothing was."""
     file = asked.file()
     return None if file is None else read_value(*file, _parsed)
 
 
-def keep(asked: Asked, facts: Profile) -> None:
+def keep(asked: CountKey, facts: Profile) -> None:
     """Keep it for the next time, if the cache can be written."""
     file = asked.file()
     if file is not None:

@@ -37,7 +37,7 @@ from leanify.errors import BudgetError, LeanifyError
 from leanify.lens import surgery
 from leanify.runs import cache as stored
 from leanify.terminal import track
-from leanify.units import percent
+from leanify.units import kilobytes, percent
 
 Search = Callable[[PriceList, Request], search.SearchResult]
 WITHIN = (0.95, 1.02)  # share of the limit at which the chosen design may be measured
@@ -231,7 +231,5 @@ def within_memory(prices: PriceList, request: Request, find: Search) -> search.S
         if over <= 1:
             return result
         most = int(result.chosen.macs * min(0.98, 0.5 + 0.5 / over))
-    raise BudgetError(
-        f"no design was found within --max-memory {limit:.4g} bytes; the last one tried was {over:.2f} times over; "
-        "loosen it"
-    )
+    tried = f"; the last one tried needs {over:,.2f} times as much" if over < float("inf") else ""
+    raise BudgetError(f"no design was found within --max-memory {kilobytes(limit)}{tried}; allow more")

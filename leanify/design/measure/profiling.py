@@ -77,7 +77,7 @@ def profile(
         return _profile(*given)
     facts, warned = cache.heard(lambda: _profile(*given))
     if not warned:
-        counted_before.keep(counted_before.Asked(source, batch_size, device, dtype, tokens, overrides, cls), facts)
+        counted_before.keep(counted_before.CountKey(source, batch_size, device, dtype, tokens, overrides, cls), facts)
     return facts
 
 
@@ -94,6 +94,9 @@ def _profile(
     overrides: Mapping[str, Any] | None,
     cls: str | None,
 ) -> Profile:
+    for name, number in (("--batch-size", batch_size), ("repeats", repeats)):
+        if number < 1:
+            raise LeanifyError(f"{name} {number} is below 1")
     if isinstance(source, nn.Module):
         surgery.read(source, inputs, rows)
     found = source if isinstance(source, find.ModelSource) else find.find(source, overrides=overrides, cls=cls)

@@ -16,7 +16,7 @@ from leanify.design.search.request import Request
 from leanify.design.search.rules import LEAST_MLP
 from leanify.design.search.towers import Pin, changed_stages, towers
 from leanify.errors import BudgetError, ShapeError
-from leanify.units import millions
+from leanify.units import kilobytes, millions, operations, seconds
 
 FLAGS = {
     "params": ("--target-params", "parameters"),
@@ -103,10 +103,19 @@ def _looser(prices: PriceList, request: Request, cost: str, total: int, least: i
         except ShapeError:
             continue
         if found is not None and (least is None or found < 0.995 * least):
-            gains.append(f"{flag} {millions(found)} ({_share(found, total)})")
+            gains.append(f"{flag} {_amount(prices, cost, found)} ({_share(found, total)})")
     if not gains:
         return ""
     return f" Loosening a rule reaches: {', '.join(gains)}. Pinned values (--depth, --mlp) keep to no rule."
+
+
+def _amount(prices: PriceList, cost: str, found: int) -> str:
+    """A cost in the units of its option: bytes of cache a token, milliseconds, else a count."""
+    if cost == "kv":
+        return kilobytes(found / prices.facts.context)
+    if cost == "ns":
+        return seconds(found / 1e9)
+    return operations(found) if cost == "macs" else millions(found)
 
 
 def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
