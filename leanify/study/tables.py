@@ -113,8 +113,10 @@ def cut(study: Findings, rung: Rung) -> Table:
     best = min((loss for loss in rung.losses.values() if loss is not None), default=0.0)
     rows = []
     for name, loss in sorted(rung.losses.items(), key=lambda entry: (entry[1] is None, entry[1])):
-        plan = shapes[name]
-        shape = (sizes(plan.depth), f"{sizes(plan.heads)} × {sizes(plan.head_dim)}", sizes(plan.mlp))
+        shape = ("–", "–", "–")  # a study of an earlier version may not have kept the shapes of its field
+        if name in shapes:
+            plan = shapes[name]
+            shape = (sizes(plan.depth), f"{sizes(plan.heads)} × {sizes(plan.head_dim)}", sizes(plan.mlp))
         behind = ("failed", "–") if loss is None else (f"{loss:.{places}f}", f"{loss - best:.{places}f}")
         is_behind = loss is not None and rung.noise is not None and loss - best > rung.noise
         stays = "stays, as it is compared in any case" if is_behind else "stays"
