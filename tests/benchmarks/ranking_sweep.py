@@ -5,6 +5,7 @@
     python tests/benchmarks/ranking_sweep.py RUNS --table recipes/results/ranking.csv
     python tests/benchmarks/ranking_sweep.py RUNS … --rates 0.5,1,2     the same designs at several learning rates
     python tests/benchmarks/ranking_sweep.py RUNS --rates 0.5,1,2 --table recipes/results/ranking-rates.csv
+    … --kept recipes/results/ranking.csv recipes/results/ranking-rates.csv    rows of these are not trained again
 
 Every run is an ordinary run of ``leanify train`` by a recipe in ``ranking/`` beside this file: RUNS/TASK/DESIGN-SEED.
 The baseline has 8 layers of 4 heads; all other designs have half of the parameters in its blocks, to within 1%: the
@@ -123,6 +124,19 @@ def jobs_of_rates(rates: list[float]) -> Iterator[Job]:
     for seed in (0, 1):
         for design in DESIGNS:
             yield from (Job(task, design, seed, rate) for task in TASKS for rate in rates)
+
+
+def kept_rows(files: list[Path]) -> dict[Job, dict[str, str]]:
+    """The rows of earlier tables by their jobs. A table without a column of rates has the recipes' own."""
+    found = {}
+    for path in files:
+        if not path.exists():
+            continue
+        with path.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                row.setdefault("rate", "1.0")
+                found[Job(row["task"], row["design"], int(row["seed"]), float(row["rate"]))] = row
+    return found
 
 
 # -- designs ----------------------------------------------------------------------------------------------------------
@@ -333,14 +347,20 @@ def row_of(job: Job, folder: Path) -> dict[str, Any]:
     }
 
 
-def table(plan: list[Job], runs: Path, file: Path) -> int:
-    done = [job for job in plan if (runs / job.name / "measured.json").exists()]
-    rows = [
-        row_of(job, runs / job.name)
-        for job in sorted(done, key=lambda j: (j.task, list(DESIGNS).index(j.design), j.seed, j.rate))
-    ]
+def table(plan: list[Job], runs: Path, file: Path, kept: dict[Job, dict[str, str]]) -> int:
+    """Write the rows of the plan's jobs: those that were kept, else those of the runs that have ended."""
+    rows = []
+    for job in sorted(plan, key=lambda j: (j.task, list(DESIGNS).index(j.design), j.seed, j.rate)):
+        if job in kept:
+            rows.append(kept[job])
+        elif (runs / job.name / "measured.json").exists():
+            rows.append(row_of(job, runs / job.name))
     with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        columns = max((list(row) for row in rows), key=len)
+        if "rate" in columns:  # a table that was kept may have none, and gets it last
+            columns.remove("rate")
+            columns.insert(columns.index("seed") + 1, "rate")
+        writer = csv.DictWriter(out, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return len(rows)
@@ -358,10 +378,11 @@ def main() -> None:
     parser.add_argument(
         "--rates", metavar="X,X,…", help="multiples of the recipes' learning rates, for a table of rates"
     )
+    parser.add_argument("--kept", type=Path, nargs="+", default=[], metavar="FILE.csv")
     parser.add_argument("--list", action="store_true", help="print the designs with their costs, train nothing")
     told = vars(parser.parse_args())
     only = told["only"].split(",")
-    rates = told["rates"]
+    rates, kept = told["rates"], kept_rows(told["kept"])
     plan = list(jobs()) if rates is None else list(jobs_of_rates([float(rate) for rate in rates.split(",")]))
     if told["list"]:
         for task in only:
@@ -370,10 +391,11 @@ def main() -> None:
                 shape = f"{d.depth} × {d.heads} × {d.head_dim}, mlp {d.mlp}"
                 print(f"{task:20}{name:12}{shape}: {d.params_body:,} {d.macs:,} κ {d.kappa_predicted:.2f}")
     elif told["table"] is not None:
-        print(f"{table(plan, told['runs'], told['table'])} runs")
+        print(f"{table(plan, told['runs'], told['table'], kept)} runs")
     else:
         folders = {option: told[option.replace("-", "_")] for option in options}
-        work(plan, told["runs"], folders, only, time.time() + 60 * told["minutes"])
+        left = [job for job in plan if job not in kept]
+        work(left, told["runs"], folders, only, time.time() + 60 * told["minutes"])
 
 
 if __name__ == "__main__":

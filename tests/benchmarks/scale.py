@@ -1,13 +1,15 @@
 """The second size: does what holds for small models hold for larger ones? Baseline, lean, control, plain, widest MLP.
 
     python -m tests.benchmarks.scale RUNS --text DIR --images DIR          one GPU of 80 GB, about 30 minutes
-    python -m tests.benchmarks.scale RUNS --text DIR --images DIR --small  the same in small, for a CPU
+    python -m tests.benchmarks.scale RUNS --text DIR --images DIR --medium the same 256 wide (6 M), hours of a core
+    python -m tests.benchmarks.scale RUNS --text DIR --images DIR --small  whether it runs, on a CPU
 
 A byte-level GPT on DIR/train.txt and a ViT on DIR/train/CLASS/…, 512 wide and 8 layers deep (25 M parameters in the
 blocks), in five designs of which all but the baseline have half of its parameters; one study of `leanify compare` each,
 so it resumes and reports like any other. What is asked was fixed before the runs: is lean not worse than the baseline,
-does it beat the control, and in which order are the five? ``--small`` is 256 wide with 8 layers (6 M), and short: it
-shows that all of it runs.
+does it beat the control, and in which order are the five? ``--medium`` is 256 wide with 8 layers (6 M) and as many steps
+as two CPU cores allow, two seeds, one rate: fewer than three seeds answer nothing, so it gives an order and its noise.
+``--small`` is as wide and takes six steps.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ warmup = {warmup}
 precision = {precision}
 """
 LARGE = {"width": 512, "heads": 8, "length": 512, "steps": 2000, "batch": 64, "warmup": 100}
+MEDIUM = {"width": 256, "heads": 4, "length": 128, "steps": 600, "batch": 8, "warmup": 60}
 SMALL = {"width": 256, "heads": 4, "length": 64, "steps": 6, "batch": 4, "warmup": 1}
 
 
@@ -117,8 +120,13 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="DIR")
     parser.add_argument("--images", type=Path, metavar="DIR")
     parser.add_argument("--small", action="store_true", help="256 wide and a few steps: whether it runs")
+    parser.add_argument("--medium", action="store_true", help="256 wide, 600 steps, two seeds")
     told = parser.parse_args()
-    sizes, seeds = (SMALL, 2) if told.small else (LARGE, SEEDS)
+    sizes, seeds = LARGE, SEEDS
+    if told.medium:
+        sizes, seeds = MEDIUM, 2
+    if told.small:
+        sizes, seeds = SMALL, 2
     for name, text, path in (("text", TEXT, told.text), ("images", IMAGES, told.images)):
         if path is not None:
             study(name, text, path.absolute(), told.runs, sizes, seeds)
