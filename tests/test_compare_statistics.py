@@ -102,12 +102,23 @@ def test_noise_of_runs_and_samples_is_subtracted_once_and_no_variance_is_below_z
     assert found.of_samples is not None
     assert found.of_seeds.variance > 0
     assert found.of_samples.variance == 0.0
-    quiet = Noise(runs(table)).difference("d1", "d0")  # means without noise: nothing of the samples' part is theirs
-    assert quiet.of_seeds is not None
-    assert quiet.of_samples is not None
-    assert quiet.of_seeds.variance == 0.0
+
+
+def test_runs_that_happen_to_agree_have_the_noise_that_their_samples_show() -> None:
+    """Runs of equal means that answer differently: what belongs to one run and one sample is known all the same."""
+    table = np.zeros((2, 3, 6))
+    table[1] = [[3, 0, 0, -3, 1, -1], [0, 3, -3, 0, -1, 1], [-3, -3, 3, 3, 0, 0]]
+    found = Noise(runs(table)).difference("d1", "d0")
+    assert found.of_seeds is not None
+    assert found.of_samples is not None
+    rest = table[1] - table[1].mean(0)  # runs and the whole have a mean of 0
+    assert found.of_seeds.variance == pytest.approx((rest**2).sum() / 10 / 6 / 3)
+    assert found.of_seeds.freedom == 10  # (3 − 1) · (6 − 1)
     floor = 6.0**2 / 3 / 5 / 6  # one sample's worth of difference in each run, averaged over 3 runs
-    assert quiet.of_samples.variance == pytest.approx(floor)
+    assert found.of_seeds.variance + found.of_samples.variance == pytest.approx(max(floor, found.of_seeds.variance))
+    two = Noise(runs(table[:, :2])).difference("d1", "d0")  # two seeds answer nothing, and stay careful
+    assert two.of_seeds is not None
+    assert two.of_seeds.variance == 0.0
 
 
 def test_an_accuracy_counts_one_sample_more_and_two_models_that_agree_differ_by_one() -> None:

@@ -6,7 +6,8 @@ samples that it happens to have. Both are in every interval:
     runs      y[design, seed] = design + seed + noise, fitted by least squares to all finished runs; the noise is pooled
               over designs, so that three designs with three seeds give 4 degrees of freedom where one pair gives 2
     samples   the difference of two designs on each validation sample, averaged over seeds; its variance over samples
-    both      noise that belongs to one run and one sample is in both of the above, and is subtracted once
+    both      noise that belongs to one run and one sample is in both of the above, and is subtracted once; from three
+              seeds on the runs' part is at least this noise, which seeds × samples tell far better than few runs do
 
 This is the crossed random-effects variance of seeds × samples (Gallas 2006 for readers × cases). An interval adds the
 two parts with a Student's t of their own degrees of freedom each (Graybill and Wang 1980). Where the samples' outcomes
@@ -175,14 +176,21 @@ class Noise:
         of_seeds = None
         if noise is not None and count > 1:
             of_seeds = Part(runs_each * noise.variance / count, noise.freedom)
-        of_samples = None
         known = [found for found in outcomes if found is not None]
-        if self.samples and count and len(known) == count:
-            of_samples = self._of_samples(np.stack(known), of_seeds, mean_of_one=runs_each == 1)
-        return Estimate(mean, count, self.samples if of_samples else 0, of_seeds, of_samples)
+        if not self.samples or not count or len(known) < count:
+            return Estimate(mean, count, 0, of_seeds, None)
+        table = np.stack(known)
+        of_samples = self._of_samples(table, mean_of_one=runs_each == 1)
+        if of_seeds is not None:
+            both = _of_both(table)
+            if count >= FEWEST and both.variance > of_seeds.variance:
+                of_seeds = both
+            rest = of_samples.variance - min(both.variance, of_seeds.variance)
+            of_samples = replace(of_samples, variance=max(rest, 0.0))
+        return Estimate(mean, count, self.samples, of_seeds, of_samples)
 
-    def _of_samples(self, table: Array, of_seeds: Part | None, mean_of_one: bool) -> Part:
-        """The samples' part of the variance of a table's mean (seeds, N), less what the seeds' part already has.
+    def _of_samples(self, table: Array, mean_of_one: bool) -> Part:
+        """The samples' part of the variance of a table's mean (seeds, N).
 
         An accuracy near 100% has a normal interval that is too narrow; one more sample, as in Agresti and Coull
         (1998), mends it.
@@ -190,14 +198,20 @@ class Noise:
         seeds, samples = table.shape
         over_samples = table.mean(0) - table.mean()
         squares = float(over_samples @ over_samples)
-        squares = squares + self.unit**2 if mean_of_one else max(squares, self.unit**2 / seeds)
-        variance = squares / (samples - 1) / samples
-        shared = 0.0
-        if of_seeds is not None and seeds > 1:
-            rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-            shared = float((rest**2).sum()) / (seeds - 1) / (samples - 1) / samples / seeds
-            shared = min(shared, of_seeds.variance)
-        return Part(max(variance - shared, 0.0), samples - 1)
+        if mean_of_one:
+            squares += self.unit**2
+        else:
+            squares = max(squares, self.unit**2 / seeds)
+        return Part(squares / (samples - 1) / samples, samples - 1)
+
+
+def _of_both(table: Array) -> Part:
+    """The part of the noise that belongs to one run and one sample in the variance of a table's mean (seeds, N)."""
+    seeds, samples = table.shape
+    freedom = (seeds - 1) * (samples - 1)
+    rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    rest[np.abs(rest) < ROUNDING * float(np.abs(table).max())] = 0
+    return Part(float((rest**2).sum()) / freedom / samples / seeds, freedom)
 
 
 def _residual(runs: Sequence[Run], with_seeds: bool) -> Part | None:

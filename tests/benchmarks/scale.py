@@ -7,8 +7,8 @@
 A byte-level GPT on DIR/train.txt and a ViT on DIR/train/CLASS/…, 512 wide and 8 layers deep (25 M parameters in the
 blocks), in five designs of which all but the baseline have half of its parameters; one study of `leanify compare` each,
 so it resumes and reports like any other. What is asked was fixed before the runs: is lean not worse than the baseline,
-does it beat the control, and in which order are the five? ``--medium`` is 256 wide with 8 layers (6 M) and as many steps
-as two CPU cores allow, two seeds, one rate: fewer than three seeds answer nothing, so it gives an order and its noise.
+does it beat the control, and in which order are the five? ``--medium`` is 256 wide with 8 layers (6 M), with as many
+steps as two CPU cores allow, and one rate. Fewer than three seeds answer nothing: it gives an order and its noise.
 ``--small`` is as wide and takes six steps.
 """
 
@@ -82,7 +82,7 @@ warmup = {warmup}
 precision = {precision}
 """
 LARGE = {"width": 512, "heads": 8, "length": 512, "steps": 2000, "batch": 64, "warmup": 100}
-MEDIUM = {"width": 256, "heads": 4, "length": 128, "steps": 600, "batch": 8, "warmup": 60}
+MEDIUM = {"width": 256, "heads": 4, "length": 128, "steps": 300, "batch": 8, "warmup": 30}
 SMALL = {"width": 256, "heads": 4, "length": 64, "steps": 6, "batch": 4, "warmup": 1}
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="DIR")
     parser.add_argument("--images", type=Path, metavar="DIR")
     parser.add_argument("--small", action="store_true", help="256 wide and a few steps: whether it runs")
-    parser.add_argument("--medium", action="store_true", help="256 wide, 600 steps, two seeds")
+    parser.add_argument("--medium", action="store_true", help="256 wide, 300 steps, two seeds")
     told = parser.parse_args()
     sizes, seeds = LARGE, SEEDS
     if told.medium:

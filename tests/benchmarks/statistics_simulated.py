@@ -72,7 +72,8 @@ class Counts:
     covered: int = 0
     mean_covered: int = 0
     studies: int = 0
-    width: float = 0.0
+    widths: float = 0.0  # of the intervals that there are: 30 samples that all models answer rightly give none
+    intervals: int = 0
 
 
 def runs_of(table: np.ndarray, seeds: int) -> list[Run]:
@@ -100,7 +101,9 @@ def simulate(world: World, samples: int, looks: Sequence[int], studies: int, see
         counts.refuted += "refuted" in answers
         counts.covered += low <= -margin <= high
         counts.mean_covered += one_low <= truth[0] <= one_high
-        counts.width += high - low
+        if low < high:
+            counts.widths += high - low
+            counts.intervals += 1
         counts.studies += 1
     return counts
 
@@ -118,7 +121,9 @@ def table(studies: int, worlds: Sequence[World] = WORLDS) -> list[str]:
                 share = [100 * n / found.studies for n in counts]
                 seeds = "looks at 3, 5, 8" if len(looks) > 1 else str(looks[0])
                 cells = " | ".join(f"{value:.1f}" for value in share)
-                lines.append(f"| {world.name} | {samples:,} | {seeds} | {cells} | {found.width / found.studies:.1f} |")
+                lines.append(
+                    f"| {world.name} | {samples:,} | {seeds} | {cells} | {found.widths / found.intervals:.1f} |"
+                )
                 print(lines[-1], flush=True)
     return lines
 
