@@ -128,7 +128,7 @@ def jobs() -> Iterator[Job]:
 
 
 def jobs_of_rates(rates: list[float]) -> Iterator[Job]:
-    """Ten designs and their baseline at every rate, seed by seed and task by task: an end in between leaves whole tasks."""
+    """Ten designs and their baseline at every rate, seed by seed; task by task, so that an end leaves whole tasks."""
     for seed in (0, 1):
         for task in IN_TURN:
             yield from (Job(task, design, seed, rate) for design in DESIGNS for rate in rates)
