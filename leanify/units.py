@@ -35,11 +35,12 @@ def macs_column(baseline: int) -> tuple[str, Callable[[int], str]]:
     return "MMACs", lambda count: gigas(1000 * count)
 
 
-def binary(size: int | None) -> str:
+def binary(size: int | None, least: int | None = None) -> str:
+    """Bytes: 171442176 → "163.50 MiB"; in the unit of the ``least`` beside it, so that both are read at once."""
     if size is None:
         return "–"
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
+        if (least or size) >= 1 << power:
             return f"{size / (1 << power):,.2f} {unit}"
     return f"{size} B"
 
@@ -52,10 +53,11 @@ def kilobytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def seconds(value: float | None) -> str:
+def seconds(value: float | None, least: float | None = None) -> str:
+    """A time: 0.0121 → "12.1 ms"; in the unit of the ``least`` beside it."""
     if value is None:
         return "–"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+    return f"{value:.2f} s" if (least or value) >= 1 else f"{value * 1e3:,.1f} ms"
 
 
 def about(seconds: float) -> str:
@@ -71,8 +73,10 @@ def percent(share: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Four digits; from ten thousand on whole: 0.7967, 9,838, 11,640."""
-    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    """Four digits, zeros too; from a thousand on whole: 0.7967, 0.2290, 9,838, 11,640."""
+    if abs(value) >= 999.95:
+        return f"{value:,.0f}"
+    return f"{value:#.4g}" if abs(value) >= 1e-4 else f"{value:.4g}"
 
 
 PERCENT = ("top1", "top5", "accuracy", "majority", "f1", "f1_micro", "f1_macro", "exact", "precision", "recall")
@@ -90,7 +94,12 @@ def metric(name: str, value: float) -> str:
 
 def measured(name: str, value: float) -> str:
     """The value of a metric of this name, with its unit: "95.28%", "0.3433"."""
-    return digits(value) + "%" * (name in PERCENT)
+    return f"{value:.2f}%" if name in PERCENT else digits(value)
+
+
+def below_heading(name: str, value: float | None) -> str:
+    """The value of a metric in a column that `heading` names: "95.28", "0.3433"."""
+    return "–" if value is None else measured(name, value).removesuffix("%")
 
 
 def damage(value: float) -> str:

@@ -48,13 +48,13 @@ def test_progress_fits_and_evaluations_stay(monkeypatch: Any, capsys: Any, width
     lines = on_terminal(monkeypatch, capsys, width)
     assert max(map(len, lines)) <= width
     (first,) = (line for line in lines if line.startswith("epoch 1"))
-    assert first.startswith("epoch 1 · top1 61.5% best · step 50")
+    assert first.startswith("epoch 1 · top1 61.50% best · step 50")
     (second,) = (line for line in lines if line.startswith("epoch 2"))
     assert "best" not in second
     assert ("loss 1" in second) == (width > 40)
     bar = next(line for line in reversed(lines) if "100/1,000" in line)
     assert "loss 1.5" in bar
-    assert ("best top1 61.5%" in bar) == (width > 40)
+    assert ("best top1 61.50%" in bar) == (width > 40)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -146,7 +146,7 @@ def test_what_is_printed_beside_a_bar_has_lines_of_its_own(monkeypatch: Any, cap
             with progress("an inner bar", None):
                 watcher.logged(ROWS[1])
     drawn = re.sub(r"\x1b\[[01]?m", "", capsys.readouterr().err)
-    for words in ("rte-0", "rte-1", "leanify: a warning of rte-1", "words of rte-1", "epoch 1 · top1 61.5% best"):
+    for words in ("rte-0", "rte-1", "leanify: a warning of rte-1", "words of rte-1", "epoch 1 · top1 61.50% best"):
         assert re.search(rf"(\n|\x1b\[2K|\r|^){re.escape(words)}", drawn), words
 
 

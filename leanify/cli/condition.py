@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leanify.spectra.results import Probe
 
 
-LAST = ("σ min", "σ max", "eff.", "stable", "25–75%")  # columns to drop on a narrow terminal
+LAST = ("heads, in order", "σ min", "σ max", "eff.", "stable", "25–75%")  # columns to drop on a narrow terminal
 DEFAULT = "vit_tiny_patch16_224"  # small enough to probe in seconds
 
 

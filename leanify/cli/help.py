@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from typer.core import TyperCommand
@@ -70,6 +71,9 @@ GROUPS: dict[str, dict[str, str]] = {  # options by their names in Python; the o
 }
 
 
+LEAST = re.compile(r"  \[x>=[0-9.]+\]|; x>=[0-9.]+")  # said by the error of who goes below it
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help has an example and its options in `GROUPS`."""
 
@@ -88,6 +92,7 @@ class GroupedCommand(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 found = next((each for each, names in groups.items() if param.name in names), "Options")
+                record = record[0], LEAST.sub("", record[1])
                 records["Arguments" if param.param_type_name == "argument" else found].append(record)
         for name, some in records.items():
             if some:

@@ -63,6 +63,13 @@ def to_write(arguments: Sequence[str], recommended: str = "lean") -> list[str]:
     return lines
 
 
+def to_profile(sources: Sequence[str]) -> str:
+    """The command that goes on after costs were shown: measure what was only counted, or redesign a model by name."""
+    if "--no-measure" in sys.argv:
+        return typed_without("--no-measure")
+    return "" if len(sources) > 1 or Path(sources[0]).exists() else f"leanify redesign {quote(sources[0])}"
+
+
 def _new_folder(name: str) -> str:
     """The name, or with the first number under which nothing is there yet."""
     folder, number = name, 2

@@ -9,7 +9,6 @@ import typer
 
 from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
-from leanify.units import percent
 
 if TYPE_CHECKING:
     from leanify.training.predicting import Answer
@@ -85,7 +84,7 @@ def _row(one: Answer) -> dict[str, str]:
     if one.probability is None:
         row["probabilities"] = _others(one)
     else:
-        row["probability"] = percent(one.probability)
+        row["probability"] = f"{one.probability:.1%}"
         row["others"] = _others(one)
     return row
 
@@ -94,7 +93,7 @@ def _others(one: Answer) -> str:
     """The most likely other classes with their probabilities, most likely first."""
     rest = {name: p for name, p in one.probabilities.items() if name != one.answer}
     likely = sorted(rest, key=rest.__getitem__, reverse=True)[:SHOWN]
-    return ", ".join(f"{name} {percent(rest[name])}" for name in likely)
+    return ", ".join(f"{name} {rest[name]:.1%}" for name in likely)
 
 
 def _short(text: str, room: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.runs.task_names import can_be_applied
 from leanify.terminal import ROOM, bars, console, progress, showing
-from leanify.units import about, binary, digits, heading, metric, seconds
+from leanify.units import about, below_heading, binary, digits, heading, metric, seconds
 
 if TYPE_CHECKING:
     from leanify.runs.recipe import DataSection
@@ -191,7 +191,7 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
         metrics = [key for key in found[0][1] if key not in NO_METRICS]
         heads = ("", "step", "epoch", *map(heading, metrics))
         cells = [
-            (name, f"{row['step']:,}", f"{row['epoch']:g}", *(shown(row.get(key, "–")) for key in metrics))
+            (name, f"{row['step']:,}", f"{row['epoch']:g}", *(below_heading(key, row.get(key)) for key in metrics))
             for name, row in found
         ]
         print_table(out, table(heads, cells))

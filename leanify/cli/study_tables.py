@@ -66,7 +66,8 @@ def _about(study: Study) -> str:
     from leanify.training.overview import data_name
 
     data = study.plan.recipe.data
-    parts = [f"{data_name(data)}, {data.task}" if data else "", f"budget {study.plan.budget}"]
+    name = f"{data_name(data)}, " if data and data_name(data) != study.plan.title else ""
+    parts = [f"{name}{data.task}" if data else "", f"budget {study.plan.budget}"]
     if study.missing:
         parts.append(f"{study.missing} runs to go")
     return " · ".join(parts)
@@ -96,7 +97,10 @@ def _about_pairs(study: Study) -> str:
 
 def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
     yield from about_tournament(study, explain)
-    for verdict in study.verdicts:
+    unanswered = "Nothing is answered before the baseline has learnt; --report --explain shows the differences."
+    if study.verdicts and not (study.learnt or explain):
+        yield Text.assemble(("undecided", STYLES["undecided"]), f"  {unanswered}")
+    for verdict in study.verdicts if study.learnt or explain else ():
         yield Text.assemble((verdict.answer, STYLES[verdict.answer]), f"  {verdict.words}")
     for result in study.results:
         for run in result.runs:

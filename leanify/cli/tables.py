@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -117,6 +118,8 @@ def render_profiles(profiles: Sequence[Profile], explain: bool = False) -> None:
         values = [get(profile) for profile in profiles]
         if all(value is None for value in values):
             continue
+        if unit in (binary, seconds):
+            unit = partial(unit, least=min(value for value in values if value is not None))
         cells = [unit(value) + (_ratio(value, values[0]) if place else "") for place, value in enumerate(values)]
         shown.add_row(AS_GIVEN.get(name, name) if first.as_given else name, *cells)
     out.print(shown)

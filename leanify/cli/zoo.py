@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ _HOW = (
     "applies held. refused: leanify says why not. failing: neither."
 )
 STATUSES = ("supported", "refused", "failing")
+PLACE = re.compile(r" \([\w.]+\)$")  # where in a model: it tells models of one reason apart
 _SIGNS = {True: "yes", False: "no", None: "–"}
 _ANSWERS = ("read", "grow", "redesign", "control")
 
@@ -135,14 +137,20 @@ def _print_sums(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
 
 
 def _listed(models: Sequence[dict[str, Any]], width: int | None, explain: bool) -> str:
-    """Name and status of each model, with its notes below it; in a pipe (no width) in the same line, to be searched."""
-    from leanify.cli.tables import entries
+    """Name and status of each model, and the models of one reason above it; in a pipe (no width) in a line each."""
+    from leanify.terminal import wrap
 
     longest = max(len(_name(model)) for model in models)
     rows = [(f"{_name(model):{longest}}  {model['status']:9}", _notes(model, explain)) for model in models]
     if width is None:
         return "\n".join(f"{name}  {notes}".rstrip() for name, notes in rows)
-    return entries([(name.rstrip(), notes) for name, notes in rows], width)
+    groups: dict[str, list[str]] = {}
+    for name, notes in rows:
+        groups.setdefault(PLACE.sub("", notes), []).append(name.rstrip())
+    lines = []
+    for notes, names in groups.items():
+        lines += [*names, *(f"    {line}" for line in wrap(notes, width - 4).splitlines())]
+    return "\n".join(lines)
 
 
 def _notes(model: dict[str, Any], explain: bool) -> str:
@@ -151,7 +159,10 @@ def _notes(model: dict[str, Any], explain: bool) -> str:
     untested, given = model.get("untested"), model.get("given")
     laws = f"no occasion for the laws: {', '.join(untested)}" if untested and explain else ""
     needed = f"given {', '.join(given)}, which upstream's default leaves unset" if given and explain else ""
-    return " · ".join(filter(None, (model["reason"], flags, laws, needed)))
+    reason = (
+        model["reason"].removeprefix(_name(model)).removeprefix(" cannot be redesigned").removeprefix(": ").lstrip()
+    )
+    return " · ".join(filter(None, (reason, flags, laws, needed)))
 
 
 def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:

@@ -102,9 +102,9 @@ def figures(value: Any) -> str:
         return "∞"
     if not isinstance(value, float):
         return str(value)
-    if 100 <= value < 1e5:
-        return f"{value:,.0f}"
-    if 1e5 <= value < 1e8:
+    if 1e-3 <= value < 99.95:
+        return f"{value:#.3g}"
+    if 99.95 <= value < 1e8:
         return f"{float(f'{value:.3g}'):,.0f}"
     mantissa, e, exponent = f"{value:.3g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if e else mantissa

@@ -223,9 +223,11 @@ def _learnt(folder: StudyFolder, study: Findings, noise: Noise, first: Outcome) 
     if trivial is not None and trivial.value is not None:
         above = noise.above(judged.name, first.sign * trivial.value, references.values_of(trivial, first.sign))
         if not references.beaten(above):
-            why = f"{name} ({mean:.4g}) does not beat {trivial.name} ({trivial.value:.4g}) by more than the noise"
+            why = (
+                f"{name} ({digits(mean)}) does not beat {trivial.name} ({digits(trivial.value)}) by more than the noise"
+            )
             return found | {"learnt": False, "learnt_why": f"{why}. What helps: {more}"}
-        found["learnt_why"] = f"{name} ({mean:.4g}) beats {trivial.name} ({trivial.value:.4g})"
+        found["learnt_why"] = f"{name} ({digits(mean)}) beats {trivial.name} ({digits(trivial.value)})"
     keys = [Key(judged.name, run.seed) for run in judged.runs if run.status == "finished"]
     falling = sum(references.still_falls(folder.rows(key), study.steps or 0) for key in keys)
     if 2 * falling > len(keys):

@@ -11,7 +11,7 @@ from leanify.spectra.report import figures, known
 from leanify.study.folder import Rung
 from leanify.study.plan import Sizes
 from leanify.study.values import DesignResult, Findings, Pair
-from leanify.units import binary, heading, millions, operations, percent, places_of, ranged, spread
+from leanify.units import binary, digits, heading, millions, operations, percent, places_of, ranged, spread
 
 Row = TypeVar("Row")
 Detail = Literal["brief", "full", "page"]  # as it is printed, with --explain, and on the page
@@ -69,7 +69,7 @@ def designs(study: Findings, detail: Detail = "brief") -> Table:
     reference = study.reference
     if reference is None or reference.value is None:
         return table
-    cells = {"": "reference", heading(study.metric or "quality"): f"{reference.value:.4g}"}
+    cells = {"": "reference", heading(study.metric or "quality"): digits(reference.value)}
     row = tuple(cells.get(name, "") for name in table.head)
     return Table(table.title, table.head, (*table.rows, row))
 
