@@ -19,8 +19,9 @@ UNCHANGED = ("digits", "farthest-point")  # data of no files
 INTERVALS = (
     "Every interval has 95%, over seeds and validation samples together. The noise of a run is pooled over "
     "all designs by a fit of design + seed; the samples' part comes from the outcome of each sample, paired "
-    "between designs; both are crossed random effects. Nothing is shown or refuted below three seeds. The "
-    "first look at a study may spend 60% of the error rate, the second 24%, the third 10%, so that all "
+    "between designs; both are crossed random effects, and the runs' part is at least the noise of one run on one "
+    "sample, which is known from all samples. Nothing is shown or refuted below three seeds. The first look at a "
+    "study may spend 60% of the error rate, the second 24%, the third 10%, so that all "
     "looks together keep to 5%; intervals of differences and p count this. p is two-sided; those of "
     "differences marked * were not asked about before and are corrected together (Holm 1979)."
 )

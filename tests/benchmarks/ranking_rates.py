@@ -7,8 +7,8 @@ the baseline, on six tasks. Fixed before the runs:
 
 1. A design's best rate is the one with the lowest mean validation loss over the seeds that have all rates. Best rates
    are chosen on the split that judges, for every design alike.
-2. The rule that is judged is the default one of `redesign`: most attention for encoders; for decoders no more attention
-   than MLP, then most layers. It is judged by Spearman's ρ with the order of losses over the ten designs, and by
+2. The rule that is judged is the default one of `redesign`: most attention for encoders, among MLPs of two widths and
+   more; for decoders no more attention than MLP, then most layers. It is judged by Spearman's ρ with the order of losses over the ten designs, and by
    regret: the loss of the design that it puts first, 0 being the best design's and 1 the mean of all. Both at the
    recipe's rate and at each design's best.
 3. A cheaper way to a rate is taken if the mean loss that it costs, over designs and tasks, is less than a fifth of the
@@ -30,7 +30,6 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from leanify.design.search.ranking import score_of
 from leanify.study.statistics import Noise, Run
 
 BASELINE, LEAN, CONTROL = "baseline", "lean", "control"
@@ -125,19 +124,21 @@ def cost_of(task: Task, chosen: dict[str, float]) -> float:
 def judged(task: Task, chosen: dict[str, float]) -> tuple[float, float]:
     """ρ and regret of the default rule at these rates, over the designs within the budget."""
     field = [design for design in task.means if design != BASELINE]
-    causal = "causal" in task.shapes[field[0]]["kind"]
     found = [task.means[design][chosen[design]] for design in field]
-    order = sorted(field, key=lambda design: score(task.shapes[design], causal))
+    order = sorted(field, key=lambda design: score(task.shapes[design]))
     rho = float(stats.spearmanr([order.index(design) for design in field], found).statistic)
     proposed = task.means[order[0]][chosen[order[0]]]
     return rho, (proposed - min(found)) / (float(np.mean(found)) - min(found))
 
 
-def score(row: dict[str, str], causal: bool) -> tuple[float, float]:
-    """The rule's preference of a design, lowest first: `redesign`'s score, then for decoders the number of layers."""
-    inner, mlp = float(row["inner"]), float(row["mlp"])
-    attention = 4 * inner / (4 * inner + 2 * mlp)
-    return float(score_of(attention, causal)), -float(row["depth"]) if causal else 0.0
+def score(row: dict[str, str]) -> tuple[float, float]:
+    """The rule's preference of a design, lowest first, as ``DEFAULT`` in ranking_scores.py has it."""
+    inner, mlp, width = float(row["inner"]), float(row["mlp"]), float(row["width"])
+    maps = 3 if row["kind"].startswith("masked") else 2  # crammed BERT's MLPs are gated
+    attention = 4 * inner / (4 * inner + maps * mlp)
+    if row["kind"].startswith("causal"):
+        return round(max(attention, 0.5) / 0.02), -float(row["depth"])
+    return maps * mlp < 0.99 * 4 * width, -attention
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

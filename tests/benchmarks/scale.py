@@ -79,7 +79,7 @@ steps = {steps}
 batch_size = {batch}
 warmup = {warmup}
 [run]
-precision = {precision}
+eval_batches = 100
 """
 LARGE = {"width": 512, "heads": 8, "length": 512, "steps": 2000, "batch": 64, "warmup": 100}
 MEDIUM = {"width": 256, "heads": 4, "length": 128, "steps": 300, "batch": 8, "warmup": 30}
@@ -120,13 +120,14 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="DIR")
     parser.add_argument("--images", type=Path, metavar="DIR")
     parser.add_argument("--small", action="store_true", help="256 wide and a few steps: whether it runs")
-    parser.add_argument("--medium", action="store_true", help="256 wide, 300 steps, two seeds")
+    parser.add_argument("--medium", action="store_true", help="256 wide, 300 steps")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="more of them later go on with the same studies")
     told = parser.parse_args()
-    sizes, seeds = LARGE, SEEDS
+    sizes, seeds = LARGE, told.seeds
     if told.medium:
-        sizes, seeds = MEDIUM, 2
+        sizes = MEDIUM
     if told.small:
-        sizes, seeds = SMALL, 2
+        sizes = SMALL
     for name, text, path in (("text", TEXT, told.text), ("images", IMAGES, told.images)):
         if path is not None:
             study(name, text, path.absolute(), told.runs, sizes, seeds)
