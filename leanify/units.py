@@ -35,21 +35,13 @@ def macs_column(baseline: int) -> tuple[str, Callable[[int], str]]:
     return "MMACs", lambda count: gigas(1000 * count)
 
 
-def binary(size: int | None, least: int | None = None) -> str:
+def binary(size: float | None, least: float | None = None) -> str:
     """Bytes: 171442176 → "163.50 MiB"; in the unit of the ``least`` beside it, so that both are read at once."""
     if size is None:
         return "–"
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if (least or size) >= 1 << power:
             return f"{size / (1 << power):,.2f} {unit}"
-    return f"{size} B"
-
-
-def kilobytes(size: float) -> str:
-    """Bytes in binary units with four significant digits: 131072 → "128 KiB"."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):,.4g} {unit}"
     return f"{size:.0f} B"
 
 

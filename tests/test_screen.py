@@ -101,11 +101,12 @@ def test_facts_of_a_dry_run_have_units(capsys: Any) -> None:
         "training_hours_predicted": 1 / 12,
         "memory_available_bytes": 3 << 29,
     }
-    screen.print_facts({**facts, "memory_predicted_bytes": None})
+    screen.print_facts({**facts, "memory_predicted_bytes": None}, "leanify train digits")
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         ["steps", "1,200"], ["a step", "250.0 ms"], ["training predicted", "about 5 minutes"],
         ["memory available", "1.50 GiB"], ["memory predicted", "–"],
+        [""], ["next", "leanify train digits"],
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from leanify.errors import LeanifyError
 from leanify.terminal import visible
+from leanify.units import digits
 
 Kind = Literal["table", "json", "csv", "markdown"]
 FORMATS: tuple[Kind, ...] = get_args(Kind)
@@ -86,6 +87,4 @@ def _flat(row: Row, prefix: str = "", number: Callable[[Any], str] = str) -> Ite
 
 def _for_readers(value: Any) -> str:
     """Four digits of what is no integer; CSV and JSON have all of them."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return digits(value) if isinstance(value, float) else str(value)

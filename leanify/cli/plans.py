@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leanify.cli.tables import print_table, table
 from leanify.terminal import CYAN, GREEN, ORANGE, console
-from leanify.units import damage, gigas, kappa, kilobytes, macs_column, millions, percent, seconds
+from leanify.units import binary, damage, gigas, kappa, macs_column, millions, percent, seconds
 
 if TYPE_CHECKING:
     from leanify.design.plan import Plan
@@ -114,7 +114,7 @@ def _columns(plan: Plan) -> list[Column]:
     if plan.baseline.token_latency_s is not None:
         columns.append(("a token", lambda design: seconds(design.token_latency_s)))
     if plan.baseline.serving is not None:
-        columns.append(("KV/token", lambda d: kilobytes(d.serving.kv_bytes_per_token) if d.serving else "–"))
+        columns.append(("KV/token", lambda d: binary(d.serving.kv_bytes_per_token) if d.serving else "–"))
     return [*columns, (KAPPA, lambda design: kappa(design.kappa_predicted))]
 
 
@@ -223,7 +223,7 @@ def _serving(plan: Plan) -> Iterator[str]:
 def _served(name: str, design: Design) -> str:
     served = design.serving
     assert served is not None
-    text = f"{name} {kilobytes(served.kv_bytes_per_token * served.context)} of cache"
+    text = f"{name} {binary(served.kv_bytes_per_token * served.context)} of cache"
     if served.prefill_macs is None or served.decode_macs is None:
         return text
     return f"{text}, prefill {gigas(served.prefill_macs)}, decode {gigas(served.decode_macs)} GMACs"

@@ -151,8 +151,8 @@ def is_own(data: DataSection) -> bool:
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print facts, one per line, in units that people read; long ones are wrapped."""
+def print_facts(facts: Mapping[str, Any], command: str) -> None:
+    """Print facts, one per line, in units that people read; long ones are wrapped. Then the command that does it."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
@@ -160,7 +160,9 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     grid.add_column(overflow="fold")
     for name, value in facts.items():
         grid.add_row(*_with_unit(name, value))
-    console().print(grid)
+    out = console()
+    out.print(grid)
+    out.print(f"\nnext  {command}", soft_wrap=True)
 
 
 def _with_unit(name: str, value: Any) -> tuple[str, str]:

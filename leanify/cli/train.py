@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import kind_of, show
+from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Format, Json, complete_recipe
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def train(
         assert value is not None
         with progress("building the model and taking two steps", None):
             facts: Mapping[str, Any] = training.rehearse(value)
-        return show(kind, facts, [facts], lambda: screen.print_facts(facts))
+        return show(kind, facts, [facts], lambda: screen.print_facts(facts, typed_without("--dry-run")))
     run = _trained(training, value, output, resume, chosen, settings or [], teacher, accept_changed_data)
     if run is None:
         return  # only the first process prints

@@ -37,7 +37,7 @@ from leanify.errors import BudgetError, LeanifyError
 from leanify.lens import surgery
 from leanify.runs import cache as stored
 from leanify.terminal import track
-from leanify.units import kilobytes, percent
+from leanify.units import binary, percent
 
 Search = Callable[[PriceList, Request], search.SearchResult]
 WITHIN = (0.95, 1.02)  # share of the limit at which the chosen design may be measured
@@ -232,4 +232,4 @@ def within_memory(prices: PriceList, request: Request, find: Search) -> search.S
             return result
         most = int(result.chosen.macs * min(0.98, 0.5 + 0.5 / over))
     tried = f"; the last one tried needs {over:,.2f} times as much" if over < float("inf") else ""
-    raise BudgetError(f"no design was found within --max-memory {kilobytes(limit)}{tried}; allow more")
+    raise BudgetError(f"no design was found within --max-memory {binary(limit)}{tried}; allow more")

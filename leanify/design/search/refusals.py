@@ -16,7 +16,7 @@ from leanify.design.search.request import Request
 from leanify.design.search.rules import LEAST_MLP
 from leanify.design.search.towers import Pin, changed_stages, towers
 from leanify.errors import BudgetError, ShapeError
-from leanify.units import kilobytes, millions, operations, seconds
+from leanify.units import binary, millions, operations, seconds
 
 FLAGS = {
     "params": ("--target-params", "parameters"),
@@ -112,7 +112,7 @@ def _looser(prices: PriceList, request: Request, cost: str, total: int, least: i
 def _amount(prices: PriceList, cost: str, found: int) -> str:
     """A cost in the units of its option: bytes of cache a token, milliseconds, else a count."""
     if cost == "kv":
-        return kilobytes(found / prices.facts.context)
+        return binary(found / prices.facts.context)
     if cost == "ns":
         return seconds(found / 1e9)
     return operations(found) if cost == "macs" else millions(found)
