@@ -109,7 +109,7 @@ def test_options_are_checked_before_torch_is_imported(arguments: list[str]) -> N
 def test_readers_get_four_digits_and_machines_all_of_them(capsys: Any) -> None:
     row = {"top1": 90.92592592592594, "loss": 0.1 + 0.2, "params": 1234567, "rows": [1 / 3]}
     printed = {kind: shown_as(kind, row, capsys) for kind in ("markdown", "csv")}
-    assert printed["markdown"].splitlines()[2] == "| 90.93 | 0.3 | 1234567 | 0.3333 |"
+    assert printed["markdown"].splitlines()[2] == "| 90.93 | 0.3000 | 1234567 | 0.3333 |"
     assert list(csv.reader(printed["csv"].splitlines()))[1] == [
         str(90.92592592592594),
         str(0.1 + 0.2),

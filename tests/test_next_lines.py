@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leanify.cli import main
-from leanify.cli.next_lines import to_profile, to_write
+from leanify.cli.next_lines import after_profile, to_write
 
 MAKERS = Path(__file__).parent / "fixtures" / "documents"
 TINY = (
@@ -113,13 +113,13 @@ def test_designs_that_are_only_timed_are_not_said_to_lack_weights(here: Path, mo
 @pytest.mark.parametrize(
     ("typed", "sources", "line"),
     [
-        ("profile vit_tiny lean --no-measure", ["vit_tiny", "lean"], "leanify profile vit_tiny lean"),
-        ("profile vit_tiny", ["vit_tiny"], "leanify redesign vit_tiny"),
-        ("profile a b", ["a", "b"], ""),
+        ("profile vit_tiny lean --no-measure", ["vit_tiny", "lean"], ["leanify profile vit_tiny lean"]),
+        ("profile vit_tiny", ["vit_tiny"], ["leanify redesign vit_tiny"]),
+        ("profile a b", ["a", "b"], []),
     ],
 )
 def test_profile_goes_on_with_what_it_did_not_do(
-    typed: str, sources: list[str], line: str, monkeypatch: pytest.MonkeyPatch
+    typed: str, sources: list[str], line: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["leanify", *typed.split()])
-    assert to_profile(sources) == line
+    assert after_profile(sources) == line

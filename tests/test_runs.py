@@ -101,7 +101,7 @@ def test_a_models_name_is_shortened_in_its_middle_before_it_is_folded(
     (tmp_path / "run" / "recipe.toml").write_text(text.replace(source, f"{source}{'x' * 200}224"))
     monkeypatch.chdir(tmp_path)
     app("runs")(args=[], prog_name="leanify", standalone_mode=False)
-    [_, line] = capsys.readouterr().out.splitlines()
+    [_, line, *_] = capsys.readouterr().out.splitlines()
     assert len(line) <= 100
     assert line.split()[1].startswith(source[:5])
     assert line.split()[1].endswith("x224")
@@ -128,7 +128,7 @@ def test_what_goes_on_with_an_interrupted_one_can_be_typed(
     shutil.copytree(done, tmp_path / "my runs" / "one")
     shutil.rmtree(RunDirectory.open("my runs/one").checkpoints()[-1].path)
     app("runs")(args=[], prog_name="leanify", standalone_mode=False)
-    words = shlex.split(capsys.readouterr().out.splitlines()[-1].rpartition(": leanify ")[2])
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1].rpartition("next  leanify ")[2])
     assert words == ["train", "--resume", "my runs/one"]
     app("train")(args=words[1:], prog_name="leanify", standalone_mode=False)
     assert [found.state for found in runs_below(tmp_path)] == ["done"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import Kind, kind_of, show
+from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.errors import SourceError
 from leanify.terminal import console, progress, say
@@ -29,22 +30,13 @@ DEFAULT = "vit_tiny_patch16_224"  # small enough to probe in seconds
 
 
 @dataclass(frozen=True)
-class ConditionOptions:
-    """Command-line options that apply to every source."""
+class Asked:
+    """What applies to every source: how it is found, what it is fed, what is shown, and how often it is drawn anew."""
 
-    data: Path | None
-    samples: int
-    batch_size: int
-    tokens: int | None
-    seed: int
+    source: dict[str, Any]
+    feed: dict[str, Any]
+    parts: dict[str, bool]
     seeds: int
-    theory: bool
-    per_head: bool
-    weights: bool
-    overrides: dict[str, Any]
-    cls: str | None
-    pretrained: bool
-    device: str
 
 
 def condition(
@@ -98,29 +90,21 @@ def condition(
     check_plot(plot)
     if heads is not None and checkpoints is not None:
         raise SourceError("--heads initialises new models and --checkpoints reads trained ones; use only one of them")
-    overrides = parse_overrides(override or [])
-    options = ConditionOptions(
-        data,
-        samples,
-        batch_size,
-        tokens,
-        seed,
+    asked = Asked(
+        {"overrides": parse_overrides(override or []), "cls": model_class, "pretrained": pretrained},
+        {"data": data, "samples": samples, "batch_size": batch_size, "tokens": tokens, "seed": seed, "device": device},
+        {"theory": theory, "per_head": per_head, "weights": weights},
         seeds,
-        theory,
-        per_head,
-        weights,
-        overrides,
-        model_class,
-        pretrained,
-        device,
     )
     if heads is not None:
-        result = _over_heads(_single(sources, "--heads"), _numbers(heads), options)
+        result = _over_heads(_single(sources, "--heads"), _numbers(heads), asked)
     elif checkpoints is not None:
-        result = _over_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, options)
+        result = _over_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, asked)
     else:
-        result = _models(sources or [DEFAULT], options)
+        result = _models(sources or [DEFAULT], asked)
     _show(result, plot, kind, theory)
+    if kind == "table" and data is None:
+        print_next(shlex.join(["leanify", *sys.argv[1:], "--data", "DATA"]))
 
 
 @dataclass
@@ -151,39 +135,24 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _load(source: str, options: ConditionOptions) -> nn.Module:
-    from leanify.sources.find import load
-
-    return load(
-        source,
-        overrides=options.overrides,
-        cls=options.cls,
-        pretrained=options.pretrained,
-        device=options.device,
-    )
-
-
-def _feed(model: nn.Module, source: str, options: ConditionOptions) -> Feed:
+def _feed(model: nn.Module, source: str, asked: Asked) -> Feed:
     from leanify.data.probe_inputs import feed
 
     path = Path(source).expanduser()
     directory = path if path.is_dir() else path.parent if path.is_file() else None
-    return feed(
-        model,
-        options.data,
-        samples=options.samples,
-        batch_size=options.batch_size,
-        tokens=options.tokens,
-        seed=options.seed,
-        directory=directory,
-        device=options.device,
-    )
+    return feed(model, directory=directory, **asked.feed)
+
+
+def _load(source: str, asked: Asked) -> nn.Module:
+    from leanify.sources.find import load
+
+    return load(source, device=asked.feed["device"], **asked.source)
 
 
 # -- the three kinds of probe -----------------------------------------------------------------------------------------
 
 
-def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
+def _models(sources: Sequence[str], asked: Asked) -> Result:
     """Probe each source: a table of layers."""
     import torch
 
@@ -194,28 +163,27 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
     from leanify.spectra.measure import condition as probe_model
     from leanify.spectra.plots import layers_figure
 
-    parts = {"theory": options.theory, "per_head": options.per_head, "weights": options.weights}
     probes: dict[str, Probe] = {}
     models, tables, warnings, notes = [], [], [], []
     rows: list[dict[str, Any]] = []
     for source in sources:
-        torch.manual_seed(options.seed)
-        found = find(source, overrides=options.overrides, cls=options.cls, pretrained=options.pretrained)
-        model = load(found).to(device_of(options.device))
-        feed = _feed(model, source, options)
-        with progress(f"probing {source}", options.samples) as tick:
-            probe = probe_model(model, feed.batches, per_head=options.per_head, weights=True, on_batch=tick)
+        torch.manual_seed(asked.feed["seed"])
+        found = find(source, **asked.source)
+        model = load(found).to(device_of(asked.feed["device"]))
+        feed = _feed(model, source, asked)
+        with progress(f"probing {source}", asked.feed["samples"]) as tick:
+            probe = probe_model(model, feed.batches, per_head=asked.parts["per_head"], weights=True, on_batch=tick)
         del model
         answer = report.model_json(source, probe, feed.description) | {"fresh_weights": found.weights is None}
         probes[source] = probe
         models.append(answer)
         title = source if found.weights is not None else f"{source} · fresh weights"
-        tables += report.layer_tables(title, probe, feed.description, **parts)
+        tables += report.layer_tables(title, probe, feed.description, **asked.parts)
         for layer in answer["layers"]:
             name = {"source": source} if len(sources) > 1 else {}
             rows.append({**name, **report.layer_row(layer)})
         notes.append(f"{source}: {answer['samples']} samples, {feed.description}.")
-        warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, options.samples))]
+        warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, asked.feed["samples"]))]
     tables.append(report.CAPTION)
     description = models[0]["data"]
     return Result(
@@ -224,24 +192,24 @@ def _models(sources: Sequence[str], options: ConditionOptions) -> Result:
         "Right: the singular values of each layer, as shares of its largest.",
         {"models": models},
         tables,
-        lambda: layers_figure(probes, description, options.theory),
+        lambda: layers_figure(probes, description, asked.parts["theory"]),
         rows,
         notes,
         warnings,
     )
 
 
-def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Result:
+def _over_heads(source: str, heads: list[int], asked: Asked) -> Result:
     """The paper's Figure 2 for any model: κ against heads at initialisation."""
     from leanify.spectra import report, sweep
     from leanify.spectra.plots import heads_figure
 
-    model = _load(source, options)
-    feed = _feed(model, source, options)
+    model = _load(source, asked)
+    feed = _feed(model, source, asked)
     inputs = list(feed.batches)
     shapes, left_out = sweep.shapes(model, heads)
-    with progress(f"re-initialising {source}", len(shapes) * options.seeds) as tick:
-        points = sweep.over_heads(model, inputs, shapes, seed=options.seed, seeds=options.seeds, on_model=tick)
+    with progress(f"re-initialising {source}", len(shapes) * asked.seeds) as tick:
+        points = sweep.over_heads(model, inputs, shapes, seed=asked.feed["seed"], seeds=asked.seeds, on_model=tick)
     notes = sweep.verdict(points)
     return Result(
         f"κ against heads at initialisation: {source}",
@@ -252,7 +220,7 @@ def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Res
                 {
                     "source": source,
                     "heads": [report.point_json(point) for point in points],
-                    "seeds": options.seeds,
+                    "seeds": asked.seeds,
                     "samples": sum(len(next(iter(batch.values()))) for batch in inputs),
                     "data": feed.description,
                     "verdict": notes,
@@ -260,21 +228,21 @@ def _over_heads(source: str, heads: list[int], options: ConditionOptions) -> Res
             ]
         },
         [report.heads_table(source, points, feed.description), *notes],
-        lambda: heads_figure(source, points, feed.description, options.theory),
+        lambda: heads_figure(source, points, feed.description, asked.parts["theory"]),
         [report.point_row(point) for point in points],
         notes,
         [*feed.notes, *(f"left out: {what}" for what in left_out)],
     )
 
 
-def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
+def _over_training(source: str, run: Path, asked: Asked) -> Result:
     """κ at every checkpoint of a run."""
     from leanify.spectra import report, sweep
     from leanify.spectra.plots import training_figure
 
     found = sweep.checkpoints(run)
-    model = _load(source, options)
-    feed = _feed(model, source, options)
+    model = _load(source, asked)
+    feed = _feed(model, source, asked)
     inputs = list(feed.batches)
     steps: list[tuple[int, Probe]] = []
     with progress(f"following {run}", len(found)) as tick:
@@ -282,7 +250,9 @@ def _over_training(source: str, run: Path, options: ConditionOptions) -> Result:
             steps.append((step, probe))
             tick(len(steps))
     models = [{**report.model_json(source, probe, feed.description), "step": step} for step, probe in steps]
-    cautions = [f"step {step}: {note}" for step, probe in steps for note in report.cautions(probe, options.samples)]
+    cautions = [
+        f"step {step}: {note}" for step, probe in steps for note in report.cautions(probe, asked.feed["samples"])
+    ]
     return Result(
         f"κ over training: {source}",
         "Each thin line is the κ of one layer at the run's checkpoints, its mean over samples; the thick one is the "

@@ -8,6 +8,8 @@ from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING
 
+from leanify.terminal import console
+
 if TYPE_CHECKING:
     from leanify.cli.planned import Carried
     from leanify.design.plan import Plan
@@ -43,6 +45,12 @@ def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str 
     return lines[::-1] if carried.weights else lines
 
 
+def print_next(*commands: str) -> None:
+    """Print the commands to type next, below a blank line; a terminal breaks none of them."""
+    for place, command in enumerate(commands):
+        console().print(f"      {command}" if place else f"\nnext  {command}", soft_wrap=True)
+
+
 def typed_without(flag: str) -> str:
     """The command that was typed, without a flag such as --dry-run."""
     return join(["leanify", *(word for word in sys.argv[1:] if word != flag)])
@@ -63,11 +71,11 @@ def to_write(arguments: Sequence[str], recommended: str = "lean") -> list[str]:
     return lines
 
 
-def to_profile(sources: Sequence[str]) -> str:
+def after_profile(sources: Sequence[str]) -> list[str]:
     """The command that goes on after costs were shown: measure what was only counted, or redesign a model by name."""
     if "--no-measure" in sys.argv:
-        return typed_without("--no-measure")
-    return "" if len(sources) > 1 or Path(sources[0]).exists() else f"leanify redesign {quote(sources[0])}"
+        return [typed_without("--no-measure")]
+    return [f"leanify redesign {quote(name)}" for name in sources if len(sources) == 1 and not Path(name).exists()]
 
 
 def _new_folder(name: str) -> str:

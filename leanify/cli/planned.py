@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.cli import plans, study_tables
-from leanify.cli.next_lines import next_lines, to_write
-from leanify.terminal import console, progress
+from leanify.cli.next_lines import next_lines, print_next, to_write
+from leanify.terminal import progress
 
 if TYPE_CHECKING:
     from leanify.design.options import Options
@@ -163,5 +163,4 @@ def render(found: Sequence[Shown], explain: bool) -> None:
         if one.carried is not None and explain:
             plans.render_steps(one.carried)
         plans.print_warnings(one.plan)
-        for place, line in enumerate(one.next_lines):
-            console().print(f"      {line}" if place else f"\nnext  {line}", soft_wrap=True)
+        print_next(*one.next_lines)

@@ -9,7 +9,7 @@ import typer
 
 from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, complete_source
-from leanify.terminal import console, say
+from leanify.terminal import say
 
 if TYPE_CHECKING:
     from leanify.design.measure.counted import Profile
@@ -100,12 +100,11 @@ def _one(source: Any, measure: bool, repeats: int, about: Mapping[str, Any]) -> 
 
 
 def _render(profiles: list[Profile], explain: bool) -> None:
-    from leanify.cli.next_lines import to_profile
+    from leanify.cli.next_lines import after_profile, print_next
     from leanify.cli.tables import render_profiles
 
     render_profiles(profiles, explain)
-    if line := to_profile([facts.source for facts in profiles]):
-        console().print(f"\nnext  {line}", soft_wrap=True)
+    print_next(*after_profile([facts.source for facts in profiles]))
 
 
 def _exceeded(profiles: list[Profile], limits: Mapping[str, float]) -> Iterator[str]:

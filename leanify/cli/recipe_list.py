@@ -12,6 +12,7 @@ from typing import Any
 
 from leanify.cli.formats import Kind
 from leanify.cli.formats import show as show_as
+from leanify.cli.next_lines import print_next
 from leanify.errors import RecipeError
 from leanify.runs.built_in import built_in, home, stems
 from leanify.terminal import console
@@ -95,7 +96,7 @@ def _print(rows: list[Row], searched: bool) -> None:
     out.print("\nminutes: of one processor; – where data must be fetched, or a GPU is needed", soft_wrap=True)
     if len(shown) < len(rows):
         out.print(f"{len(rows) - len(shown)} more rebuild the rows of the paper: leanify recipes paper", soft_wrap=True)
-    out.print(f"\nnext  leanify recipes {cells[1][0]}", soft_wrap=True)
+    print_next(f"leanify recipes {cells[1][0]}")
 
 
 def _cells(row: Row) -> tuple[str, str, str, str]:

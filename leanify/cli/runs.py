@@ -43,34 +43,33 @@ def runs(
 
 
 def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview]) -> None:
+    from leanify.cli.next_lines import print_next
     from leanify.cli.screen import NARROW
     from leanify.cli.tables import fit, print_table, table
-    from leanify.terminal import console
+    from leanify.terminal import console, wrap
 
     out = console()
     if studies:
-        _print_studies(studies)
-    if not found and not studies:
-        out.print(f"no runs below {folder.resolve()}; `leanify train` makes one")
-    elif found:
+        shown = table(("study", "of", "designs", "runs", "failed", "state"), [], left=2)
+        for study in studies:
+            done = f"{study.ended} of {study.runs}"
+            shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
+        print_table(out, shown)
+    if studies and found:
+        out.print()
+    if found:
         shown = table(COLUMNS, _rows(found, out.width), left=3)
         print_table(out, fit(shown, out, ("data", "model")) if out.width < NARROW else shown)
-        _say_problems(found)
-        _say_how_to_go_on(found)
-
-
-def _print_studies(studies: list[StudyOverview]) -> None:
-    from leanify.cli.tables import print_table, table
-    from leanify.terminal import console
-
-    shown = table(("study", "of", "designs", "runs", "failed", "state"), [], left=2)
-    for study in studies:
-        done = f"{study.ended} of {study.runs}"
-        shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
-    print_table(console(), shown)
-    stopped = next((study for study in studies if study.state == "interrupted"), None)
-    hint = f"go on with an interrupted one: leanify compare {quote(str(stopped.path))}\n" if stopped is not None else ""
-    console().print(f"\n{hint}" if hint else "", soft_wrap=True)
+    width = out.width if out.is_terminal else None
+    if problems := [wrap(f"broken: {run.problem}", width) for run in found if run.problem]:
+        out.print("\n" + "\n".join(problems), soft_wrap=True)
+    if found or studies:
+        go_on = [f"leanify compare {quote(str(one.path))}" for one in studies if one.state == "interrupted"][:1]
+        go_on += [f"leanify train --resume {quote(str(one.path))}" for one in found if one.state == "interrupted"][:1]
+        print_next(*(go_on or [f"leanify show {quote(str(one.path))}" for one in found if one.state == "done"][:1]))
+    else:
+        out.print(f"no runs below {folder.resolve()}")
+        print_next("leanify train")
 
 
 def _rows(found: list[RunOverview], width: int) -> list[tuple[str, ...]]:
@@ -91,23 +90,3 @@ def _row(run: RunOverview) -> tuple[str, ...]:
         steps += f" of {run.steps:,}"
     best = "–" if run.best is None else metric(run.metric, run.best)
     return str(run.path), run.source, run.data, steps, best, run.state
-
-
-def _say_problems(found: list[RunOverview]) -> None:
-    from leanify.terminal import console, wrap
-
-    out = console()
-    width = out.width if out.is_terminal else None
-    problems = [wrap(f"broken: {run.problem}", width) for run in found if run.problem]
-    if problems:
-        out.print("\n" + "\n".join(problems), soft_wrap=True)
-
-
-def _say_how_to_go_on(found: list[RunOverview]) -> None:
-    from leanify.terminal import console
-
-    stopped = next((run for run in found if run.state == "interrupted"), None)
-    if stopped is not None:
-        console().print(
-            f"\ngo on with an interrupted one: leanify train --resume {quote(str(stopped.path))}", soft_wrap=True
-        )

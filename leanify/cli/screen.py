@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from leanify.cli.next_lines import print_next
 from leanify.runs.task_names import can_be_applied
 from leanify.terminal import ROOM, bars, console, progress, showing
 from leanify.units import about, below_heading, binary, digits, heading, metric, seconds
@@ -160,9 +161,8 @@ def print_facts(facts: Mapping[str, Any], command: str) -> None:
     grid.add_column(overflow="fold")
     for name, value in facts.items():
         grid.add_row(*_with_unit(name, value))
-    out = console()
-    out.print(grid)
-    out.print(f"\nnext  {command}", soft_wrap=True)
+    console().print(grid)
+    print_next(command)
 
 
 def _with_unit(name: str, value: Any) -> tuple[str, str]:
@@ -203,18 +203,17 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
         out.print(
             f"could not be read and were left out: {len(skipped):,} samples, {run.path}/skipped.json", soft_wrap=True
         )
-    out.print(f"next  leanify show {path}", soft_wrap=True)
-    model = run.recipe.model
+    model, data = run.recipe.model, run.recipe.data
     beside = f" {quote(model.source)}" if model.reshapes and not model.override else ""  # else its source is another
-    out.print(f"      leanify profile {path}{beside}", soft_wrap=True)
-    data = run.recipe.data
+    commands = [f"leanify show {path}", f"leanify profile {path}{beside}"]
     if data is not None and is_own(data):
         recipe = data.path  # a model's name does not determine the data
-        out.print(f"      leanify predict {path} FILES", soft_wrap=True)
+        commands.append(f"leanify predict {path} FILES")
     if recipe is not None and _can_be_leaner(run):
-        out.print(f"      leanify compare {quote(recipe)}", soft_wrap=True)
+        commands.append(f"leanify compare {quote(recipe)}")
     elif data is not None and data.name == "digits":
-        out.print("      leanify compare", soft_wrap=True)  # its own model is deep enough
+        commands.append("leanify compare")  # its own model is deep enough
+    print_next(*commands)
 
 
 def _can_be_leaner(run: RunDirectory) -> bool:

@@ -12,6 +12,7 @@ import typer
 
 from leanify.cli.formats import kind_of
 from leanify.cli.formats import show as show_as
+from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json, complete_source
 from leanify.errors import LeanifyError
 
@@ -104,8 +105,8 @@ def _run(what: str) -> Page:
         found = f"best {metric(facts.metric, facts.best)} at step {best.step:,}" if best else "no checkpoint yet"
     name, own = quote(what), recipe.data is not None and is_own(recipe.data)
     hints = {
-        "interrupted": [f"next  {run.resume_line}"],
-        "done": [f"next  leanify profile {name}", *([f"      leanify predict {name} FILES"] if own else [])],
+        "interrupted": [run.resume_line],
+        "done": [f"leanify profile {name}", *([f"leanify predict {name} FILES"] if own else [])],
     }
     lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
     return Page(
@@ -144,7 +145,7 @@ def _recipe(what: str, recipe: Recipe) -> Page:
     shape, params = _shape(what)
     lines = [f"{what} · recipe", f"model  {recipe.model.source} · {shape} · {params}", *_about(recipe)]
     rows = [{"key": key, "value": value} for key, value in leaves(recipe.to_dict())]
-    after = [f"next  leanify train {quote(what)}", f"      leanify recipes {quote(what)}"]
+    after = [f"leanify train {quote(what)}", f"leanify recipes {quote(what)}"]
     return Page(lines, {"kind": "recipe", "architecture": shape, "recipe": recipe.to_dict()}, rows, after=after)
 
 
@@ -175,7 +176,7 @@ def _model(what: str) -> Page:
         f"model    {' · '.join(_shape(what))}",
         f"weights  {model.weights or 'none: initialised by upstream'}",
     ]
-    after = [f"next  leanify profile {quote(what)}"]
+    after = [f"leanify profile {quote(what)}"]
     return Page(lines, {**facts, "weights": model.weights}, model.layers, after=after)
 
 
@@ -214,7 +215,6 @@ def _print(page: Page) -> None:
         stacked = 2 if page.curves.quality and out.width < SIDE_BY_SIDE else 1
         rows = max(SMALLEST, (out.height - above - len(page.after) - AROUND) // stacked)
         text = in_text(page.curves, out.width, min(ROWS_OF_A_PLOT, rows))
-    if text or page.after:
-        out.print(f"\n{text}\n" if text else "", soft_wrap=True)
-    for line in page.after:
-        out.print(line, markup=False, soft_wrap=True)
+    if text:
+        out.print(f"\n{text}", soft_wrap=True)
+    print_next(*page.after)

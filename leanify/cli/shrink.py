@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from leanify.cli.formats import kind_of, show
-from leanify.cli.next_lines import typed_without
+from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Format, Json, Push, pushed
 
 Words = list[str] | None
@@ -107,6 +107,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     from leanify.units import macs_column, measured, millions, seconds
 
     out, name, original = console(), report.get("metric"), report["original"]
+    rehearsed = report.get("directory") is None
     unit, macs = macs_column(original["macs"])
 
     def quality(value: float | None) -> str:
@@ -114,7 +115,7 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
 
     def line(called: str, shape: str, of: Mapping[str, Any], *qualities: str) -> tuple[str, ...]:
         prices = (called, shape, millions(of["params"] or 0), macs(of["macs"] or 0))
-        return prices if report.get("directory") is None else (*prices, seconds(of.get("latency_s")), *qualities)
+        return prices if rehearsed else (*prices, seconds(of.get("latency_s")), *qualities)
 
     lines = [line("original", "", original, quality(original.get("quality")), "")]
     for row in rows:
@@ -128,7 +129,9 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     heads = ("", "depth × heads, mlp", "params", unit, "latency", "carried", "healed")
     print_table(out, table(heads[: len(lines[0])], lines))
     out.print(f"\n{_sentence(report)}", soft_wrap=not out.is_terminal)
-    out.print(f"\nnext  {_next(report)}", soft_wrap=True)
+    print_next(
+        typed_without("--dry-run") if rehearsed else join(["leanify", "profile", report["source"], report["directory"]])
+    )
 
 
 def _sentence(report: Mapping[str, Any]) -> str:
@@ -154,10 +157,3 @@ def _sentence(report: Mapping[str, Any]) -> str:
     if reference and (quality - reference["value"]) * (original["quality"] - reference["value"]) <= 0:
         words += f". It is no better than {reference['name']}: a larger budget or more --minutes may help"
     return words
-
-
-def _next(report: Mapping[str, Any]) -> str:
-    """Writing it, after a rehearsal; the command that was typed, where it was."""
-    if report.get("directory") is None:
-        return typed_without("--dry-run")
-    return join(["leanify", "profile", report["source"], report["directory"]])

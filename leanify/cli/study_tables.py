@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from leanify.cli.next_lines import print_next
 from leanify.cli.tables import print_table, table
 from leanify.study import tables
 from leanify.study.tables import sizes
@@ -41,9 +42,8 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
     if page is not None:
         out.print(f"\npage  {page}", soft_wrap=True)
         folder = quote(str(page.parent))
-        out.print(f"next  leanify compare {folder} --seeds {2 * len(study.plan.seeds)}", soft_wrap=True)
-        if not explain:
-            out.print(f"      leanify compare {folder} --report --explain", soft_wrap=True)
+        more = f"leanify compare {folder} --seeds {2 * len(study.plan.seeds)}"
+        print_next(more, *([] if explain else [f"leanify compare {folder} --report --explain"]))
 
 
 def _explained(study: Study, out: Console) -> Iterator[str]:
@@ -162,4 +162,4 @@ def render_forecast(forecast: Mapping[str, Any], command: str) -> None:
         f"{forecast['runs']} runs, {forecast['jobs']} at a time · {about(3600 * forecast['hours_predicted'])} · "
         f"at most {binary(forecast['bytes_predicted'])} of disk{memory}{cost}"
     )
-    out.print(f"\nnext  {command}", soft_wrap=True)
+    print_next(command)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import kind_of, show
+from leanify.cli.next_lines import print_next
 from leanify.cli.options import Format, Json
 
 if TYPE_CHECKING:
@@ -114,11 +115,13 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], asked: bool, exp
         versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
         out.print(f"\n{_HOW}\n\nchecked with {versions}")
     elif not asked and out.is_terminal:
-        out.print("\nnext  leanify zoo swin              models with this in their name")
-        out.print("      leanify zoo --status refused  which cannot be redesigned, and why")
-        out.print("      leanify zoo --explain         how that was checked")
+        print_next(
+            "leanify zoo swin              models with this in their name",
+            "leanify zoo --status refused  which cannot be redesigned, and why",
+            "leanify zoo --explain         how that was checked",
+        )
     elif out.is_terminal and (first := next((one for one in models if one["status"] == "supported"), None)):
-        out.print(f"\nnext  leanify redesign {_name(first)}")
+        print_next(f"leanify redesign {_name(first)}")
 
 
 def _print_sums(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
