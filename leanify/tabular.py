@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas
 
 MOST = 12  # rows that a repr shows
-STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+STYLE = "border-collapse:collapse;color:inherit;font-variant-numeric:tabular-nums"
 CELL = "text-align:{side};padding:.2em .8em;border-bottom:1px solid rgba(128,128,128,.35)"
 
 
