@@ -13,7 +13,7 @@ import leanify
 from leanify.lens import families
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
-from leanify.zoo import laws, tiny, tiny_shapes
+from leanify.zoo import laws, tiny, tiny_transformers
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_it_is_found_without_memory() -> None:
     assert origin is not None
     model = build_model(replace(origin, options={**origin.options, "use_cache": True}), "meta")
     forget(model)
-    assert leanify.read(model).stages[0].depth == tiny_shapes.LAYERS
+    assert leanify.read(model).stages[0].depth == tiny_transformers.LAYERS
 
 
 @pytest.mark.filterwarnings("ignore")

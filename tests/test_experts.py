@@ -16,9 +16,9 @@ from leanify.architecture import Architecture
 from leanify.design.options import Options
 from leanify.design.prices.counting import count, idle_parameters, macs, observed_on_cpu, observed_on_meta
 from leanify.design.prices.live import prices_of
-from leanify.design.prices.of_source import costs_of
 from leanify.design.prices.price_list import PriceList
 from leanify.design.prices.shapes import StageShape
+from leanify.design.redesign import costs_of
 from leanify.lens.sites import locate
 from leanify.upstream.build import build_model
 from leanify.upstream.inputs import example_inputs

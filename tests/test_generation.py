@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import leanify
 from leanify.design.options import Options
-from leanify.design.prices.of_source import costs_of
 from leanify.design.prices.price_list import PriceList
+from leanify.design.redesign import costs_of
 from leanify.design.search.design import Design, design_of
 from leanify.upstream.inputs import example_inputs
 

@@ -16,6 +16,7 @@ import leanify
 from leanify.design.measure import limits as measured
 from leanify.design.measure.clock import Clock, Pair, Setting
 from leanify.design.options import Options
+from leanify.design.prices import cache
 from leanify.design.prices.live import prices_of
 from leanify.design.prices.price_list import PriceList
 from leanify.design.prices.shapes import Shape, StageShape
@@ -223,7 +224,9 @@ def test_kept_timings_are_believed_only_for_their_key(tmp_path: Path) -> None:
     file = tmp_path / "latency.json"
     rows = [[[list(StageShape(12, 6, 64, 1536)), None], 1.0, 0.01]]
     write_value(file, "this machine", rows)
-    assert measured._kept(file, "this machine") == [Timed((StageShape(12, 6, 64, 1536), None), 1.0, 0.01)]
-    assert measured._kept(file, "another") is None
+    assert cache.kept((file, "this machine"), measured.timed_in) == [
+        Timed((StageShape(12, 6, 64, 1536), None), 1.0, 0.01)
+    ]
+    assert cache.kept((file, "another"), measured.timed_in) is None
     file.write_text(json.dumps({**json.loads(file.read_text()), "answers": [[1]]}))
-    assert measured._kept(file, "this machine") is None
+    assert cache.kept((file, "this machine"), measured.timed_in) is None

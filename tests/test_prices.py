@@ -14,11 +14,12 @@ import torch
 
 import leanify
 from leanify.cli import recipe_list
+from leanify.design import redesign as planning
 from leanify.design.measure import profiling
 from leanify.design.options import Options
-from leanify.design.prices import counting, of_source
+from leanify.design.prices import counting
 from leanify.design.prices.cache import key_of
-from leanify.design.prices.of_source import costs_of
+from leanify.design.redesign import costs_of
 from leanify.runs import recipe
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
@@ -56,7 +57,7 @@ def without_models(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def refuse(source: str, options: Options) -> None:
             raise AssertionError(f"{source} was built")
 
-        monkeypatch.setattr(of_source, "live_model", refuse)
+        monkeypatch.setattr(planning, "live_model", refuse)
 
     return forbid
 

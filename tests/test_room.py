@@ -15,7 +15,7 @@ import torch
 import leanify
 from leanify import machine
 from leanify.errors import SourceError
-from leanify.upstream import room
+from leanify.upstream import build
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import Origin
 
@@ -55,7 +55,7 @@ def test_a_model_larger_than_the_memory_is_one_message(command: str, tmp_path: P
     assert "Traceback" not in words
     assert "free" in words or "available" in words
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
-    assert peak < FREE / room.SHARE + (2 << 30)
+    assert peak < FREE / build.SHARE + (2 << 30)
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_training_that_does_not_fit_is_not_measured_and_the_rest_is(monkeypatch:
 def test_weighing_does_not_change_what_a_seed_gives(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
     plain, after = build_model(origin).state_dict(), torch.rand(1)
-    monkeypatch.setattr(room, "SHARE", (machine.free_memory() or 0) // 50_000)  # weighed after some layers were drawn
+    monkeypatch.setattr(build, "SHARE", (machine.free_memory() or 0) // 50_000)  # weighed after some layers were drawn
     torch.manual_seed(5)
     weighed = build_model(origin).state_dict()
     assert torch.equal(after, torch.rand(1))

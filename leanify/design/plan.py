@@ -134,21 +134,22 @@ class Plan(Tabular):
         return f"{self.name} · {self.budget} · lean keeps {percent(share)} of the parameters"
 
     def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"design": name, **{key: value for key, value in design.to_json().items() if key != "architecture"}}
-            for name, design in self.designs()
-        ]
+        found = []
+        for name, design in self.designs():
+            sizes = design.to_json()
+            del sizes["architecture"]
+            found.append({"design": name, **sizes})
+        return found
 
     def cells(self) -> list[dict[str, str]]:
-        return [
-            {
-                "design": name,
-                **{key: _listed(design.sizes[key]) for key in ("depth", "heads", "head_dim", "mlp")},
-                "params": millions(design.params),
-                "GMACs": gigas(design.macs),
-            }
-            for name, design in self.designs()
-        ]
+        found = []
+        for name, design in self.designs():
+            row = {"design": name}
+            for key in ("depth", "heads", "head_dim", "mlp"):
+                size = design.sizes[key]
+                row[key] = str(size) if isinstance(size, int) else ", ".join(map(str, size))
+            found.append({**row, "params": millions(design.params), "GMACs": gigas(design.macs)})
+        return found
 
     def build(
         self,
@@ -158,7 +159,7 @@ class Plan(Tabular):
         design: Design | None = None,
         carry: Carry | None = None,
     ) -> nn.Module:
-        """The chosen model, or another design of the plan: initialised by upstream, or with the weights of a SOURCE
+        """The module of a design (the chosen one): initialised by upstream, or with the weights of a SOURCE
         carried over by ``carry``, which makes a model of another shape from one with weights, loaded when it asks.
         A module that was given keeps its class, its forward, and of its weights what fits.
         """
@@ -173,41 +174,39 @@ class Plan(Tabular):
         live = self.given
         if isinstance(live, torch.nn.Module) and weights is None:
             return carry(lambda: live, shape) if carry else surgery.write(live, shape)
-        if weights is not None or pretrained:
-            if carry is None:
-                return surgery.write(find.with_weights(self.found, weights, pretrained), shape)
-            return carry(
-                lambda: weights_of.with_all_layers(
-                    lambda: find.with_weights(self.found, weights, pretrained), weights or self.source
-                ),
-                shape,
-            )
-        return weights_of.fresh(replace(self.found, architecture=shape))
+        if weights is None and not pretrained:
+            return weights_of.fresh(replace(self.found, architecture=shape))
+
+        def original() -> nn.Module:
+            return find.with_weights(self.found, weights, pretrained)
+
+        if carry is None:
+            return surgery.write(original(), shape)
+        return carry(lambda: weights_of.with_all_layers(original, weights or self.source), shape)
 
     def made(self, role: str, design: Design, weights: str = "", carry: Carry | None = None) -> dict[str, Any]:
         """How a design was made, for its card: the source, the budget, both shapes, and the damage of carrying."""
-        keys = ("params", "macs")
         found = getattr(carry, "results", {}).get(role)
+        before, after = ({**one.sizes, "params": one.params, "macs": one.macs} for one in (self.baseline, design))
         return {
             "source": self.source,
             "role": role,
             "budget": self.budget,
-            "original": {**self.baseline.sizes, **{key: getattr(self.baseline, key) for key in keys}},
-            "this": {**design.sizes, **{key: getattr(design, key) for key in keys}},
+            "original": before,
+            "this": after,
             "weights": weights,
             "damage": None if found is None else f"{found.unit} {damage_words(found.damage)}",
         }
 
     def picked(self, name: str) -> Design:
         """The design of this name: lean, plain, control, or N for the Nth candidate. Raises ShapeError."""
-        known = {"lean": self.chosen, "plain": self.plain, "control": self.control}
         if name.isdigit() and 1 <= int(name) <= len(self.candidates):
             return self.candidates[int(name) - 1]
-        design = known.get(name)
-        if design is None:
-            names = [known_name for known_name, found in known.items() if found is not None]
-            raise ShapeError(f"--choose {name!r} is none of {', '.join(names)} and 1 to {len(self.candidates)}")
-        return design
+        named = {"lean": self.chosen, "plain": self.plain, "control": self.control}
+        known = {known_name: design for known_name, design in named.items() if design is not None}
+        if name not in known:
+            raise ShapeError(f"--choose {name!r} is none of {', '.join(known)} and 1 to {len(self.candidates)}")
+        return known[name]
 
     def _streamed(
         self, design: Design, weights: str | Path | None, seed: int, directory: str | Path, force: bool
@@ -257,21 +256,22 @@ class Plan(Tabular):
         is_copy = not control and carry is None and model_type is None
         if is_copy and self._streamed(design, weights, seed, directory, force):
             return replace(self, directory=str(directory))
+
+        def write(name: str, one: Design, folder: str | Path, force: bool, title: str) -> None:
+            built = self.build(weights, seed, pretrained, one, carry)
+            made = self.made(name, one, str(weights or pretrained or ""), carry)
+            lean_directory.save(built, folder, force, model_type, title, made=made)
+
         if not control:
             room_for(4 * design.params, Path(directory))
-            built = self.build(weights, seed, pretrained, design, carry)
-            made = self.made(choose, design, str(weights or pretrained or ""), carry)
-            lean_directory.save(built, directory, force, model_type, made=made)
+            write(choose, design, directory, force, lean_directory.TITLE)
             return replace(self, directory=str(directory))
         if self.control is None:
             raise LeanifyError(f"there is no control to write beside lean ({'; '.join(self.warnings)})")
         room_for(4 * (self.chosen.params + self.control.params), Path(directory))
         with new_directory(directory, force) as folder:
-            for name, one in (("lean", self.chosen), ("control", self.control)):
-                built = self.build(weights, seed, pretrained, one, carry)
-                title = "A lean model" if name == "lean" else "The control of a lean model"
-                made = self.made(name, one, str(weights or pretrained or ""), carry)
-                lean_directory.save(built, folder / name, False, model_type, title, made=made)
+            write("lean", self.chosen, folder / "lean", False, lean_directory.TITLE)
+            write("control", self.control, folder / "control", False, "The control of a lean model")
         return replace(self, directory=str(directory), with_control=True)
 
 
@@ -294,7 +294,3 @@ def room_on_disk(size: int, directory: Path) -> None:
     free = shutil.disk_usage(parent).free
     if size > free:
         raise DirectoryError(f"the weights take {binary(size)}; {directory} has {binary(free)} free")
-
-
-def _listed(size: int | list[int]) -> str:
-    return str(size) if isinstance(size, int) else ", ".join(map(str, size))

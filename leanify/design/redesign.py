@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.design.options import Options, check_names, parameters
 from leanify.design.plan import Plan
+from leanify.design.prices import cache
 from leanify.design.prices.costs import ModelCosts
-from leanify.design.prices.of_source import costs_of
 from leanify.design.prices.price_list import PriceList
 from leanify.design.search import request as requests
 from leanify.design.search import search
@@ -33,6 +33,7 @@ from leanify.terminal import track
 if TYPE_CHECKING:
     from leanify.design.measure.limits import Timing
     from leanify.design.prices.cache import Source
+    from leanify.design.prices.live import LiveModel
 
 HALF = 0.5  # of the parameters, if nothing is asked for
 
@@ -48,17 +49,16 @@ def redesign(
 ) -> Plan:
     """Trade layers for heads: the plan that ``leanify redesign`` prints. Nothing is built but on ``meta``.
 
-    ``source`` is a name, a path, a recipe as a value or a resolved model. ``options``, and keyword arguments of the
-    same names (``redesign("vit_base", target_params=0.5)``), are those of the command. A budget is a share of the
-    baseline (``0.5``), a count (``43_000_000``, ``"43M"``), or for latency, memory and cache an amount (``"12ms"``,
-    ``"8GB"``, ``"64KB"`` a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by one. Latency is that of a
-    forward pass, or of one more token (``latency_of``): a few shapes are timed, the search uses a line through them,
-    and all designs that are shown are timed beside the baseline. Memory is predicted for a training step of batch 1.
-    With neither a budget nor a pin it is half of the parameters.
-    Pins fix a value: one number, one for each stage, or one for each tower by name (``depth={"encoder": 5}``).
-    ``overrides`` and ``cls`` are those of `leanify.load`. ``ranking`` scores a grid of designs, lowest is best.
-    A module of the user's own is a source too, with ``inputs``, an example of what its forward takes (and ``rows``, as
-    in `leanify.read`); its MACs are those of that example.
+    ``source`` is a name, a path, a recipe as a value, a resolved model, or a module of the user's own with ``inputs``,
+    an example of what its forward takes (and ``rows``, as in `leanify.read`); its MACs are those of that example.
+    ``options``, and keyword arguments of the same names (``redesign("vit_base", target_params=0.5)``), are those of the
+    command. A budget is a share of the baseline (``0.5``), a count (``43_000_000``, ``"43M"``), or for latency, memory
+    and cache an amount (``"12ms"``, ``"8GB"``, ``"64KB"`` a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by
+    one. Latency is that of a forward pass, or of one more token (``latency_of``): a few shapes are timed, the search
+    uses a line through them, and all designs that are shown are timed beside the baseline. Memory is predicted for a
+    training step of batch 1. With neither a budget nor a pin it is half of the parameters. Pins fix a value: one
+    number, one for each stage, or one for each tower by name (``depth={"encoder": 5}``). ``overrides`` and ``cls`` are
+    those of `leanify.load`. ``ranking`` scores a grid of designs, lowest is best.
 
     Raises SourceError, UnsupportedModel, ShapeError, and BudgetError if no sensible design is within the limits.
 
@@ -76,16 +76,31 @@ def redesign(
     prices = _prices(_name(source), costs, options)
     baseline = search.baseline_of(prices)
     request = requests.request_of(prices, options, baseline.cost)
-    find = _Search(options, ranking)
+    seconds = 0.0
+
+    def find(prices: PriceList, request: Request) -> search.SearchResult:
+        nonlocal seconds
+        began = time.perf_counter()
+        found = search.search(prices, request, options.top, ranking)
+        seconds += time.perf_counter() - began
+        return found
+
+    def find_within_memory(prices: PriceList, request: Request) -> search.SearchResult:
+        from leanify.design.measure.limits import within_memory
+
+        return within_memory(prices, request, find)
+
+    find_any = find if options.max_memory is None else find_within_memory
     timing = None
     if options.max_latency is None:
-        result = find(prices, request)
+        result = find_any(prices, request)
     else:
         from leanify.design.measure.limits import timed_search
 
-        prices, result, timing = timed_search(prices, request, find, costs.key)
+        prices, result, timing = timed_search(prices, request, find_any, costs.key)
     shape = control_of(prices, result.chosen.shape, request.rules)
     control = None if shape is None else design_of(prices, shape)
+    changed_towers = towers(prices.architecture, prices.changed)
     plan = Plan(
         source=_name(source),
         options=options,
@@ -97,10 +112,10 @@ def redesign(
         candidates=result.front,
         warnings=list(warnings(prices, request, baseline, result, control)),
         searched=result.searched,
-        seconds=find.seconds,
-        tokens=prices.tokens[towers(prices.architecture, prices.changed)[0].lead],
+        seconds=seconds,
+        tokens=prices.tokens[changed_towers[0].lead],
         inputs=prices.facts.inputs,
-        towers=[tower.name for tower in towers(prices.architecture, prices.changed)],
+        towers=[tower.name for tower in changed_towers],
         recommended=recommendation(prices, result.recommended, ranking),
         ranked_by="a ranking of the caller's own" if ranking is not None else ranked_by(prices),
         budget=requests.words_of(request, baseline.cost),
@@ -111,6 +126,35 @@ def redesign(
     )
     costs.keep()
     return plan if timing is None else _timed(plan, timing)
+
+
+_shown = signature(redesign)  # every option by its name, for ``help`` and the documentation
+_own = [each for each in _shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+redesign.__signature__ = _shown.replace(parameters=[*_own, *parameters()])  # type: ignore[attr-defined]
+
+
+def costs_of(source: Source, options: Options) -> ModelCosts:
+    """The costs of a source under the options that change its model. Asking raises what finding and building raise."""
+    return ModelCosts(lambda: live_model(source, options), cache.file_of("prices", source, options))
+
+
+def live_model(source: Source, options: Options) -> tuple[LiveModel, bool]:
+    """The model itself on meta, and whether it is on this machine. Raises ShapeError for one that cannot run."""
+    from leanify.design.prices.live import LiveModel
+    from leanify.sources import find
+    from leanify.upstream.inputs import check_tokens
+
+    found = find.find(source, overrides=options.overrides, cls=options.cls)
+    model = find.build_on_meta(found)
+    check_tokens(model, options.tokens)
+    live = LiveModel(model, options.tokens, options.context)
+    for layer in live.located.architecture.layers():
+        if layer.kv_heads > layer.heads:
+            raise ShapeError(
+                f"{found.origin.name} has {layer.heads} heads on {layer.kv_heads} key/value heads, which no attention "
+                "can compute: --override one of them (num_attention_heads, num_key_value_heads)"
+            )
+    return live, not isinstance(found.weights, str)
 
 
 def _with_inputs(source: Source, options: Options, inputs: Any, rows: Any) -> Source:
@@ -127,36 +171,6 @@ def _with_inputs(source: Source, options: Options, inputs: Any, rows: Any) -> So
     if isinstance(source, nn.Module):
         surgery.read(source, inputs, rows)
     return source
-
-
-def _show_options() -> None:
-    """Show every option by its name in the signature of `redesign`, for ``help`` and the documentation."""
-    shown = signature(redesign)
-    own = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    redesign.__signature__ = shown.replace(parameters=[*own, *parameters()])  # type: ignore[attr-defined]
-
-
-_show_options()
-
-
-class _Search:
-    """A search, within a limit on training memory if there is one; ``seconds`` is the time of all of them."""
-
-    def __init__(self, options: Options, ranking: Ranking | None) -> None:
-        self.options, self.ranking, self.seconds = options, ranking, 0.0
-
-    def __call__(self, prices: PriceList, request: Request) -> search.SearchResult:
-        if self.options.max_memory is None:
-            return self._search(prices, request)
-        from leanify.design.measure.limits import within_memory
-
-        return within_memory(prices, request, self._search)
-
-    def _search(self, prices: PriceList, request: Request) -> search.SearchResult:
-        began = time.perf_counter()
-        found = search.search(prices, request, self.options.top, self.ranking)
-        self.seconds += time.perf_counter() - began
-        return found
 
 
 def _name(source: Source) -> str:
@@ -189,16 +203,16 @@ def _timed(plan: Plan, timing: Timing) -> Plan:
     shown = [plan.baseline, *plan.candidates, *(design for design in (plan.control, plan.plain) if design)]
     shapes = list(dict.fromkeys(design.shape for design in shown))
     seconds = {shape: timing.watch.seconds(shape) for shape in track(shapes, "timing designs")}
-    tokens: dict[Any, float | None] = {}
+    of_tokens: dict[Any, float | None] = {}
     if plan.baseline.serving is not None and plan.options.latency_of == "pass":
-        tokens = dict(zip(shapes, token_seconds(plan.prices, plan.options, shapes), strict=True))
+        of_tokens = dict(zip(shapes, token_seconds(plan.prices, plan.options, shapes), strict=True))
 
     def timed(design: Design) -> Design:
         return replace(
             design,
             latency_predicted_s=int(plan.prices.total(design.shape).ns) / 1e9,
             latency_s=seconds[design.shape],
-            token_latency_s=tokens.get(design.shape),
+            token_latency_s=of_tokens.get(design.shape),
         )
 
     return replace(

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from leanify.design.prices.counting import call
+from leanify.design.prices.counting import Positional, call
 from leanify.errors import DirectoryError, LeanifyError, SourceError, UnsupportedModel
 from leanify.exporting import load_alone, modelling
 from leanify.runs import writing
@@ -99,11 +98,9 @@ def outputs_of(value: Any) -> list[Tensor]:
     """Every floating-point tensor of a model's output, caches left out, in order."""
     if isinstance(value, Tensor):
         return [value.detach()] if value.is_floating_point() else []
-    parts: list[Any] = []
+    parts: Any = value if isinstance(value, (tuple, list)) else ()
     if isinstance(value, Mapping):
         parts = [part for name, part in value.items() if name != "past_key_values"]
-    elif isinstance(value, (tuple, list)):
-        parts = list(value)
     found = []
     for part in parts:
         found += outputs_of(part)
@@ -207,32 +204,14 @@ def _loaded_elsewhere(format: str, model: nn.Module, folder: Path, inputs: Mappi
 # -- programs -----------------------------------------------------------------------------------------------------
 
 
-class Positional(nn.Module):
-    """A model that takes its inputs by place and gives a tuple of tensors."""
-
-    def __init__(self, model: nn.Module, names: list[str]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(outputs_of(call(self.model, dict(zip(self.names, inputs, strict=True)))))
-
-
-@dataclass(frozen=True)
-class Program:
-    """An exported program, and the sizes of its inputs that are fixed, in words; "" where all are free."""
-
-    exported: Any
-    fixed: str
-
-
-def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Program]:
-    """Exported programs, the freest first: any batch and number of tokens, any batch, these inputs' sizes alone.
+def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Any, str]]:
+    """Exported programs, the freest first: any batch and number of tokens, any batch, these inputs' sizes alone. With
+    each the sizes of its inputs that are fixed, in words; "" where all are free.
 
     Which of them upstream's forward allows, only tracing shows; it also names the most tokens where positions stand in
     a table. Raises UnsupportedModel where none can be made.
     """
-    plain = Positional(model, list(inputs)).eval()
+    plain = Positional(model, list(inputs), outputs_of).eval()
     batch = {0: torch.export.Dim("batch", min=1)}
     texts = [x for x in inputs.values() if x.dim() == 2 and not x.is_floating_point()]
     count, tokens = len(next(iter(inputs.values()))), texts[0].shape[1] if texts else 0
@@ -259,24 +238,24 @@ def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Progra
                 tried.insert(0, (free(int(most[1])), fixed))
             continue
         made += 1
-        yield Program(program, fixed)
+        yield program, fixed
     if not made:
         raise UnsupportedModel(f"torch.export cannot trace {type(model).__name__}: {failed}")
 
 
-def _check_free(program: Program, model: nn.Module, fixed: bool) -> None:
-    if program.fixed and not fixed:
+def _check_free(fixes: str, model: nn.Module, fixed: bool) -> None:
+    if fixes and not fixed:
         raise UnsupportedModel(
-            f"the exported {type(model).__name__} would take {program.fixed} and nothing else: upstream's forward "
-            "fixes that. --fixed writes it for that size alone"
+            f"the exported {type(model).__name__} would take {fixes} and nothing else: upstream's forward fixes that. "
+            "--fixed writes it for that size alone"
         )
 
 
 def _write_program(model: nn.Module, inputs: Mapping[str, Tensor], file: Path, fixed: bool) -> list[Tensor]:
-    program = next(_programs(model, inputs))
-    _check_free(program, model, fixed)
+    program, fixes = next(_programs(model, inputs))
+    _check_free(fixes, model, fixed)
     written = io.BytesIO()  # torch's own writer ends the process where the disk is full
-    torch.export.save(program.exported, written)
+    torch.export.save(program, written)
     writing.write(file, written.getvalue())
     with torch.no_grad():
         return list(torch.export.load(file).module()(*inputs.values()))
@@ -289,25 +268,20 @@ def _write_onnx(model: nn.Module, inputs: Mapping[str, Tensor], file: Path, fixe
     except ImportError as error:
         raise LeanifyError(f"--format onnx needs {error.name}: pip install leanify[onnx]") from error
     if is_hf(model):  # torch cannot decompose every use of its fused attention; plain softmax says the same
-        any_model: Any = model
-        any_model.set_attn_implementation("eager")
+        model.set_attn_implementation("eager")  # type: ignore[operator]
     failed = ""
-    for program in _programs(model, inputs):
+    for program, fixes in _programs(model, inputs):
         try:
-            _convert(program.exported, list(inputs), file)
-            break
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                names = list(inputs)
+                made: Any = torch.onnx.export(program, (), None, input_names=names, verbose=False, external_data=False)
+                made.save(file)
         except Exception as error:  # from torch's exporter, of every kind
             failed = first_line(error)
-    else:
-        raise UnsupportedModel(f"torch cannot write {type(model).__name__} as ONNX: {failed}")
-    _check_free(program, model, fixed)
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    given = zip((i.name for i in session.get_inputs()), inputs.values(), strict=True)
-    return [torch.from_numpy(x) for x in session.run(None, {name: x.numpy() for name, x in given})]
-
-
-def _convert(program: Any, names: list[str], file: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made: Any = torch.onnx.export(program, (), None, input_names=names, verbose=False, external_data=False)
-        made.save(file)
+            continue
+        _check_free(fixes, model, fixed)
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        given = zip((i.name for i in session.get_inputs()), inputs.values(), strict=True)
+        return [torch.from_numpy(x) for x in session.run(None, {name: x.numpy() for name, x in given})]
+    raise UnsupportedModel(f"torch cannot write {type(model).__name__} as ONNX: {failed}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from leanify.errors import UnsupportedModel
-from leanify.lens.families import known
+from leanify.lens.families import full_name, known
 from leanify.upstream.build import build_model
 from leanify.upstream.lean_config import buildable, drop
 from leanify.upstream.origin import Origin, plain_words
@@ -162,7 +162,7 @@ def _changed(old: Any, new: Any, model: Any) -> dict[str, Any]:
 
 
 def _edit(upstream: type[nn.Module]) -> dict[str, Any]:
-    reading = known()[f"{upstream.__module__}.{upstream.__qualname__}"][0]
+    reading = known()[full_name(upstream)][0]
     if reading.forward:
         raise UnsupportedModel(
             f"{upstream.__name__} needs a forward of leanify's own, which is no edit of upstream's: export to onnx or "

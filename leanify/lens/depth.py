@@ -18,8 +18,8 @@ from leanify.lens import families
 from leanify.lens.blocks import container_of, fix, prefix_of
 from leanify.lens.discovery import copied, run
 from leanify.lens.families import Reading
-from leanify.lens.guesses import name_of
 from leanify.lens.located import LocatedModel, LocatedStage, within
+from leanify.lens.resize import set_number
 from leanify.upstream.hooked import hooked
 
 _DONE = "_leanify_depth_tried"
@@ -50,7 +50,8 @@ def check(located: LocatedModel) -> bool:
             for holder, names in numbers[stage.name].items():
                 module = model.get_submodule(holder)
                 if families.attached(module) is None:
-                    families.attach(module, Reading(name_of(module), attributes=dict.fromkeys(names, "l")))
+                    name = families.full_name(families.class_of(module))
+                    families.attach(module, Reading(name, attributes=dict.fromkeys(names, "l")))
         return True
     for stage in stages:
         fix(model, stage.name, "with a block less the model does not run")
@@ -72,7 +73,7 @@ def _runs(model: nn.Module, stages: list[LocatedStage], numbers: Mapping[str, Ma
         blocks += container.children()
         for holder, names in numbers.get(stage.name, {}).items():
             for name in names:
-                _set(twin.get_submodule(holder), name, len(stage.blocks) - 1)
+                set_number(twin.get_submodule(holder), name, len(stage.blocks) - 1)
     called: set[int] = set()  # a block may be a list itself, whose entries are called
     parts = [(index, part) for index, block in enumerate(blocks) for part in block.modules()]
     handles = [part.register_forward_hook(lambda *_, index=index: called.add(index)) for index, part in parts]
@@ -91,22 +92,13 @@ def _numbers(model: nn.Module, stage: LocatedStage) -> dict[str, list[str]]:
         if not within(prefix_of(stage.name), path):
             continue
         for name, value in vars(module).items():
+            if isinstance(value, nn.Module):
+                continue
             inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-            pairs = [
-                (name, value),
-                *((f"{name}.{key}", number) for key, number in inside.items() if "." not in str(key)),
-            ]
-            counts = [key for key, number in pairs if type(number) is int and number == len(stage.blocks)]
-            counts = [key for key in counts if _COUNTS.search(key.rpartition(".")[2].lower())]
-            if counts and not isinstance(value, nn.Module):
-                found.setdefault(path, []).extend(counts)
+            pairs = [(name, value)]
+            pairs += [(f"{name}.{key}", number) for key, number in inside.items() if "." not in str(key)]
+            for key, number in pairs:
+                counts = type(number) is int and number == len(stage.blocks)
+                if counts and _COUNTS.search(key.rpartition(".")[2].lower()):
+                    found.setdefault(path, []).append(key)
     return found
-
-
-def _set(module: nn.Module, path: str, value: int) -> None:
-    owner, _, name = path.rpartition(".")
-    holder = getattr(module, owner) if owner else module
-    if isinstance(holder, dict):
-        holder[name] = value
-    else:
-        object.__setattr__(holder, name, value)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +21,11 @@ from torch import Tensor, nn
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens import families
 from leanify.lens.families import Reading
-from leanify.lens.flow import Flow, Found, followed
+from leanify.lens.flow import Found, followed
 from leanify.lens.guesses import attention_guesses, mlp_guesses, sizes_of_heads
 from leanify.lens.located import within
 from leanify.lens.resize import attribute_of, features_of, sizes_of
-from leanify.lens.rewrites import Rewrite, rewrites
+from leanify.lens.rewrites import rewrites
 from leanify.lens.trials import Bench, without_hooks
 from leanify.upstream.given import given_to
 from leanify.upstream.inputs import example_inputs
@@ -33,12 +34,7 @@ MOST = 160  # guesses that are tried of one attention
 TOKENS = 16
 
 
-def is_done(model: nn.Module) -> bool:
-    """Whether `discover` has seen the model, or the one that it is a copy of."""
-    return _DONE in vars(model)
-
-
-_DONE = "_leanify_discovered"
+DONE = "_leanify_discovered"  # in the model, or the one that it is a copy of
 
 
 def discover(model: nn.Module) -> dict[str, str]:
@@ -47,7 +43,13 @@ def discover(model: nn.Module) -> dict[str, str]:
     Returns the attentions that could not be read, by path: why not. Raises UnsupportedModel if the model does not run.
     """
     twin = copied(model)
-    flow = _flow_of(twin)
+    with followed(twin) as follower:
+        try:
+            run(twin)
+        except UnsupportedModel:  # on meta, where upstream may look for values, what was seen until then counts
+            if not (follower.flow.attentions and any(parameter.is_meta for parameter in twin.parameters())):
+                raise
+    flow = follower.flow
     paths = {path for path, _ in model.named_modules()}
     known = _known(model)
     missed: dict[str, str] = {}
@@ -57,7 +59,7 @@ def discover(model: nn.Module) -> dict[str, str]:
             continue
         row, why = _row_of(twin, found, tried, attention=True)
         if row is None:
-            missed[_place(found)] = why
+            missed[found.owner.path or found.last.name.rpartition(".")[0]] = why
         elif found.owner.path in paths:
             _keep(model, found.owner.path, row)
     seen = {path for found in flow.attentions for path in found.came.inner}
@@ -70,16 +72,13 @@ def discover(model: nn.Module) -> dict[str, str]:
             if row is not None:
                 _keep(model, found.owner.path, row)
     if not missed:
-        model.__dict__[_DONE] = True
+        model.__dict__[DONE] = True
     return missed
 
 
 def _known(model: nn.Module) -> dict[str, Reading]:
-    return {path: row for path, module in model.named_modules() if (row := families.reading_of(module)) is not None}
-
-
-def _place(found: Found) -> str:
-    return found.owner.path or found.last.name.rpartition(".")[0]
+    rows = {path: families.reading_of(module) for path, module in model.named_modules()}
+    return {path: row for path, row in rows.items() if row is not None}
 
 
 def _keep(model: nn.Module, path: str, row: Reading) -> None:
@@ -122,27 +121,19 @@ def copied(model: nn.Module) -> nn.Module:
     return twin.eval()
 
 
-def _flow_of(twin: nn.Module) -> Flow:
-    """What one forward pass shows; on meta, where upstream may look for values, what was seen until then."""
-    with followed(twin) as follower:
-        try:
-            run(twin)
-        except UnsupportedModel:
-            if not (follower.flow.attentions and any(parameter.is_meta for parameter in twin.parameters())):
-                raise
-    return follower.flow
-
-
 def run(model: nn.Module) -> Any:
     """One forward pass on the inputs that were given, else on an example of the model's kind of input.
 
-    Raises UnsupportedModel, which says what is missing.
+    Random numbers stay as they were, and compiled forwards run as they are written. Raises UnsupportedModel, which says
+    what is missing.
     """
     own = next(model.parameters(), torch.empty(0))
     try:
         inputs = example_inputs(model, None, None if given_to(model) else TOKENS, own.device)
         inputs = {name: x for name, x in inputs.items() if name != "attention_mask" or not x.is_meta}
-        with _unspoilt(), torch.no_grad():
+        compiles = "torch._dynamo" in sys.modules
+        eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
+        with torch.random.fork_rng(devices=[]), eager, torch.no_grad():
             return model(**inputs)
     except LeanifyError:
         raise
@@ -151,20 +142,6 @@ def run(model: nn.Module) -> Any:
             f"{type(model).__name__} does not run on these inputs: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}"
         ) from error
-
-
-@contextmanager
-def _unspoilt() -> Iterator[None]:
-    """Leave the random numbers as they were, and let compiled forwards run as they are written."""
-    import sys
-
-    eager = "torch._dynamo" in sys.modules
-    with torch.random.fork_rng(devices=[]):
-        if not eager:
-            yield
-            return
-        with torch.compiler.set_stance("force_eager"):
-            yield
 
 
 # -- one row --------------------------------------------------------------------------------------------------------
@@ -176,22 +153,37 @@ def _row_of(twin: nn.Module, found: Found, tried: dict[Any, Reading], attention:
     bench = Bench(module, found.owner.args, found.owner.kwargs)
     if bench.error:
         return None, f"alone it could not be run: {bench.error}"
-    alike = type(module), tuple(sorted(name.removeprefix(path) for name in (use.name for use in found.came.maps)))
+    alike = type(module), tuple(sorted(use.name.removeprefix(path) for use in found.came.maps))
     if alike in tried and bench.holds(tried[alike]):
         return tried[alike], ""
     guesses = attention_guesses if attention else mlp_guesses
-    readings = guesses(module, path, found, bench.numbers)
-    row, count, ran = _first_that_holds(bench, itertools.islice(readings, MOST))
+    readings = list(itertools.islice(guesses(module, path, found, bench.numbers), MOST))
+    row, count, ran = _first_that_holds(bench, readings)
     if row is None and attention and not ran:
-        row, more = _rewritten(bench, module, path, found)
+        row, more = _rewritten(bench, module, readings)
         count += more
     if row is not None:
         tried[alike] = row
         return row, ""
-    return None, _what_was_tried(found, count, attention)
+    maps = ", ".join(sorted(f"{use.name} {' × '.join(map(str, use.shape))}" for use in found.came.maps)[:4])
+    last = f"{found.last.name} {' × '.join(map(str, found.last.shape))}"
+    heads = ""
+    if attention:
+        sizes = next(sizes_of_heads(found), None)
+        if sizes is None:
+            lengths = ", ".join(map(str, found.came.lengths))
+            return None, (
+                f"its output projection {last} takes {found.last.in_length} channels, and no axis of what was "
+                f"multiplied ({lengths}) divides them into heads; projections seen: {maps}"
+            )
+        heads = f", of {sizes['h']} heads × {sizes['d']}"
+    return None, (
+        f"{count} readings of its parts were tried, and under none did more heads keep its outputs; seen were the "
+        f"projections {maps} and the output projection {last}{heads}"
+    )
 
 
-def _first_that_holds(bench: Bench, readings: Any) -> tuple[Reading | None, int, bool]:
+def _first_that_holds(bench: Bench, readings: Iterable[Reading]) -> tuple[Reading | None, int, bool]:
     """(the first reading that holds, how many were tried, whether any ran)."""
     count, ran = 0, False
     for reading in readings:
@@ -203,56 +195,34 @@ def _first_that_holds(bench: Bench, readings: Any) -> tuple[Reading | None, int,
     return None, count, ran
 
 
-def _rewritten(bench: Bench, module: nn.Module, path: str, found: Found) -> tuple[Reading | None, int]:
-    """The first reading that holds with the width of its forward taken for the heads' inner width."""
+def _rewritten(bench: Bench, module: nn.Module, readings: list[Reading]) -> tuple[Reading | None, int]:
+    """The first reading that holds with the width of its forward taken for the heads' inner width; how many were tried.
+
+    The inner width is the number of inputs of the output projection, as a method of the module can say it.
+    """
     count = 0
     first: dict[str, Reading] = {}
-    for reading in itertools.islice(attention_guesses(module, path, found, bench.numbers), MOST):
+    for reading in readings:
         first.setdefault(repr(reading.attributes), reading)
     for base in list(first.values())[:8]:
-        for rewrite in itertools.islice(_rewrites(module, base), 40):
+        part = next(iter(base.columns))
+        here = "self" + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in part.split("."))
+        weight = attribute_of(module, part)
+        if isinstance(weight, Tensor):
+            axes = [i for i, how in enumerate(base.tensors[part]) if how != "1"]
+            inner = " * ".join(f"{here}.shape[{axis}]" for axis in axes)
+        else:
+            inner = f"{here}.weight.shape[{features_of(weight).input_axis}]"
+        edits = rewrites(families.class_of(module), inner, sizes_of("", module, base)["d"])
+        for rewrite in itertools.islice(edits, 40):
             count += 1
-            free = replace(base, edits=rewrite.edits, methods=rewrite.methods)
-            verdict = bench.holds(free)
+            verdict = bench.holds(replace(base, edits=rewrite.edits, methods=rewrite.methods))
             if verdict:
-                return free, count
+                return replace(base, edits=rewrite.edits, methods=rewrite.methods), count
             if verdict is False:  # it runs: what is wrong is the layout
-                others = itertools.islice(attention_guesses(module, path, found, bench.numbers), MOST)
-                fits = (replace(one, edits=free.edits, methods=free.methods) for one in others)
-                row, more, _ = _first_that_holds(bench, fits)
+                others = (replace(one, edits=rewrite.edits, methods=rewrite.methods) for one in readings)
+                row, more, _ = _first_that_holds(bench, others)
                 count += more
                 if row is not None:
                     return row, count
     return None, count
-
-
-def _rewrites(module: nn.Module, row: Reading) -> Iterator[Rewrite]:
-    found = sizes_of("", module, row)
-    return rewrites(families.class_of(module), _inner_of(module, row), found["d"])
-
-
-def _inner_of(module: nn.Module, reading: Reading) -> str:
-    """The expression, in a method of the module, for the number of inputs of its output projection."""
-    part = next(iter(reading.columns))
-    here = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in part.split("."))
-    weight = attribute_of(module, part)
-    if isinstance(weight, Tensor):
-        axes = [i for i, how in enumerate(reading.tensors[part]) if how != "1"]
-        return " * ".join(f"self{here}.shape[{axis}]" for axis in axes)
-    return f"self{here}.weight.shape[{features_of(weight).input_axis}]"
-
-
-def _what_was_tried(found: Found, count: int, attention: bool) -> str:
-    maps = ", ".join(sorted(f"{use.name} {' × '.join(map(str, use.shape))}" for use in found.came.maps)[:4])
-    last = f"{found.last.name} {' × '.join(map(str, found.last.shape))}"
-    sizes = next(sizes_of_heads(found), None) if attention else None
-    if attention and sizes is None:
-        return (
-            f"its output projection {last} takes {found.last.in_length} channels, and no axis of what was multiplied "
-            f"({', '.join(map(str, found.came.lengths))}) divides them into heads; projections seen: {maps}"
-        )
-    heads = f", of {sizes['h']} heads × {sizes['d']}" if sizes else ""
-    return (
-        f"{count} readings of its parts were tried, and under none did more heads keep its outputs; seen were the "
-        f"projections {maps} and the output projection {last}{heads}"
-    )

@@ -15,9 +15,11 @@ No values are looked at, so it works on meta too.
 from __future__ import annotations
 
 import copy
+import math
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from leanify.lens.located import names_of
 from leanify.upstream.hooked import hooked
 
 _MAPS = "linear matmul mm bmm addmm baddbmm addbmm einsum __matmul__ __rmatmul__ tensordot conv1d conv2d conv3d"
@@ -33,6 +36,8 @@ _ACTIVATIONS = """
     hardswish hardsigmoid hardtanh mish glu logsigmoid prelu rrelu erf clamp clamp_min clamp_ maximum square pow __pow__
     exp softmax softsign threshold
 """
+Axes = tuple[int, ...]
+DIRECT = ("linear", "conv1d", "conv2d", "conv3d")  # a weight of outputs × inputs
 MAPS = frozenset(_MAPS.split())
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 FUSED = frozenset({"scaled_dot_product_attention", "flex_attention", "flash_attn_func"})
@@ -50,18 +55,11 @@ class Use:
 
     @property
     def out_length(self) -> int:
-        return _product(self.shape[axis] for axis in self.outs)
+        return math.prod(self.shape[axis] for axis in self.outs)
 
     @property
     def in_length(self) -> int:
-        return _product(self.shape[axis] for axis in self.ins)
-
-
-def _product(lengths: Any) -> int:
-    total = 1
-    for length in lengths:
-        total *= length
-    return total
+        return math.prod(self.shape[axis] for axis in self.ins)
 
 
 @dataclass(frozen=True)
@@ -107,12 +105,11 @@ class Found:
 
 @dataclass
 class Flow:
-    """What one forward pass showed. ``calls`` counts the calls of every module by its path, in order of first calls."""
+    """What one forward pass showed; ``softmax`` are the paths of the modules that call softmax or a fused kernel."""
 
     attentions: list[Found] = field(default_factory=list)
     mlps: list[Found] = field(default_factory=list)
-    calls: dict[str, int] = field(default_factory=dict)
-    softmax: list[str] = field(default_factory=list)  # paths of the modules that call softmax or a fused kernel
+    softmax: list[str] = field(default_factory=list)
 
 
 class Follower(TorchFunctionMode):
@@ -122,9 +119,7 @@ class Follower(TorchFunctionMode):
         super().__init__()
         self.flow = Flow()
         self.stack: list[Frame] = []
-        self._names: dict[int, list[str]] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            self._names.setdefault(id(parameter), []).append(name)
+        self._names = names_of(model)
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._came: Any = WeakIdKeyDictionary()
         self._weights: Any = WeakIdKeyDictionary()  # what was made of parameters alone: (name, axes or None)
@@ -134,38 +129,37 @@ class Follower(TorchFunctionMode):
         named = kwargs or {}
         result = func(*args, **named)
         name = getattr(func, "__name__", "")
-        outputs = [args[0]] if name == "__setitem__" else list(_tensors(result))
+        outputs = [args[0]] if name == "__setitem__" else list(tensors_in(result))
         if outputs:
-            self._note(name, args, named, outputs)
+            self._note(name, args, list(tensors_in((args, named))), outputs)
         return result
 
-    def _note(self, name: str, args: Any, kwargs: Any, outputs: list[Tensor]) -> None:
-        tensors = list(_tensors((args, kwargs)))
-        if name in OPAQUE:
-            return self._set(outputs, NOTHING)
-        if name == "embedding" or name.startswith("new_") or name.endswith("_like"):
-            return self._set(outputs, NOTHING)
-        given = [(tensor, self._weight(tensor)) for tensor in tensors]
+    def _note(self, name: str, args: Any, tensors: list[Tensor], outputs: list[Tensor]) -> None:
+        """Describe the outputs of a call by the tensors that it was given."""
+        weights = [self._weight(tensor) for tensor in tensors]
+        came: Came | None = None
         if name in FUSED or (name in ("softmax", "_safe_softmax") and self._union(tensors[:1]).products):
             self.flow.softmax.append(self.stack[-1].path if self.stack else "")
-        if name in FUSED:
-            return self._set(outputs, self._fused([tensor for tensor, _ in given]))
-        if name in MAPS and len(given) > 1:
-            found = self._product_or_map(name, args, given)
-            if found is not None:
-                return self._set(outputs, found)
-        if given and all(weight is not None for _, weight in given):
-            for output in outputs:
-                if id(output) not in self._names:
-                    first = next(weight for _, weight in given if weight is not None)
-                    self._weights[output] = (first[0], self._axes(first[0], output) if len(given) == 1 else None)
-            return None
-        came = self._union([tensor for tensor, weight in given if weight is None])
-        along = came.along | {weight[0] for _, weight in given if weight is not None}
-        active = came.active or name in ACTIVATIONS
-        return self._set(outputs, Came(came.maps, along, came.products, came.lengths, active, came.inner))
-
-    def _set(self, outputs: list[Tensor], came: Came) -> None:
+        if name in OPAQUE or name == "embedding" or name.startswith("new_") or name.endswith("_like"):
+            came = NOTHING
+        elif name in FUSED:
+            union, values = self._union(tensors[:3]), tensors[min(2, len(tensors) - 1)]
+            came = self._multiplied(union, union.products + 2, (values.shape[-1], *values.shape[:-1]))
+        elif name in MAPS and len(tensors) > 1:
+            came = self._product_or_map(name, args, list(zip(tensors, weights, strict=True)))
+        if came is None:
+            of_parameters = [weight for weight in weights if weight is not None]
+            if weights and len(of_parameters) == len(weights):  # made of parameters alone
+                called = of_parameters[0][0]
+                for output in outputs:
+                    if id(output) not in self._names:
+                        axes = self._axes(called, output) if len(weights) == 1 else None
+                        self._weights[output] = called, axes
+                return
+            others = [tensor for tensor, weight in zip(tensors, weights, strict=True) if weight is None]
+            came = self._union(others)
+            along = came.along | {called for called, _ in of_parameters}
+            came = replace(came, along=along, active=came.active or name in ACTIVATIONS)
         for output in outputs:
             if id(output) not in self._names:
                 self._came[output] = came
@@ -207,66 +201,59 @@ class Follower(TorchFunctionMode):
     def _axes(self, name: str, view: Tensor) -> tuple[int, ...] | None:
         """Which axes of a parameter the axes of a view are; None if they are not the same axes in another order."""
         parameter = self._parameters[name]
-        known = {(length, stride): axis for axis, (length, stride) in enumerate(_strided(parameter))}
-        axes = tuple(known.get(pair, -1) for pair in _strided(view))
-        same = len(set(axes)) == len(axes) == parameter.dim() and -1 not in axes
-        if same:
+        pairs = zip(parameter.shape, parameter.stride(), strict=True)
+        known = {pair: axis for axis, pair in enumerate(pairs)}
+        axes = tuple(known.get(pair, -1) for pair in zip(view.shape, view.stride(), strict=True))
+        if len(set(axes)) == len(axes) == parameter.dim() and -1 not in axes:
             return axes
         return tuple(range(parameter.dim())) if view.shape == parameter.shape else None
 
     # -- products and maps ----------------------------------------------------------------------------------------
 
-    def _fused(self, tensors: list[Tensor]) -> Came:
-        came = self._union(tensors[:3])
-        values = tensors[min(2, len(tensors) - 1)]
-        return self._multiplied(came, came.products + 2, (values.shape[-1], *values.shape[:-1]))
-
     def _multiplied(self, came: Came, products: int, lengths: tuple[int, ...]) -> Came:
         inner = came.inner | ({self.stack[-1].path} if self.stack else set())
-        return Came(came.maps, came.along, products, lengths, False, inner)
+        return replace(came, products=products, lengths=lengths, active=False, inner=inner)
 
     def _product_or_map(self, name: str, args: Any, given: list[Any]) -> Came | None:
         pairs = [pair for pair in given if pair[0].dim() > 1]
-        if name in ("linear", "conv1d", "conv2d", "conv3d", "einsum", "matmul", "__matmul__", "mm", "bmm"):
+        if name in (*DIRECT, "einsum", "matmul", "__matmul__", "mm", "bmm"):
             pairs = [pair for pair in given if pair[0].dim() > 0][:2]
         if len(pairs) < 2:
             return None
         (one, first), (other, second) = pairs[-2:] if name in ("addmm", "baddbmm", "addbmm") else pairs[:2]
-        rest = [pair for pair in given if pair[0] is not one and pair[0] is not other]
-        if second is not None and (
-            first is None or name in ("linear", "conv1d", "conv2d", "conv3d") or other.dim() > 1
-        ):
-            return self._mapped(name, args, one, other, second, weight_first=False, rest=rest)
+        beside = {each[0] for x, each in given if each is not None and x is not one and x is not other}
+        if second is not None and (first is None or name in DIRECT or other.dim() > 1):
+            return self._mapped(one, second, _roles(name, args, other, weight_first=False), beside)
         if first is not None:
-            return self._mapped(name, args, other, one, first, weight_first=True, rest=rest)
-        a, b = self._came.get(one, NOTHING), self._came.get(other, NOTHING)
+            return self._mapped(other, first, _roles(name, args, one, weight_first=True), beside)
+        a: Came = self._came.get(one, NOTHING)
+        b: Came = self._came.get(other, NOTHING)
         came = self._union([one, other])
         if not (a.maps and b.maps):
             return came
         values = one if a.products < b.products else other
-        axes = values.shape[::-1]
-        return self._multiplied(came, came.products + 1, tuple(axes))
+        return self._multiplied(came, came.products + 1, tuple(values.shape[::-1]))
 
-    def _mapped(
-        self, name: str, args: Any, x: Tensor, w: Tensor, weight: Any, weight_first: bool, rest: list[Any]
-    ) -> Came:
+    def _mapped(self, x: Tensor, weight: Any, roles: tuple[Axes, Axes], beside: set[str]) -> Came:
+        """A linear map of ``x``; ``beside`` are other parameters in the call."""
         called, axes = weight
         shape = tuple(self._parameters[called].shape)
-        outs, ins = _roles(name, args, x, w, weight_first)
+        outs, ins = roles
         if axes is not None:
             outs, ins = tuple(axes[i] for i in outs), tuple(axes[i] for i in ins)
-        else:  # a slice or a part: lengths are those of the parameter
-            outs, ins = (tuple(range(len(shape) - 1)), (len(shape) - 1,)) if len(shape) > 1 else ((0,), ())
+        elif len(shape) > 1:  # a slice or a part: lengths are those of the parameter
+            outs, ins = tuple(range(len(shape) - 1)), (len(shape) - 1,)
+        else:
+            outs, ins = (0,), ()
         use = Use(called, shape, outs, ins)
-        came = self._came.get(x, NOTHING)
-        along = {each[0] for _, each in rest if each is not None}
+        came: Came = self._came.get(x, NOTHING)
         if came.products == 1:  # a map among logits, as of talking heads
-            return Came(came.maps | {use}, came.along | along, 1, came.lengths, False, came.inner)
+            return replace(came, maps=came.maps | {use}, along=came.along | beside, active=False)
         if came.products and came.maps:
             self._found(self.flow.attentions, use, came)
         elif came.active and came.maps and self._is_between(came, use):
             self._found(self.flow.mlps, use, came)
-        return Came(frozenset({use}), frozenset(along))
+        return Came(frozenset({use}), frozenset(beside))
 
     def _is_between(self, came: Came, last: Use) -> bool:
         """Whether what is mapped are hidden units: made from a stream as wide as the result, and not that stream."""
@@ -297,42 +284,34 @@ def _as_given(value: Any) -> Any:
         return value
 
 
-def _strided(tensor: Tensor) -> list[tuple[int, int]]:
-    return list(zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _roles(name: str, args: Any, x: Tensor, w: Tensor, weight_first: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _roles(name: str, args: Any, w: Tensor, weight_first: bool) -> tuple[Axes, Axes]:
     """The axes of a weight that are outputs and inputs of the map."""
     last = w.dim() - 1
-    if name in ("linear", "conv1d", "conv2d", "conv3d"):
+    if name in DIRECT:
         return (0,), (1,)
     if name == "einsum" and isinstance(args[0], str) and "->" in args[0]:
-        return _roles_of_letters(args[0].replace(" ", ""), weight_first)
+        left, _, result = args[0].replace(" ", "").partition("->")
+        terms = left.split(",")
+        own, other = (terms[0], terms[1]) if weight_first else (terms[1], terms[0])
+        axes: dict[tuple[bool, bool], list[int]] = defaultdict(list)  # by: is it in the other term, in the result?
+        for axis, letter in enumerate(own.replace("...", "")):
+            axes[letter in other, letter in result].append(axis)
+        both, outs, ins = axes[True, True], axes[False, True], axes[True, False]
+        return tuple(both + outs) if len(ins) == 1 else tuple(outs), tuple(ins)
     if weight_first:
         return (*range(last - 1), last - 1), (last,)
     return (*range(last - 1), last), (last - 1,)
 
 
-def _roles_of_letters(equation: str, weight_first: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    left, _, result = equation.partition("->")
-    terms = left.split(",")
-    own, other = (terms[0], terms[1]) if weight_first else (terms[1], terms[0])
-    own = own.replace("...", "")
-    outs = tuple(i for i, letter in enumerate(own) if letter in result and letter not in other)
-    ins = tuple(i for i, letter in enumerate(own) if letter in other and letter not in result)
-    both = tuple(i for i, letter in enumerate(own) if letter in other and letter in result)
-    return (*both, *outs) if len(ins) == 1 else outs, ins
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results, containers included."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
+        yield from tensors_in(list(value.values()))
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 @contextmanager
@@ -340,19 +319,16 @@ def followed(model: nn.Module) -> Iterator[Follower]:
     """Follow the tensors of the forward passes of ``model`` inside the context, without gradients."""
     follower = Follower(model)
 
-    def enter(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            follower.stack.append(Frame(path, module, _as_given(args), _as_given(kwargs)))
-            follower.flow.calls[path] = follower.flow.calls.get(path, 0) + 1
-
-        return hook
-
     def leave(*_: Any) -> None:
         follower.stack.pop()
 
     hooks = []
     for path, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(enter(path), with_kwargs=True))
+
+        def enter(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+            follower.stack.append(Frame(path, module, _as_given(args), _as_given(kwargs)))
+
+        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         hooks.append(module.register_forward_hook(leave, always_call=True))
     with hooked(hooks), torch.no_grad(), follower:
         yield follower

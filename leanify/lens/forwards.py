@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanify.errors import UnsupportedModel
-from leanify.lens.families import Reading, attached, known, reading_of
+from leanify.lens.families import Reading, attached, full_name, known, reading_of
 
 
 def multihead(
@@ -106,7 +106,7 @@ _FREED: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
 def _freed_class(upstream: type[nn.Module], own: Reading | None = None) -> type[nn.Module]:
     """The freed subclass of an upstream class (cached), by a module's own row or the class's first."""
-    reading = own or known()[f"{upstream.__module__}.{upstream.__qualname__}"][0]
+    reading = own or known()[full_name(upstream)][0]
     key = upstream, repr((reading.edits, reading.methods, reading.forward))
     if key not in _FREED:
         _FREED[key] = _make(upstream, reading)
@@ -120,14 +120,26 @@ def free_as(module: nn.Module, reading: Reading) -> None:
 
 
 def _make(upstream: type[nn.Module], reading: Reading) -> type[nn.Module]:
-    """Make the subclass with the freed forward. All rows of a class share the edits of its first row."""
+    """Make the subclass with the freed forward. All rows of a class share the edits of its first row.
+
+    A name in ``methods`` that is none is a function beside the class, which its forward calls.
+    """
     if reading.forward:
         return _subclass(upstream, {"forward": _FORWARDS[reading.forward]})
-    functions = {name: _function(upstream, name) for name in reading.methods if not hasattr(upstream, name)}
-    own = [name for name in reading.methods if name not in functions] or ["forward"]
-    scope = {name: _edited_function(function, reading.edits) for name, function in functions.items()}
+    sources, scope = [], {}
+    for name in reading.methods:
+        if not hasattr(upstream, name):
+            function = getattr(sys.modules.get(upstream.__module__), name, None)
+            if not inspect.isfunction(function):
+                raise UnsupportedModel(
+                    f"a row edits {name} of {upstream.__qualname__}, which has no such method or function"
+                )
+            filename = f"<{function.__module__}.{function.__qualname__}, freed>"
+            scope[name] = _compiled(_source(function, reading.edits), filename, function.__globals__)[name]
+            sources.append(function)
+    own = [name for name in reading.methods if name not in scope] or ["forward"]
     methods = {name: _edited(upstream, name, reading.edits, scope) for name in own}
-    sources = [*(getattr(upstream, name) for name in methods), *functions.values()]
+    sources += [getattr(upstream, name) for name in methods]
     unmet = [old for old in reading.edits if not any(old in inspect.getsource(source) for source in sources)]
     if unmet:
         raise UnsupportedModel(
@@ -142,19 +154,6 @@ def _subclass(upstream: type[nn.Module], methods: dict[str, Callable[..., Any]])
     return type(upstream.__name__, (upstream,), {**methods, "freed": True, "__reduce__": _reduce})
 
 
-def _function(upstream: type[nn.Module], name: str) -> Any:
-    """A function beside a class, which its forward calls. Raises UnsupportedModel if there is none."""
-    found = getattr(sys.modules.get(upstream.__module__), name, None)
-    if not inspect.isfunction(found):
-        raise UnsupportedModel(f"a row edits {name} of {upstream.__qualname__}, which has no such method or function")
-    return found
-
-
-def _edited_function(function: Any, edits: Mapping[str, str]) -> Any:
-    filename = f"<{function.__module__}.{function.__qualname__}, freed>"
-    return _compiled(_source(function, edits), filename, function.__globals__)[function.__name__]
-
-
 def _edited(
     upstream: type[nn.Module], name: str, edits: Mapping[str, str], scope: Mapping[str, Any]
 ) -> Callable[..., Any]:
@@ -162,9 +161,10 @@ def _edited(
 
     ``scope`` are functions that stand in for those of the namespace.
     """
-    method = inspect.unwrap(getattr(upstream, name))
+    method: Any = inspect.unwrap(getattr(upstream, name))
     source = _source(method, edits)
-    bound = {word: cell.cell_contents for word, cell in zip(_closed(method), method.__closure__ or (), strict=True)}
+    cells = zip(method.__code__.co_freevars, method.__closure__ or (), strict=True)
+    bound = {word: cell.cell_contents for word, cell in cells}
     if bound:  # names of the function around the class, and the class itself for super()
         source = f"def around({', '.join(bound)}):\n{textwrap.indent(source, '    ')}    return {name}\n"
     filename = f"<{upstream.__module__}.{upstream.__qualname__}.{name}, freed>"
@@ -190,11 +190,6 @@ def _compiled(source: str, filename: str, names: dict[str, Any]) -> dict[str, An
     made: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), names, made)
     return made
-
-
-def _closed(method: Any) -> tuple[str, ...]:
-    names: tuple[str, ...] = method.__code__.co_freevars
-    return names
 
 
 def _reduce(self: nn.Module) -> tuple[object, ...]:

@@ -37,6 +37,11 @@ class Site:
     reading: Reading
     sizes: dict[str, int]
 
+    @property
+    def mixed_by(self) -> str | None:
+        """The part that mixes all heads or hidden units (a norm over them): more of them change the old ones."""
+        return next((part for part in self.reading.mixing if part_of(self.module, part) is not None), None)
+
 
 @dataclass(frozen=True)
 class LocatedLayer:
@@ -137,7 +142,10 @@ class LocatedStage:
 
     @cached_property
     def least(self) -> int:
-        """The fewest leading blocks whose output width equals the stage's output width."""
+        """The fewest leading blocks whose output width equals the stage's output width.
+
+        Of a block without a layer, its norms say the width.
+        """
         widths = []
         for block in self.blocks:
             widths.append(max((layer.width_after for layer in block), default=0))
@@ -145,16 +153,12 @@ class LocatedStage:
         modules = self.container.children() if self.container is not None else ()
         fewest = 1
         for index, (width, module) in enumerate(zip(widths, modules, strict=False)):
-            if not _ends_in(last, width, module):
+            ends = {width}
+            if not width:
+                ends = {parameter.numel() for parameter in module.parameters() if parameter.dim() == 1}
+            if last not in ends:
                 fewest = min(index + 2, len(widths))
         return fewest
-
-
-def _ends_in(last: int, width: int, block: nn.Module) -> bool:
-    """Whether a block's output width is ``last``, judged by its layers, or by its norms if it has no layer."""
-    if width:
-        return width == last
-    return any(parameter.dim() == 1 and parameter.numel() == last for parameter in block.parameters())
 
 
 @dataclass(frozen=True)
@@ -232,22 +236,28 @@ def _moved(site: Site, model: nn.Module, old: str, new: str) -> Site:
 
 
 def _relinked(stage: LocatedStage, model: nn.Module, sites: Mapping[str, Site]) -> LocatedStage:
-    def at(site: Site, old: str, new: str) -> Site:
-        return sites[new + site.path.removeprefix(old)]
-
-    blocks = [
-        [
-            LocatedLayer(at(layer.attention, old, new), layer.mlp and at(layer.mlp, old, new))
-            for layer in stage.blocks[index]
-        ]
-        for index, old, new in _moves(stage, model)
-    ]
+    blocks = []
+    for index, old, new in _moves(stage, model):
+        layers = []
+        for layer in stage.blocks[index]:
+            attention = sites[new + layer.attention.path.removeprefix(old)]
+            mlp = layer.mlp and sites[new + layer.mlp.path.removeprefix(old)]
+            layers.append(LocatedLayer(attention, mlp))
+        blocks.append(layers)
     return LocatedStage(stage.name, None if stage.container is None else container_of(model, stage.name), blocks)
 
 
 def name_of(model: nn.Module) -> str:
     origin = origin_of(model)
     return str(origin) if origin else type(model).__name__
+
+
+def names_of(model: nn.Module) -> dict[int, list[str]]:
+    """All names of every parameter, by its id: tied parameters have several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
 
 
 def within(path: str, ancestor: str) -> bool:
@@ -274,12 +284,12 @@ def routers_of(mixture: str, sites: Iterable[Site]) -> list[Site]:
 def outputs_of(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """Record the outputs of ``blocks``, in their order, for the forward passes inside the context."""
     found: list[Any] = [None] * len(blocks)
+    hooks = []
+    for index, block in enumerate(blocks):
 
-    def keep(index: int) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def keep(module: nn.Module, args: Any, output: Any, index: int = index) -> None:
             found[index] = output if isinstance(output, Tensor) else output[0]
 
-        return hook
-
-    with hooked(block.register_forward_hook(keep(index)) for index, block in enumerate(blocks)):
+        hooks.append(block.register_forward_hook(keep))
+    with hooked(hooks):
         yield found

@@ -18,6 +18,8 @@ An attribute may also use ``/g`` (division) and ``d^-0.5`` (power). Everything i
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
@@ -36,13 +38,7 @@ def parse(layout: str) -> tuple[tuple[str, ...], ...]:
 
 def symbols(layout: str) -> set[str]:
     """The symbols in a layout."""
-    found = set()
-    for part in parse(layout):
-        for factor in part:
-            for name in factor.strip("()").split("+"):
-                if not name.isdigit():
-                    found.add(name.strip("/").split("^")[0])
-    return found
+    return set(re.findall(r"[a-z]", layout))
 
 
 def _factor(factor: str, sizes: Sizes) -> float:
@@ -110,13 +106,16 @@ def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
     for part in parse(layout):
         shape_old = [int(_factor(factor, old)) for factor in part]
         shape_new = [int(_factor(factor, new)) for factor in part]
-        size_old, size_new = _product(shape_old), _product(shape_new)
+        size_old, size_new = math.prod(shape_old), math.prod(shape_new)
         grid_old = torch.arange(start_old, start_old + size_old).view(shape_old)
         grid_new = torch.arange(start_new, start_new + size_new).view(shape_new)
         start_old, start_new = start_old + size_old, start_new + size_new
-        pair = next(((part.index(n), part.index("d")) for n in "hg" if n in part and "d" in part), None)
-        if pair and shape_old[pair[1]] != shape_new[pair[1]] and _at(shape_old, pair) == _at(shape_new, pair):
-            grid_old, grid_new = _side_by_side(grid_old, pair), _side_by_side(grid_new, pair)
+        heads = next((part.index(name) for name in "hg" if name in part), None)
+        if heads is not None and "d" in part:
+            dim = part.index("d")
+            same_inner = shape_old[heads] * shape_old[dim] == shape_new[heads] * shape_new[dim]
+            if same_inner and shape_old[dim] != shape_new[dim]:
+                grid_old, grid_new = _side_by_side(grid_old, (heads, dim)), _side_by_side(grid_new, (heads, dim))
         common = tuple(slice(min(a, b)) for a, b in zip(grid_old.shape, grid_new.shape, strict=True))
         sources.append(grid_old[common].reshape(-1))
         targets.append(grid_new[common].reshape(-1))
@@ -134,8 +133,8 @@ def picked(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
     start = 0
     for part in parse(layout):
         shape = [int(_factor(factor, sizes)) for factor in part]
-        grid = torch.arange(start, start + _product(shape)).view(shape)
-        start += _product(shape)
+        grid = torch.arange(start, start + math.prod(shape)).view(shape)
+        start += math.prod(shape)
         for axis, factor in enumerate(part):
             if factor in picks:
                 grid = grid.index_select(axis, picks[factor])
@@ -152,8 +151,8 @@ def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
     for part in parse(layout):
         shape_old = [int(_factor(factor, old)) for factor in part]
         shape_new = [int(_factor(factor, new)) for factor in part]
-        grid = torch.arange(start, start + _product(shape_old)).view(shape_old)
-        start += _product(shape_old)
+        grid = torch.arange(start, start + math.prod(shape_old)).view(shape_old)
+        start += math.prod(shape_old)
         for axis, (a, b) in enumerate(zip(shape_old, shape_new, strict=True)):
             grid = grid.index_select(axis, torch.arange(b) % a)
         taken.append(grid.reshape(-1))
@@ -164,14 +163,3 @@ def _side_by_side(grid: Tensor, pair: tuple[int, int]) -> Tensor:
     """Merge heads and their channels into one last axis, in head-major order."""
     moved = grid.movedim(pair, (-2, -1))
     return moved.reshape(*moved.shape[:-2], -1)
-
-
-def _at(shape: list[int], pair: tuple[int, int]) -> int:
-    return shape[pair[0]] * shape[pair[1]]
-
-
-def _product(shape: list[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

@@ -50,18 +50,52 @@ def part_of(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def attribute_of(thing: Any, path: str) -> Any:
-    """The attribute at a dotted path, or None."""
-    for name in path.split("."):
+    """The attribute at a dotted path, the thing itself at ``""``, or None."""
+    for name in path.split(".") if path else ():
         thing = thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
         if thing is None:
             return None
     return thing
 
 
+def set_number(module: nn.Module, path: str, value: float) -> None:
+    """Set a number of a module, or of what it keeps: a dictionary, or an object (a frozen dataclass too)."""
+    owner_path, _, name = path.rpartition(".")
+    owner = attribute_of(module, owner_path)
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        object.__setattr__(owner, name, value)  # numbers of a module are no parameters
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """(name, tensor) of a module's own parameters and buffers, not of its parts."""
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
 def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
     """Solve a reading's symbols from its parts' shapes and attributes. Raises UnsupportedModel if that fails."""
+    facts: list[tuple[str, int]] = []  # (layout, length) of every axis and attribute that exists
+    for part, how in reading.rows.items():
+        found = part_of(module, part)
+        if found is not None:
+            facts.append((how, features_of(found).outputs))
+    for part, how in reading.columns.items():
+        found = part_of(module, part)
+        if found is not None:
+            facts.append((how, features_of(found).inputs))
+    for part, how in reading.attributes.items():
+        value = attribute_of(module, part)
+        if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
+            facts.append((how, value))
+    for part, how in reading.lists.items():
+        facts.append((how, len(module.get_submodule(part))))  # type: ignore[arg-type]
+    for part, axes in reading.tensors.items():
+        value = attribute_of(module, part)
+        if isinstance(value, Tensor):
+            facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if notation.symbols(how)]
     try:
-        sizes = notation.solve(_facts(module, reading), dict(reading.sizes))
+        sizes = notation.solve(facts, dict(reading.sizes))
     except ValueError as error:
         raise UnsupportedModel(
             f"{path} is not as the row of {reading.name} describes it: {error}. The row is wrong, or written for "
@@ -74,26 +108,6 @@ def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
             "that it names gives them (h is the number of heads, d their size)"
         )
     return sizes
-
-
-def _facts(module: nn.Module, reading: Reading) -> list[tuple[str, int]]:
-    """(layout, length) of every axis and attribute that exists."""
-    facts: list[tuple[str, int]] = []
-    for part, how in reading.rows.items():
-        if (found := part_of(module, part)) is not None:
-            facts.append((how, features_of(found).outputs))
-    for part, how in reading.columns.items():
-        if (found := part_of(module, part)) is not None:
-            facts.append((how, features_of(found).inputs))
-    for part, how in reading.attributes.items():
-        value = attribute_of(module, part)
-        if isinstance(value, int) and not isinstance(value, bool) and "^" not in how and "/" not in how:
-            facts.append((how, value))
-    facts += [(how, len(module.get_submodule(part))) for part, how in reading.lists.items()]  # type: ignore[arg-type]
-    for part, axes in reading.tensors.items():
-        if isinstance(value := attribute_of(module, part), Tensor):
-            facts += [(how, length) for how, length in zip(axes, value.shape, strict=False) if notation.symbols(how)]
-    return facts
 
 
 # -- resizing -----------------------------------------------------------------------------------------------------
@@ -111,22 +125,22 @@ def resize(
     for part in {**reading.rows, **reading.columns}:
         module = part_of(site, part)
         if module is not None:
-            _resize_linear(
-                model, f"{path}.{part}", module, reading.rows.get(part), reading.columns.get(part), old, sizes
-            )
+            layouts = reading.rows.get(part), reading.columns.get(part)
+            _resize_linear(model, f"{path}.{part}", module, *layouts, old, sizes)
     bare = {part: axes for part, axes in reading.tensors.items() if isinstance(attribute_of(site, part), Tensor)}
     if bare.keys() & reading.columns.keys():  # matrices that are bare parameters, as those of experts
         _resize_maps(model, path, site, reading, bare, old, sizes)
     else:
-        for part, layouts in reading.tensors.items():
-            _resize_tensor(site, part, layouts, old, sizes)
+        for part, axes in reading.tensors.items():
+            _resize_tensor(site, part, axes, old, sizes)
     for part, how in reading.lists.items():
         _resize_list(model, f"{path}.{part}", site.get_submodule(part), int(notation.evaluate(how, sizes)))
     for part, how in reading.attributes.items():
         if notation.symbols(how) <= sizes.keys():  # an attention that reads another layer's keys has no groups itself
             _update_attribute(site, part, how, old, sizes)
     for part in reading.clear:
-        if cache := attribute_of(site, part):
+        cache = attribute_of(site, part)
+        if cache:
             cache.clear()
 
 
@@ -140,39 +154,41 @@ def _resize_linear(
     new: notation.Sizes,
 ) -> None:
     features = features_of(module)
-    depthwise = _is_depthwise(module)
-    one_axis = (
-        depthwise or features.output_axis == features.input_axis
-    )  # in a norm or depthwise convolution, input channels are output channels
-    outputs = int(notation.evaluate(rows, new)) if rows else features.outputs
-    inputs = int(notation.evaluate(columns, new)) if columns else outputs if one_axis else features.inputs
-    same = (outputs, inputs) == (features.outputs, features.inputs)
-    if same and all(_in_place(how, old, new) for how in (rows, columns) if how):
-        return
-    axes = {features.output_axis: rows} if depthwise else {features.output_axis: rows, features.input_axis: columns}
-    sizes = (
-        {features.output_axis: outputs} if depthwise else {features.output_axis: outputs, features.input_axis: inputs}
-    )
-    kept = {
-        name: tensor.detach()
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        if tensor.dim()
-    }
+    is_depthwise = isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups == module.in_channels
+    outputs, inputs = features.outputs, features.inputs
+    if rows:
+        outputs = int(notation.evaluate(rows, new))
+    if columns:
+        inputs = int(notation.evaluate(columns, new))
+    elif is_depthwise or features.output_axis == features.input_axis:  # of a norm too, inputs are outputs
+        inputs = outputs
+    if (outputs, inputs) == (features.outputs, features.inputs):
+        moves = (notation.positions(how, old, new) for how in (rows, columns) if how)
+        if all(torch.equal(source, target) for source, target in moves):  # a split may reorder q, k and v
+            return
+    layouts, lengths = {features.output_axis: rows}, {features.output_axis: outputs}
+    if not is_depthwise:
+        layouts[features.input_axis], lengths[features.input_axis] = columns, inputs
+    kept = {name: tensor.detach() for name, tensor in own_tensors(module) if tensor.dim()}
     for name, tensor in kept.items():
-        shape = [sizes.get(axis, length) for axis, length in enumerate(tensor.shape)] if tensor.dim() > 1 else [outputs]
+        shape = [outputs]
+        if tensor.dim() > 1:
+            shape = [lengths.get(axis, length) for axis, length in enumerate(tensor.shape)]
         _replace(module, name, _like(tensor, shape))
     for name, size in ((features.output_name, outputs), (features.input_name, inputs)):
         if hasattr(module, name):
             setattr(module, name, (size,) if name == "normalized_shape" else size)
-    if depthwise:
+    if is_depthwise:
         module.__dict__["groups"] = outputs
     if next(iter(kept.values())).is_meta:
         return
     initialise_module(model, path, module)
     for name, tensor in kept.items():
-        matrix = tensor.dim() > 1
-        zeroed = features.input_axis if matrix and columns else -1
-        _carry(tensor, getattr(module, name).data, axes if matrix else {0: rows}, zeroed, old, new)
+        target = getattr(module, name).data
+        if tensor.dim() > 1:
+            _carry(tensor, target, layouts, features.input_axis if columns else -1, old, new)
+        else:
+            _carry(tensor, target, {0: rows}, -1, old, new)
 
 
 def _resize_list(model: nn.Module, path: str, heads: nn.Module, length: int) -> None:
@@ -198,7 +214,7 @@ def repeat_rows(
         if source is None or target is None:
             continue
         axis, taken = features_of(source).output_axis, notation.cycle(how, before, after)
-        for name, value in (*source.named_parameters(recurse=False), *source.named_buffers(recurse=False)):
+        for name, value in own_tensors(source):
             if value.dim():
                 along = axis if value.dim() > 1 else 0
                 getattr(target, name).copy_(value.index_select(along, taken.to(value.device)))
@@ -214,24 +230,24 @@ def _resize_maps(
     new: notation.Sizes,
 ) -> None:
     """Resize linear maps stored as bare parameters: existing entries are kept, new inputs are zero."""
-    before = {  # upstream's initialiser works in place and would overwrite tensors that keep their shape
-        name: tensor.detach().clone()
-        for name, tensor in (*site.named_parameters(recurse=False), *site.named_buffers(recurse=False))
-        if name not in tensors
-    }
-    before |= {part: attribute_of(site, part).detach() for part in tensors}
+    before = {}
+    for name, tensor in own_tensors(site):
+        if name not in tensors:  # upstream's initialiser works in place and would overwrite what keeps its shape
+            before[name] = tensor.detach().clone()
     for part, layouts in tensors.items():
+        before[part] = attribute_of(site, part).detach()
         shape = [_length(how, length, new) for how, length in zip(layouts, before[part].shape, strict=True)]
         owner, _, name = part.rpartition(".")
-        _replace(attribute_of(site, owner) if owner else site, name, _like(before[part], shape))
+        _replace(attribute_of(site, owner), name, _like(before[part], shape))
     if next(iter(before.values())).is_meta:
         return
     initialise_module(model, path, site)
     for name, tensor in before.items():
         layouts = tensors.get(name, ())
-        axes = {
-            axis: how for axis, how in enumerate(layouts) if any(old[one] != new[one] for one in notation.symbols(how))
-        }
+        axes: dict[int, str | None] = {}
+        for axis, how in enumerate(layouts):
+            if any(old[one] != new[one] for one in notation.symbols(how)):
+                axes[axis] = how
         inputs = reading.columns.get(name)
         _carry(tensor, attribute_of(site, name).data, axes, layouts.index(inputs) if inputs else -1, old, new)
 
@@ -244,21 +260,11 @@ def _like(tensor: Tensor, shape: list[int]) -> Tensor:
     return new.normal_(float(tensor.mean()), float(tensor.std(correction=0)))
 
 
-def _is_depthwise(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups == module.in_channels
-
-
 def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter or buffer by a tensor."""
     value = getattr(module, name)
     parameter = isinstance(value, nn.Parameter)
     setattr(module, name, nn.Parameter(tensor, requires_grad=value.requires_grad) if parameter else tensor)
-
-
-def _in_place(how: str, old: notation.Sizes, new: notation.Sizes) -> bool:
-    """Whether all positions stay where they are. Equal length is not enough: a split may reorder q, k and v."""
-    source, target = notation.positions(how, old, new)
-    return bool(torch.equal(source, target))
 
 
 def _carry(
@@ -306,7 +312,7 @@ def _resize_tensor(
     A tuple or list of lengths is treated as a tensor's shape.
     """
     owner_path, _, name = path.rpartition(".")
-    owner = attribute_of(module, owner_path) if owner_path else module
+    owner = attribute_of(module, owner_path)
     value = getattr(owner, name, None)
     if isinstance(value, (tuple, list)):
         lengths = zip(layouts, value, strict=True)
@@ -326,20 +332,13 @@ def _length(how: str, length: int, sizes: notation.Sizes) -> int:
 
 def _update_attribute(module: nn.Module, path: str, how: str, old: notation.Sizes, new: notation.Sizes) -> None:
     """Update a number for the new sizes; a configuration is first copied, because other modules share it."""
-    owner_path, _, name = path.rpartition(".")
-    owner = attribute_of(module, owner_path) if owner_path else module
-    value = attribute_of(owner, name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return
+    value = attribute_of(module, path)
     before, after = notation.evaluate(how, old), notation.evaluate(how, new)
-    if before == after:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or before == after:
         return
+    owner_path = path.rpartition(".")[0]
+    owner = attribute_of(module, owner_path)
     if not isinstance(owner, nn.Module):
         holder_path, _, held = owner_path.rpartition(".")
-        owner = copy.deepcopy(owner)
-        setattr(attribute_of(module, holder_path) if holder_path else module, held, owner)
-    now = after if value == before else value * (after / before)
-    if isinstance(owner, dict):
-        owner[name] = now
-    else:
-        object.__setattr__(owner, name, now)  # a frozen dataclass too; numbers of a module are no parameters
+        setattr(attribute_of(module, holder_path), held, copy.deepcopy(owner))
+    set_number(module, path, after if value == before else value * (after / before))

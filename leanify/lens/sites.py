@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from leanify.errors import UnsupportedModel
 from leanify.lens import depth, discovery, families
@@ -21,7 +22,6 @@ from leanify.lens.resize import sizes_of
 from leanify.upstream.given import give, given_to
 from leanify.upstream.inputs import knows_input
 from leanify.upstream.spelling import experts_per_token
-from leanify.upstream.wrappers import check_bare, check_weights
 
 
 def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> LocatedModel:
@@ -47,7 +47,8 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
             "heads, so it takes transformers (ViT, DeiT, XCiT, BERT, RoBERTa, GPT-2, Llama, Qwen2, …)"
             + ("" if knows_input(model) else "; of a module of your own give an example input: inputs=batch")
         )
-    mlps = _residual_mlps(sites, attentions)
+    by_path = {site.path: site for site in attentions}
+    mlps = [site for site in sites if site.reading.is_mlp and not _serves_attention(site, by_path)]
     stages: dict[str, dict[str, list[Site]]] = {}
     for attention, (container, block) in zip(attentions, _blocks(model, attentions, mlps), strict=True):
         stages.setdefault(container, {}).setdefault(block, []).append(attention)
@@ -59,12 +60,6 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
             return locate(model)
         remember(model, [stage.name for stage in located.stages if stage.container is not None])
     return located
-
-
-def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
-    """The MLPs whose output is the residual stream."""
-    by_path = {site.path: site for site in attentions}
-    return [site for site in sites if site.reading.is_mlp and not _serves_attention(site, by_path)]
 
 
 def _serves_attention(mlp: Site, attentions: dict[str, Site]) -> bool:
@@ -143,13 +138,12 @@ def sites_of(model: nn.Module) -> list[Site]:
             mixtures.add(path)
             sizes["a"] = active
         sites.append(Site(path, module, reading, sizes))
-    return [_with_active(site, sites) if site.path in mixtures else site for site in sites]
-
-
-def _with_active(mixture: Site, sites: list[Site]) -> Site:
-    """Set a mixture's number of active experts from its router, if the router has a row."""
-    active = next((router.sizes["a"] for router in routers_of(mixture.path, sites) if "a" in router.sizes), None)
-    return mixture if active is None else replace(mixture, sizes={**mixture.sizes, "a": active})
+    for i, site in enumerate(sites):
+        if site.path in mixtures:  # where the router has a row, it says how many experts are active
+            known = [router.sizes["a"] for router in routers_of(site.path, sites) if "a" in router.sizes]
+            if known:
+                sites[i] = replace(site, sizes={**site.sizes, "a": known[0]})
+    return sites
 
 
 _ATTENTION_LIKE = re.compile(r"Attention|Attn|MultiHead|MHA", re.IGNORECASE)
@@ -163,7 +157,7 @@ def _known_sites(model: nn.Module) -> list[Site]:
     """
     sites = sites_of(model)
     unknown = _unknown_attention(model, sites)
-    if unknown is None and (given_to(model) is None or discovery.is_done(model)):
+    if unknown is None and (given_to(model) is None or discovery.DONE in vars(model)):
         return sites
     try:
         missed = discovery.discover(model)
@@ -192,15 +186,11 @@ def _unknown_attention(model: nn.Module, sites: list[Site]) -> str | None:
     for path, module in model.named_modules():
         if not _ATTENTION_LIKE.search(type(module).__name__) or path in around:
             continue
-        heads = any(isinstance(getattr(module, name, None), int) for name in _HEAD_COUNTS)
-        if (heads or _projects(module)) and claimed.isdisjoint(ancestors(path)):
+        maps = [child for child in module.children() if isinstance(child, (nn.Linear, nn.modules.conv._ConvNd))]
+        has_heads = any(isinstance(getattr(module, name, None), int) for name in _HEAD_COUNTS)
+        if (has_heads or len(maps) >= 3) and claimed.isdisjoint(ancestors(path)):
             return str(path)
     return None
-
-
-def _projects(module: nn.Module) -> bool:
-    """Whether a module directly has at least three linear maps, as queries, keys and values need."""
-    return sum(isinstance(child, (nn.Linear, nn.modules.conv._ConvNd)) for child in module.children()) >= 3
 
 
 # -- blocks -------------------------------------------------------------------------------------------------------
@@ -307,3 +297,43 @@ def _is_uniform(blocks: nn.Module) -> bool:
         for block in blocks.children()
     ]
     return all(kind == kinds[0] for kind in kinds)
+
+
+# -- wrappers -----------------------------------------------------------------------------------------------------
+
+# what changes a module's parameters and forward → what to give in its place
+UNWRAP = {
+    "DataParallel": "model.module",
+    "DistributedDataParallel": "model.module",
+    "FullyShardedDataParallel": "the module before it was sharded",
+    "OptimizedModule": "model._orig_mod, and compile what leanify returns",
+    "PeftModel": "model.merge_and_unload()",
+    "PeftMixedModel": "model.merge_and_unload()",
+    "RecursiveScriptModule": "the module before it was scripted",
+    "ScriptModule": "the module before it was scripted",
+    "TopLevelTracedModule": "the module before it was traced",
+    "GraphModule": "the module before it was traced",
+}
+
+
+def check_bare(model: nn.Module) -> None:
+    """Raise UnsupportedModel if the model, or a part of it, is wrapped."""
+    for path, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        wrapper = next((name for name in UNWRAP if name in kinds), None)
+        if wrapper is not None:
+            where = f"{path} is" if path else "the model is"
+            raise UnsupportedModel(f"{where} wrapped in {wrapper}; give {UNWRAP[wrapper]}")
+
+
+def check_weights(path: str, layer: nn.Module) -> None:
+    """Raise UnsupportedModel if a weight of an attention or MLP is computed from other parameters.
+
+    Other parts may have such weights, as the positional convolution of wav2vec 2.0 has: no redesign reshapes them.
+    """
+    for name, module in layer.named_modules(prefix=path):
+        if parametrize.is_parametrized(module) or "weight_g" in module._parameters:
+            raise UnsupportedModel(
+                f"{name} computes its weight from other parameters (weight_norm, a parametrization); remove that first "
+                "(torch.nn.utils.parametrize.remove_parametrizations, torch.nn.utils.remove_weight_norm)"
+            )

@@ -22,8 +22,8 @@ from leanify.errors import ShapeError, UnsupportedModel
 from leanify.lens.blocks import container_of, prefix_of
 from leanify.lens.families import Rows
 from leanify.lens.forwards import free
-from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, routers_of, within
-from leanify.lens.resize import part_of, repeat_rows, resize
+from leanify.lens.located import LocatedModel, LocatedStage, Site, ancestors, names_of, routers_of, within
+from leanify.lens.resize import repeat_rows, resize
 from leanify.lens.sites import locate
 from leanify.upstream.given import given_to
 from leanify.upstream.initialise import has_initialiser, initialise_model
@@ -87,23 +87,18 @@ def write_located(located: LocatedModel, architecture: Architecture, weights: We
             free(layer.attention.module)
             leave_fast_path(cut.model, layer.attention.path)
     new = cut.resized(sizes)
-    _tie(new.model, located.model)
+    tie(new.model, located.model)
     rates = {stage.name: drop_path_rates(_children(stage)) for stage in located.stages}
     settle(new.model, old, architecture, rates, {stage.name: _children(stage) for stage in new.stages})
     if weights == "fresh":
         initialise_model(new.model)
         if given_to(new.model) is not None and not has_initialiser(new.model):
-            _redraw(new.model, located.model)
+            shapes = dict(located.model.named_parameters(remove_duplicate=False))
+            for name, parameter in new.model.named_parameters():
+                before = shapes.get(name)  # drawn as large as the constructor drew it: grown columns are not zero
+                if before is not None and before.shape != parameter.shape and not parameter.is_meta:
+                    parameter.normal_(float(before.mean()), float(before.std(correction=0)))
     return new
-
-
-def _redraw(new: nn.Module, old: nn.Module) -> None:
-    """Draw every parameter of another shape anew, as large as the constructor drew it: grown columns are not zero."""
-    shapes = dict(old.named_parameters(remove_duplicate=False))
-    for name, parameter in new.named_parameters():
-        before = shapes.get(name)
-        if before is not None and before.shape != parameter.shape and not parameter.is_meta:
-            parameter.normal_(float(before.mean()), float(before.std(correction=0)))
 
 
 def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[LocatedModel, dict[str, Sizes]]:
@@ -111,9 +106,8 @@ def at_new_depth(located: LocatedModel, architecture: Architecture) -> tuple[Loc
 
     Raises ShapeError if the model cannot have this shape.
     """
-    _check(located.architecture, architecture)
+    _check(located, architecture)
     _check_constants(located, architecture)
-    _check_ends(located, architecture)
     _check_routers(located, architecture)
     cut = _cut(located, architecture)
     sizes = _layer_sizes(cut, architecture)
@@ -129,10 +123,9 @@ def grow(
 ) -> nn.Module:
     """Return a copy with more heads at constant head_dim and unchanged outputs (new output columns are zero).
 
-    ``inputs`` and ``rows`` are those of `read`.
-
     ``heads`` is the new number, one for all stages that a redesign changes or one per stage; ``factor`` multiplies the
-    heads of every stage. Under grouped-query attention, whole key/value groups are added.
+    heads of every stage. Under grouped-query attention, whole key/value groups are added. ``inputs`` and ``rows`` are
+    those of `read`.
 
     A norm over all heads leaves the old heads unchanged only if its mean and variance stay the same. There, new heads
     are copies of the old ones, equally many of each; UnsupportedModel is raised if the new number is not a multiple.
@@ -146,53 +139,45 @@ def grow(
     """
     located = locate(model, inputs, rows)
     shape = located.architecture.grown(heads, factor)
-    mixed = {
-        layer.attention.path: _norm_over_heads(layer.attention, wanted.heads)
-        for layer, wanted in zip(located.layers, shape.layers(), strict=True)
-    }
+    mixed = []
+    for layer, wanted in zip(located.layers, shape.layers(), strict=True):
+        site, old = layer.attention, layer.attention.sizes["h"]
+        if site.mixed_by and wanted.heads % old:
+            raise UnsupportedModel(
+                f"{site.path}.{site.mixed_by} is a norm over all {old} heads: growth keeps the outputs only where "
+                f"every head is copied equally often, so to multiples of {old}, and {wanted.heads} were asked for. "
+                "leanify.write(model, leanify.read(model).grown(…)) grows it without that promise"
+            )
+        if site.mixed_by:
+            mixed.append(site)
     grown = write_located(located, shape)
-    for site in (layer.attention for layer in grown.layers):
-        if mixed[site.path]:
-            old = located.by_path[site.path]
-            repeat_rows(old.module, site.module, site.reading, old.sizes, site.sizes)
+    for site in mixed:
+        now = grown.by_path[site.path]
+        repeat_rows(site.module, now.module, now.reading, site.sizes, now.sizes)
     return grown.model
 
 
 def unread(located: LocatedModel) -> Iterator[str]:
     """What a reading leaves out: blocks without an MLP, and attentions whose depth cannot change."""
     for stage in located.stages:
-        layers = list(stage.layers)
-        if not any(layer.mlp for layer in layers):
+        name = stage.name or "the model"
+        if not any(layer.mlp for layer in stage.layers):
             yield (
-                f"{stage.name or 'the model'}: no MLP was found in its blocks (a map to hidden units, an activation, a "
-                "map back), so their widths cannot be traded; leanify.read(…, rows=…) takes a row that says where it is"
+                f"{name}: no MLP was found in its blocks (a map to hidden units, an activation, a map back), so their "
+                "widths cannot be traded; leanify.read(…, rows=…) takes a row that says where it is"
             )
         if stage.container is None:
             yield (
-                f"{stage.name or 'the model'}: this attention stands in no list of alike blocks whose length could "
-                "change, so its depth stays; its heads can change"
+                f"{name}: this attention stands in no list of alike blocks whose length could change, so its depth "
+                "stays; its heads can change"
             )
-
-
-def _norm_over_heads(attention: Site, heads: int) -> bool:
-    """Whether a norm runs over all heads. Raises UnsupportedModel if ``heads`` is not a multiple of the old number."""
-    old = attention.sizes["h"]
-    for part in attention.reading.mixing:
-        if part_of(attention.module, part) is not None:
-            if heads % old:
-                raise UnsupportedModel(
-                    f"{attention.path}.{part} is a norm over all {old} heads: growth keeps the outputs only where "
-                    f"every head is copied equally often, so to multiples of {old}, and {heads} were asked for. "
-                    "leanify.write(model, leanify.read(model).grown(…)) grows it without that promise"
-                )
-            return True
-    return False
 
 
 # -- checks -------------------------------------------------------------------------------------------------------
 
 
-def _check(old: Architecture, new: Architecture) -> None:
+def _check(located: LocatedModel, new: Architecture) -> None:
+    old = located.architecture
     names = [stage.name for stage in new.stages]
     if names != [stage.name for stage in old.stages]:
         raise ShapeError(f"the architecture has the stages {names}; the model has {[s.name for s in old.stages]}")
@@ -213,6 +198,12 @@ def _check(old: Architecture, new: Architecture) -> None:
                 raise ShapeError(f"{after.name}.{index} has {len(template)} layers, not {len(block)}")
             for a, b in zip(template, block, strict=True):
                 _check_layer(f"{after.name}.{index}", a, b)
+    for found, stage in zip(located.stages, new.stages, strict=True):
+        if stage.depth < min(found.least, len(found.blocks)):  # a last block may widen the stream, as in MViTv2
+            raise ShapeError(
+                f"stage {stage.name!r} was asked for {stage.depth} blocks; what follows needs the width that it ends "
+                f"in, and it takes at least {found.least} blocks to end in that"
+            )
 
 
 def _check_layer(where: str, old: Layer, new: Layer) -> None:
@@ -249,16 +240,6 @@ def _check_constants(located: LocatedModel, new: Architecture) -> None:
         )
 
 
-def _check_ends(located: LocatedModel, new: Architecture) -> None:
-    """Refuse to drop a last block that widens the stream (as in MViTv2), because the next stage needs that width."""
-    for found, stage in zip(located.stages, new.stages, strict=True):
-        if stage.depth < min(found.least, len(found.blocks)):
-            raise ShapeError(
-                f"stage {stage.name!r} was asked for {stage.depth} blocks; what follows needs the width that it ends "
-                f"in, and it takes at least {found.least} blocks to end in that"
-            )
-
-
 def _check_routers(located: LocatedModel, new: Architecture) -> None:
     """Refuse to change the number of experts if the router has no row, or cannot route with the new numbers."""
     for found, stage in zip(located.stages, new.stages, strict=True):
@@ -266,11 +247,13 @@ def _check_routers(located: LocatedModel, new: Architecture) -> None:
             for layer, wanted in zip(layers, block, strict=True):
                 old = layer.read()
                 if layer.mlp is not None and (old.experts, old.active) != (wanted.experts, wanted.active):
-                    _check_router(layer.mlp, wanted, routers_of(layer.mlp.path, located.sites))
+                    known: Sizes = {}
+                    for router in routers_of(layer.mlp.path, located.sites):
+                        known |= router.sizes
+                    _check_router(layer.mlp, wanted, known)
 
 
-def _check_router(mixture: Site, wanted: Layer, routers: list[Site]) -> None:
-    known = {name: size for router in routers for name, size in router.sizes.items()}
+def _check_router(mixture: Site, wanted: Layer, known: Sizes) -> None:
     if not {"x", "a"} <= known.keys():
         raise ShapeError(
             f"{mixture.path} ({type(mixture.module).__name__}) keeps its {mixture.sizes['x']} experts, "
@@ -312,13 +295,10 @@ def _children(stage: LocatedStage) -> list[nn.Module]:
     return list(stage.container.children()) if stage.container is not None else []
 
 
-def _tie(new: nn.Module, old: nn.Module) -> None:
+def tie(new: nn.Module, old: nn.Module) -> None:
     """Tie parameters in place that were tied in the old model, if their new shapes agree."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in old.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
     now = dict(new.named_parameters(remove_duplicate=False))
-    for first, *others in names.values():
+    for first, *others in names_of(old).values():
         for name in others:
             if first in now and name in now and now[name] is not now[first] and now[name].shape == now[first].shape:
                 owner, _, last = name.rpartition(".")
@@ -346,38 +326,34 @@ def _table_sizes(located: LocatedModel, of_layers: dict[str, Sizes]) -> dict[str
     A per-head table belongs to its enclosing attention, otherwise to every attention under the nearest common parent.
     A table of blocks belongs to the list inside its module, a router to the mixture beside it.
     """
-    mixtures = {
-        router.path: of_layers[layer.mlp.path]
-        for layer in located.layers
-        if layer.mlp is not None and "x" in layer.mlp.sizes
-        for router in routers_of(layer.mlp.path, located.sites)
-    }
-    return {
-        table.path: _sizes_of_router(table, mixtures[table.path])
-        if table.path in mixtures
-        else _sizes_of_table(located, table, of_layers)
-        for table in located.sites
-        if table.reading.is_table and table.sizes
-    }
-
-
-def _sizes_of_router(router: Site, mixture: Sizes) -> Sizes:
-    return {name: mixture[name] if name in ("x", "a") else size for name, size in router.sizes.items()}
-
-
-def _sizes_of_table(located: LocatedModel, table: Site, of_layers: dict[str, Sizes]) -> Sizes:
-    around = [of_layers[site.path] for site in _attentions_of(located, table)]
-    heads = {sizes["h"] for sizes in around}
-    if "h" in table.sizes and len(heads) > 1 and heads != {table.sizes["h"]}:
-        raise ShapeError(
-            f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they were "
-            f"asked to be {', '.join(map(str, sorted(heads)))}"
-        )
-    changed = {name: around[0][name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].keys()}
-    if "l" in table.sizes:
-        lists = (stage for stage in located.stages if stage.container is not None)
-        changed["l"] = next(len(stage.blocks) for stage in lists if within(prefix_of(stage.name), table.path))
-    return {**table.sizes, **changed}
+    mixtures: dict[str, Sizes] = {}
+    for layer in located.layers:
+        if layer.mlp is not None and "x" in layer.mlp.sizes:
+            for router in routers_of(layer.mlp.path, located.sites):
+                mixtures[router.path] = of_layers[layer.mlp.path]
+    found = {}
+    for table in located.sites:
+        if not table.reading.is_table or not table.sizes:
+            continue
+        changed: Sizes = {}
+        if table.path in mixtures:
+            mixture = mixtures[table.path]
+            changed = {name: mixture[name] for name in table.sizes.keys() & {"x", "a"}}
+        else:
+            around = [of_layers[site.path] for site in _attentions_of(located, table)]
+            heads = {sizes["h"] for sizes in around}
+            if "h" in table.sizes and len(heads) > 1 and heads != {table.sizes["h"]}:
+                raise ShapeError(
+                    f"{table.path} holds one table of heads for all its layers, so their heads must be equal; they "
+                    f"were asked to be {', '.join(map(str, sorted(heads)))}"
+                )
+            changed = {name: around[0][name] for name in table.sizes.keys() & {"h", "g", "d"} & around[0].keys()}
+            if "l" in table.sizes:
+                lists = (stage for stage in located.stages if stage.container is not None)
+                inside = next(stage for stage in lists if within(prefix_of(stage.name), table.path))
+                changed["l"] = len(inside.blocks)
+        found[table.path] = {**table.sizes, **changed}
+    return found
 
 
 def _attentions_of(located: LocatedModel, table: Site) -> list[Site]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leanify.lens.families import Reading
-from leanify.lens.flow import _tensors
+from leanify.lens.flow import tensors_in
 from leanify.lens.forwards import free_as
 from leanify.lens.resize import attribute_of, resize, sizes_of
 
@@ -34,12 +34,12 @@ class InDouble(TorchFunctionMode):
             return args[0].double()
         if func is torch._weight_norm:  # its kernel reads past the end of a tensor whose size is wrong
             return _weight_norm(*args, **(kwargs or {}))
-        wide = [torch.float64 if isinstance(arg, torch.dtype) and arg in NARROW else arg for arg in args]
-        named = {
-            name: torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
-            for name, value in (kwargs or {}).items()
-        }
-        return func(*wide, **named)
+        wide = [_widened(arg) for arg in args]
+        return func(*wide, **{name: _widened(value) for name, value in (kwargs or {}).items()})
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -69,9 +69,10 @@ class Bench:
         """Whether more heads or units keep the outputs; None if the module with more of them does not run at all."""
         try:
             sizes = sizes_of("", self.alone, reading)
-            more = {
-                name: 2 * size if name in "hm" or (name == "g" and size > 1) else size for name, size in sizes.items()
-            }
+            more = dict(sizes)
+            for name, size in sizes.items():
+                if name in "hm" or (name == "g" and size > 1):
+                    more[name] = 2 * size
             big = copy.deepcopy(self.alone)
             resize(big, "", big, reading, sizes, more)
             if reading.edits:
@@ -81,23 +82,17 @@ class Bench:
             return None
         if not _alike(same, self.before):
             return False
-        last = next(iter(reading.columns))
-        weight = attribute_of(big, last)
-        weight = weight if isinstance(weight, Tensor) else weight.weight
+        last = attribute_of(big, next(iter(reading.columns)))
+        weight = last if isinstance(last, Tensor) else last.weight
         weight.copy_(torch.randn_like(weight))
         return not _alike(self._outputs(big), self.before)
 
     def _outputs(self, module: nn.Module) -> list[Tensor]:
         with _same_random_numbers(), torch.no_grad(), InDouble():
             result = module(*copy.deepcopy(self.args), **copy.deepcopy(self.kwargs))
-        return [tensor for tensor in _tensors(_plain(result)) if tensor.is_floating_point()]
-
-
-def _plain(result: Any) -> Any:
-    """The fields of an output object (a dataclass, a ModelOutput) as a dictionary."""
-    if isinstance(result, (Tensor, dict, tuple, list)) or not hasattr(result, "__dict__"):
-        return result
-    return dict(vars(result))
+        if not isinstance(result, (Tensor, dict, tuple, list)):  # a dataclass, a ModelOutput
+            result = dict(getattr(result, "__dict__", {}))
+        return [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
 
 
 @contextmanager
@@ -164,12 +159,9 @@ def without_hooks(model: nn.Module) -> None:
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             hooks = vars(module).get(kind) or {}
             for key, hook in list(hooks.items()):
-                if not (type(hook).__module__ or "").startswith("torch.") and not _of_torch(hook):
+                is_of_torch = str(getattr(hook, "__module__", "")).startswith("torch.nn.utils")
+                if not is_of_torch and not (type(hook).__module__ or "").startswith("torch."):
                     del hooks[key]
-
-
-def _of_torch(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("torch.nn.utils")
 
 
 # -- the numbers that a forward reads -------------------------------------------------------------------------------

@@ -32,26 +32,26 @@ def describe(model: nn.Module) -> ModelSource:
     """
     origin = _origin(model)
     architecture = surgery.read(model)
+    found = ModelSource(origin, architecture)
     if origin.library == modules.LIBRARY:
-        return ModelSource(origin, architecture)
+        return found
     native = expressed(model, origin, architecture)
     if native is not None:
         return ModelSource(native)
-    found = ModelSource(origin, architecture)
-    problems = misfits(shapes_of(build_on_meta(found).state_dict()), shapes_of(model.state_dict()))
-    if problems:
-        raise SourceError(
-            f"this {type(model).__name__} differs from what {origin} builds: {problems}. If you replaced the head, "
-            "tell the model its size: config.num_labels in transformers, reset_classifier in timm"
-        )
+    check_rebuilt(
+        model,
+        found,
+        ". If you replaced the head, tell the model its size: config.num_labels in transformers, reset_classifier in "
+        "timm",
+    )
     return found
 
 
-def check_rebuilt(model: nn.Module, found: ModelSource) -> None:
-    """Raise SourceError if what a user's code builds, in this shape, has other tensors than the model."""
+def check_rebuilt(model: nn.Module, found: ModelSource, hint: str = "") -> None:
+    """Raise SourceError if what upstream's or a user's code builds, in this shape, has other tensors than the model."""
     problems = misfits(shapes_of(build_on_meta(found).state_dict()), shapes_of(model.state_dict()))
     if problems:
-        raise SourceError(f"this {type(model).__name__} differs from what {found.origin} builds: {problems}")
+        raise SourceError(f"this {type(model).__name__} differs from what {found.origin} builds: {problems}{hint}")
 
 
 def _origin(model: Any) -> Origin:

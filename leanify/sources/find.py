@@ -98,8 +98,7 @@ def find(
     """Resolve SOURCE to a `ModelSource` without building it (a recipe's model is built on meta to reshape it).
 
     A module, and what is resolved already, is taken as it is; a recipe may be given as its value. The other arguments
-    are those of `load`.
-    Raises SourceError, with the nearest known names where there are any.
+    are those of `load`. Raises SourceError, with the nearest known names where there are any.
     """
     wanted = dict(overrides or {})
     if isinstance(source, nn.Module):
@@ -111,7 +110,8 @@ def find(
     text = str(source)
     if modules.is_code(text):
         return overridden(ModelSource(modules.named(text)), wanted, cls)
-    if (file := _recipe_file(text)) is not None:
+    file = _recipe_file(text)
+    if file is not None:
         return _in_recipe(recipe.load(file), str(file), wanted, cls, pretrained)
     path = Path(source).expanduser()
     if _is(path, Path.is_dir):
@@ -122,7 +122,8 @@ def find(
         raise SourceError(f"{text[:200]} does not exist")
     else:
         found = _by_name(text, pretrained)
-    wanted.pop("model_type", None) if found.origin.library == "hf" else None
+    if found.origin.library == "hf":
+        wanted.pop("model_type", None)
     return overridden(found, wanted, cls)
 
 
@@ -146,11 +147,17 @@ def _is(path: Path, test: Any) -> bool:
 
 
 def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: Path | None = None) -> ModelSource:
-    """The model of a directory; ``file`` holds its weights where that is none of upstream's names."""
+    """The model of a directory; ``file`` holds its weights where that is none of upstream's names.
+
+    A run has the weights of its best checkpoint; before its first checkpoint, loading fails.
+    """
     if places.is_run(path):
-        return _in_run(path)
+        card = lean_directory.read_card(path)
+        best = run_directory.RunDirectory.open(path).best()
+        stored = (path if best is None else best.path) / checkpoints.WEIGHTS
+        return _carrying(ModelSource(card.origin, card.architecture, stored, card.tied), path)
     check_regular(path)
-    card = lean_directory.read_card(path) if (path / places.CARD).is_file() else None
+    card_here = lean_directory.read_card(path) if (path / places.CARD).is_file() else None
     if (path / "config.json").exists():
         found = _in_config(path / "config.json", overrides, cls)
         where = file or (path if weights.lie_in(path) else None)
@@ -158,8 +165,9 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: 
             return _adapted(path, overrides, cls)
         found = replace(found, weights=where)
         return found if cls is not None or where is None else heads.as_stored(found, path, where)
-    if card is not None:
-        return _carrying(ModelSource(card.origin, card.architecture, weights.file_in(path), card.tied), path)
+    if card_here is not None:
+        stored = weights.file_in(path)
+        return _carrying(ModelSource(card_here.origin, card_here.architecture, stored, card_here.tied), path)
     if (path / adapters.CONFIG).is_file():
         return _adapted(path, overrides, cls)
     models = [str(place.relative_to(path)) for place in places.models_inside(path)]
@@ -170,14 +178,6 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: 
         f"{path} is not a model: it has neither {places.CARD} (a lean directory) nor config.json "
         f"(timm's or transformers'); found {here}. Is it data? leanify train {quote(str(path))} says what to do"
     )
-
-
-def _in_run(path: Path) -> ModelSource:
-    """A run, with the weights of its best checkpoint; before its first checkpoint, loading fails."""
-    card = lean_directory.read_card(path)
-    best = run_directory.RunDirectory.open(path).best()
-    file = path / checkpoints.WEIGHTS if best is None else best.path / checkpoints.WEIGHTS
-    return _carrying(ModelSource(card.origin, card.architecture, file, card.tied), path)
 
 
 def _carrying(found: ModelSource, path: Path) -> ModelSource:
@@ -195,18 +195,14 @@ def _adapted(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSou
     return replace(find(base, overrides=overrides, cls=cls), weights=path)
 
 
-def _names(value: Any) -> list[str]:
-    """The strings in a configuration's list; [] if the value is not a list."""
-    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-
-
 def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> ModelSource:
     config = read_json(path)
     if not isinstance(config, dict):
         raise SourceError(f"{path} names no model: expected a JSON object")
     if "architecture" in config:
         return _in_timm_config(path, config)
-    if isinstance(name := config.get("_class_name"), str):
+    name = config.get("_class_name")
+    if isinstance(name, str):
         return ModelSource(Origin("diffusers", diffusion.model_class(name).__name__, diffusion.options_of(config)))
     config = from_file(config)
     if "transformers_weights" in config:  # transformers would open it, unchecked, in place of the usual files
@@ -216,8 +212,11 @@ def _in_config(path: Path, overrides: Mapping[str, Any], cls: str | None) -> Mod
         )
     if KEY in config:
         hooks.check_on(str(path.parent))
-    named = [config.get("model_type"), overrides.get("model_type"), *map(type_of_class, [cls] if cls else [])]
-    named += [type_of_class(name) for name in _names(config.get("architectures"))]
+    classes = config.get("architectures")
+    if not isinstance(classes, list):
+        classes = []
+    named = [config.get("model_type"), overrides.get("model_type")]
+    named += [type_of_class(name) for name in (cls, *classes) if isinstance(name, str)]
     model_type = next((name for name in named if name is not None), None)
     if model_type is None:
         raise SourceError(
@@ -251,7 +250,8 @@ def _in_file(path: Path, overrides: dict[str, Any], cls: str | None) -> ModelSou
         raise SourceError(f"{path} is not a model; name a directory, a config.json or a {', '.join(CHECKPOINTS)} file")
     beside = path.absolute().parent
     if not any((beside / name).is_file() for name in (places.CARD, "config.json")):
-        None if indexed else read_tensors(path)  # report a damaged file first: a configuration would not help it
+        if not indexed:
+            read_tensors(path)  # report a damaged file first: a configuration would not help it
         raise SourceError(
             f"{path} has weights but does not say of which model: put the model's config.json beside it, "
             f"or name the model: leanify redesign MODEL --weights {path}"
@@ -294,12 +294,6 @@ def _in_recipe(
 
 def _by_name(name: str, pretrained: bool) -> ModelSource:
     library, _, rest = name.partition("/")
-    if library == "hf" and rest:
-        if "/" in rest:
-            return _on_hub(rest)
-        if is_model_type(rest) or rest in _every_model_type():
-            return ModelSource(hf_origin(rest, {}))
-        return _on_hub_or(rest, SourceError(_unknown(name, rest, _every_model_type(), "transformers model type")))
     if library == "timm" and rest:
         return _in_timm(name, rest, pretrained)
     if library == "diffusers" and rest:
@@ -308,6 +302,13 @@ def _by_name(name: str, pretrained: bool) -> ModelSource:
         if rest in MODELS:
             return ModelSource(Origin("leanify", rest))
         raise SourceError(_unknown(name, rest, list(MODELS), "leanify model"))
+    if library == "hf" and rest:
+        if "/" in rest:
+            return _on_hub(rest)
+        if is_model_type(rest) or rest in import_transformers().CONFIG_MAPPING:
+            return ModelSource(hf_origin(rest, {}))
+        known = list(import_transformers().CONFIG_MAPPING)
+        return _on_hub_or(rest, SourceError(_unknown(name, rest, known, "transformers model type")))
     if "/" in name:
         return _on_hub(name)
     if is_model_type(name):
@@ -315,7 +316,7 @@ def _by_name(name: str, pretrained: bool) -> ModelSource:
     try:
         return _in_timm(name, name, pretrained)
     except SourceError as unknown:
-        if name in _every_model_type():
+        if name in import_transformers().CONFIG_MAPPING:  # towers too: clip_vision_model
             return ModelSource(hf_origin(name, {}))
         return _on_hub_or(name, unknown)
 
@@ -363,10 +364,15 @@ def complete(asked: str, name: str) -> str:
     for suffix in STANDARD:
         if timm.is_model(bare + suffix):
             return bare + suffix + dot + tag
-    members = sorted(timm.list_models(f"{bare}_*"), key=lambda member: (_standard_rank(member), len(member)))
+
+    def standard_first(member: str) -> tuple[int, int]:
+        ranks = [i for i, suffix in enumerate(STANDARD) if member.endswith(suffix)]
+        return min(ranks, default=len(STANDARD)), len(member)
+
+    members = sorted(timm.list_models(f"{bare}_*"), key=standard_first)
     if len(members) == 1:
         return str(members[0] + dot + tag)
-    members = members or sorted(timm.list_models(f"{bare}*"), key=lambda member: (_standard_rank(member), len(member)))
+    members = members or sorted(timm.list_models(f"{bare}*"), key=standard_first)
     if members:
         shown = ", ".join(members[:8]) + (f", … ({len(members)} in all)" if len(members) > 8 else "")
         raise SourceError(f"{asked!r} is ambiguous: timm has {shown}")
@@ -374,11 +380,6 @@ def complete(asked: str, name: str) -> str:
     if not asked.startswith("timm/"):
         known += [*_model_types(), *recipe.stems(), *HUB, *hub.near_paths(asked)]
     raise SourceError(_unknown(asked, bare, known, "timm model, transformers model type, recipe, hub id or path"))
-
-
-def _standard_rank(name: str) -> int:
-    """Sort key that puts standard members first: the index of the name's suffix in STANDARD, else its length."""
-    return next((i for i, suffix in enumerate(STANDARD) if name.endswith(suffix)), len(STANDARD))
 
 
 def _unknown(asked: str, name: str, known: list[str], kinds: str) -> str:
@@ -397,11 +398,6 @@ def _model_types() -> list[str]:
     spec = importlib.util.find_spec("transformers")
     places = list(spec.submodule_search_locations or []) if spec else []
     return sorted(p.parent.name for place in places for p in Path(place).glob("models/*/configuration_*.py"))
-
-
-def _every_model_type() -> list[str]:
-    """All of transformers' model types, including towers (``clip_vision_model``); imports transformers."""
-    return list(import_transformers().CONFIG_MAPPING)
 
 
 def is_model_type(name: str) -> bool:

@@ -32,8 +32,9 @@ def as_stored(found: ModelSource, folder: Path, weights: Path) -> ModelSource:
         names = names_in(weights)
     except SourceError:  # loading says what is wrong with the file
         return found
-    headed = origin.cls == bare or not names or _has_head(found, bare, names)
-    return found if headed else replace(found, origin=replace(origin, cls=bare))
+    if origin.cls == bare or not names or _has_head(found, bare, names):
+        return found
+    return replace(found, origin=replace(origin, cls=bare))
 
 
 def bare_encoder(found: ModelSource) -> ModelSource:

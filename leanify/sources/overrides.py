@@ -26,28 +26,28 @@ DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidd
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     """Return the origin of a model type with a configuration.
 
-    The class is the first of the configuration's ``architectures``, else AutoModel's. Warns in two cases: a quantised
-    checkpoint is described by its shapes before quantisation, and a type whose default configuration does not build
-    gets its published checkpoint's. Raises SourceError.
+    The class is the first of the configuration's ``architectures`` that transformers has, else AutoModel's. Warns in
+    two cases: a quantised checkpoint is described by its shapes before quantisation, and a type whose default
+    configuration does not build gets its published checkpoint's. Raises SourceError.
     """
-    library = import_transformers()
+    known = import_transformers().CONFIG_MAPPING
     keys = dict(config)
     if not keys and model_type in PUBLISHED:
         name, keys = PUBLISHED[model_type]
         warnings.warn(f"transformers cannot run {model_type}'s default configuration; using {name}'s", stacklevel=2)
     if not isinstance(model_type, str):
-        raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(_some_types())}, …")
-    if model_type not in library.CONFIG_MAPPING and model_type.replace("_", "-") in library.CONFIG_MAPPING:
+        raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(list(known)[:3])}, …")
+    if model_type not in known and model_type.replace("_", "-") in known:
         model_type = model_type.replace("_", "-")
-    if method := quantised_by(keys):
+    method = quantised_by(keys)
+    if method:
         keys.pop("quantization_config")
-        warnings.warn(
-            f"{keys.get('_name_or_path') or model_type} is quantised ({method}); shapes and counts are those before "
-            "quantisation",
-            stacklevel=2,
-        )
+        what = keys.get("_name_or_path") or model_type
+        warnings.warn(f"{what} is quantised ({method}); shapes and counts are those before quantisation", stacklevel=2)
     full = full_config(model_type, keys)
-    return Origin("hf", full.model_type, full.to_dict(), _named_class(keys) or class_name("AutoModel", full))
+    named = keys.get("architectures")
+    classes = [name for name in named if is_model_class(name)] if isinstance(named, list) else []
+    return Origin("hf", full.model_type, full.to_dict(), classes[0] if classes else class_name("AutoModel", full))
 
 
 def full_config(model_type: str, keys: Mapping[str, Any]) -> Any:
@@ -63,16 +63,6 @@ def quantised_by(keys: Mapping[str, Any]) -> str | None:
     """The quantisation method in a configuration (gptq, awq, bitsandbytes, …); None if the weights are plain."""
     found = keys.get("quantization_config")
     return str(found.get("quant_method", "of unknown kind")) if isinstance(found, Mapping) else None
-
-
-def _some_types() -> list[str]:
-    return list(import_transformers().CONFIG_MAPPING)[:3]
-
-
-def _named_class(keys: Mapping[str, Any]) -> str | None:
-    """The first of a configuration's ``architectures`` that transformers has."""
-    named = keys.get("architectures")
-    return next((name for name in named if is_model_class(name)), None) if isinstance(named, list) else None
 
 
 def is_model_class(name: Any) -> bool:
@@ -141,8 +131,11 @@ def _derived_again(
     """
     width, heads, kv, layers = (names.get(name, name) for name in DERIVE)
     derived = dict(new)
-    if "head_dim" not in asked and {width, heads} & set(asked) and _is_ratio(old, width, heads):
-        derived.pop("head_dim")
+    if "head_dim" not in asked and {width, heads} & set(asked):
+        head_dim, *sizes = (old.get(key) for key in ("head_dim", width, heads))
+        are_known = all(isinstance(size, int) and size > 0 for size in (head_dim, *sizes))
+        if are_known and head_dim == sizes[0] // sizes[1]:  # type: ignore[operator]
+            derived.pop("head_dim")
     if kv not in asked and heads in asked and old.get(kv) is not None and old[kv] == old.get(heads):
         derived[kv] = new[heads]
     if "layer_types" not in asked and layers in asked and isinstance(old.get("layer_types"), list):
@@ -150,15 +143,9 @@ def _derived_again(
     return derived
 
 
-def _is_ratio(config: Mapping[str, Any], width: str, heads: str) -> bool:
-    """Whether a configuration's head_dim is upstream's default, width // heads."""
-    sizes = [config.get(key) for key in ("head_dim", width, heads)]
-    return all(isinstance(size, int) and size > 0 for size in sizes) and sizes[0] == sizes[1] // sizes[2]  # type: ignore[operator]
-
-
 def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[str, Any]:
     """Return ``config`` with one key changed. Raises SourceError for an unknown key."""
-    names = import_transformers().CONFIG_MAPPING[model_type].attribute_map
+    cls = import_transformers().CONFIG_MAPPING[model_type]
     if key == "num_labels":  # transformers stores the names of the classes, not their number
         from leanify.upstream.build import MOST_LABELS
 
@@ -166,16 +153,11 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
             raise SourceError(f"num_labels must be an integer from 1 to {MOST_LABELS:,}, not {value!r}")
         labels = {index: f"LABEL_{index}" for index in range(value)}
         return {**config, "id2label": labels, "label2id": {label: index for index, label in labels.items()}}
-    if key not in config and key not in _keys(model_type):
-        near = difflib.get_close_matches(key, [*config, *names], n=3)
+    if key not in config and key not in cls().to_dict():
+        near = difflib.get_close_matches(key, [*config, *cls.attribute_map], n=3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise SourceError(f"the configuration of {model_type!r} has no {key!r}{hint}")
     return {**config, key: value}
-
-
-def _keys(model_type: str) -> list[str]:
-    """Every key of a model type's default configuration."""
-    return list(import_transformers().CONFIG_MAPPING[model_type]().to_dict())
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

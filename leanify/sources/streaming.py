@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from leanify.architecture import Architecture
 from leanify.lens import surgery
-from leanify.lens.located import LocatedModel, Site, within
+from leanify.lens.located import LocatedModel, within
 from leanify.lens.resize import resize
 from leanify.lens.sites import locate
 from leanify.runs import writing
-from leanify.runs.files import read_json
 from leanify.runs.new_directory import new_directory
 from leanify.sources.describe import describe
 from leanify.sources.lean_directory import write_around
 from leanify.sources.source import ModelSource, build_on_meta
+from leanify.sources.tensors import weight_map
 from leanify.sources.transformers_hooks import bring_in_line
 
 INDEX = "model.safetensors.index.json"
@@ -40,9 +40,8 @@ def shards_of(found: ModelSource) -> dict[str, Path] | None:
     folder = found.weights
     if found.origin.library != "hf" or not isinstance(folder, Path) or not (folder / INDEX).is_file():
         return None
-    index = read_json(folder / INDEX)
-    named = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(named, dict):
+    named = weight_map(folder / INDEX)
+    if named is None:
         return None
     shards = {name: folder / Path(str(file)).name for name, file in named.items()}
     wanted = {name: list(x.shape) for name, x in _tensors(build_on_meta(found)).items()}
@@ -89,7 +88,9 @@ def _streamed(located: LocatedModel, shape: Architecture, shards: Mapping[str, P
     cut, sizes = surgery.at_new_depth(located, shape)
     before = _sources(located, cut)
     sites = {path: cut.by_path[path] for path in sizes if sizes[path] != cut.by_path[path].sizes}
-    inside = {name: _site_of(name, sites) for name in _tensors(cut.model)}
+    inside = {}  # tensor name → path of the innermost site around it
+    for name in _tensors(cut.model):
+        inside[name] = max((path for path in sites if within(name, path)), key=len, default="")
     for path, site in sites.items():
         names = [name for name, owner in inside.items() if owner == path]
         _fill(cut.model, {name: _read(shards, before[name]) for name in names})
@@ -112,11 +113,6 @@ def _sources(located: LocatedModel, cut: LocatedModel) -> dict[str, str]:
             at, _, rest = name.removeprefix(f"{stage.name}.").partition(".")
             found[name] = f"{stage.name}.{min(int(at), len(stage.blocks) - 1)}.{rest}"
     return found
-
-
-def _site_of(name: str, sites: Mapping[str, Site]) -> str:
-    """The path of the innermost site that contains a tensor, or ``""``."""
-    return max((path for path in sites if within(name, path)), key=len, default="")
 
 
 def _read(shards: Mapping[str, Path], name: str) -> Tensor:

@@ -21,6 +21,8 @@ from leanify.upstream.origin import is_hf
 
 NESTED = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network")  # keys of a state dict
 CHECKPOINTS = WEIGHTS
+# The files that upstream's loaders look for in a directory, in order; an index names the shards.
+UPSTREAM = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 DEEPEST = 3  # levels of them: a dict may contain itself
 
 
@@ -47,14 +49,11 @@ def names_in(where: Path) -> list[str]:
 
     [] where there is no such file. Raises SourceError for a damaged or unsafe one.
     """
-    named = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-    file = next((where / name for name in named if (where / name).is_file()), None) if where.is_dir() else where
+    file = next((where / name for name in UPSTREAM if (where / name).is_file()), None) if where.is_dir() else where
     if file is None:
         return []
     if file.name.endswith(".index.json"):
-        index = read_json(file)
-        shards = index.get("weight_map") if isinstance(index, dict) else None
-        return list(map(str, shards)) if isinstance(shards, dict) else []
+        return list(weight_map(file) or ())
     if file.suffix != ".safetensors":
         return list(_state_dict(file, unpickled(file)))
     try:
@@ -62,6 +61,13 @@ def names_in(where: Path) -> list[str]:
             return list(opened.keys())
     except (SafetensorError, OSError, ValueError) as error:
         raise SourceError(f"the checkpoint {file} is truncated or not a safetensors file: {error}") from error
+
+
+def weight_map(index: Path) -> dict[str, Any] | None:
+    """Tensor name → file name, of a checkpoint in shards; None where its index has none."""
+    content = read_json(index)
+    named = content.get("weight_map") if isinstance(content, dict) else None
+    return named if isinstance(named, dict) else None
 
 
 def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:

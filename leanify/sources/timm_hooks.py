@@ -9,7 +9,6 @@ it describes the live module.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -84,17 +83,16 @@ def register(module: ModuleType) -> None:
 
 def describe_when_saving(module: ModuleType) -> None:
     """Wrap ``save_config_for_hf``; ``module`` is ``timm.models._hub``."""
-    module.save_config_for_hf = _described(module.save_config_for_hf)  # type: ignore[attr-defined]
+    save = module.save_config_for_hf
 
-
-def _described(save: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(save)
     def save_config_for_hf(model: Any, config_path: Any, *positional: Any, **named: Any) -> None:
         from leanify.sources.describe import describe
         from leanify.upstream.origin import is_stamped
 
         if not is_stamped(model):
-            return save(model, config_path, *positional, **named)
+            save(model, config_path, *positional, **named)
+            return
         architecture, arguments = arguments_of(describe(model))
         kept = model.pretrained_cfg, getattr(model, "_model_args", {})
         model.pretrained_cfg = {**model.pretrained_cfg, "architecture": architecture}
@@ -104,4 +102,4 @@ def _described(save: Callable[..., None]) -> Callable[..., None]:
         finally:
             model.pretrained_cfg, model._model_args = kept
 
-    return save_config_for_hf
+    module.save_config_for_hf = save_config_for_hf  # type: ignore[attr-defined]

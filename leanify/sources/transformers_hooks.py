@@ -17,7 +17,6 @@ name in many places (PEFT's target modules, weight conversions, tokenizers), and
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -35,32 +34,21 @@ _BUILDING: ContextVar[bool] = ContextVar("_BUILDING", default=False)  # whether 
 def convert_configurations(module: ModuleType) -> None:
     """Hook reading and writing of configurations; ``module`` is ``transformers.configuration_utils``."""
     cls: Any = module.PreTrainedConfig
-    cls._dict_from_json_file = classmethod(_reading(cls._dict_from_json_file.__func__))
-    cls.save_pretrained = _checking(cls.save_pretrained)
-    cls.to_json_file = _writing(cls.to_json_file)
+    read, save, write = cls._dict_from_json_file.__func__, cls.save_pretrained, cls.to_json_file
 
-
-def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(read)
     def _dict_from_json_file(cls: Any, json_file: Any) -> dict[str, Any]:
         return from_file(read(cls, json_file))
 
-    return _dict_from_json_file
-
-
-def _checking(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
     def save_pretrained(self: Any, *positional: Any, **named: Any) -> Any:
         return save(buildable(self) if shape_in(self) is not None else self, *positional, **named)
 
-    return save_pretrained
-
-
-def _writing(write: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(write)
     def to_json_file(self: Any, json_file_path: Any, use_diff: bool = True) -> None:
         if shape_in(self) is None:
-            return write(self, json_file_path, use_diff)
+            write(self, json_file_path, use_diff)
+            return
         import json
 
         from leanify.runs import writing
@@ -70,19 +58,31 @@ def _writing(write: Callable[..., None]) -> Callable[..., None]:
         text = json.dumps(to_file(plain._encode_special_floats(config)), indent=2, sort_keys=True)
         writing.write(Path(json_file_path), text + "\n")
 
-    return to_json_file
+    cls._dict_from_json_file = classmethod(_dict_from_json_file)
+    cls.save_pretrained, cls.to_json_file = save_pretrained, to_json_file
 
 
 def build_and_save_lean(module: ModuleType) -> None:
     """Hook building and saving of models; ``module`` is ``transformers.modeling_utils``."""
     cls: Any = module.PreTrainedModel
-    cls.save_pretrained = _saving(cls.save_pretrained)
-    subclass = cls.__init_subclass__.__func__
+    save, subclass = cls.save_pretrained, cls.__init_subclass__.__func__
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, save_directory: Any, *positional: Any, **named: Any) -> Any:
+        if shape_in(self.config) is not None:
+            bring_in_line(self)
+        card = Path(save_directory) / "leanify.json"
+        stale = card.is_file()
+        done = save(self, save_directory, *positional, **named)
+        if stale:  # it described the model saved here before
+            card.unlink(missing_ok=True)
+        return done
 
     def __init_subclass__(sub: Any, /, **named: Any) -> None:
         subclass(sub, **named)
         _wrap(sub)
 
+    cls.save_pretrained = save_pretrained
     cls.__init_subclass__ = classmethod(__init_subclass__)
     _wrap_below(cls)
 
@@ -138,35 +138,20 @@ def aligned(shape: Any, own: Any) -> Any:
     """
     from leanify.errors import SourceError
 
-    stages = tuple(_partner(stage, shape.stages) for stage in own.stages)
-    if not any(stages):
+    stages, is_found = [], False
+    for stage in own.stages:
+        exact = [o for o in shape.stages if o.name == stage.name]
+        near = [o for o in shape.stages if o.name.endswith(f".{stage.name}") or stage.name.endswith(f".{o.name}")]
+        partners = exact or near
+        if len(partners) == 1:
+            is_found = True
+            stage = replace(partners[0], name=stage.name)
+        stages.append(stage)
+    if not is_found:
         wanted = ", ".join(stage.name for stage in shape.stages)
         there = ", ".join(stage.name for stage in own.stages)
         raise SourceError(f"the lean shape has the stages {wanted}, but this model class has {there}")
-    pairs = zip(own.stages, stages, strict=True)
-    return replace(own, stages=tuple(replace(lean, name=stage.name) if lean else stage for stage, lean in pairs))
-
-
-def _partner(stage: Any, stages: Any) -> Any:
-    exact = [other for other in stages if other.name == stage.name]
-    near = [o for o in stages if o.name.endswith(f".{stage.name}") or stage.name.endswith(f".{o.name}")]
-    found = exact or near
-    return found[0] if len(found) == 1 else None
-
-
-def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(save)
-    def save_pretrained(self: Any, save_directory: Any, *positional: Any, **named: Any) -> Any:
-        if shape_in(self.config) is not None:
-            bring_in_line(self)
-        card = Path(save_directory) / "leanify.json"
-        stale = card.is_file()
-        done = save(self, save_directory, *positional, **named)
-        if stale:  # it described the model saved here before
-            card.unlink(missing_ok=True)
-        return done
-
-    return save_pretrained
+    return replace(own, stages=tuple(stages))
 
 
 def bring_in_line(model: Any) -> None:

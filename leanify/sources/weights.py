@@ -17,23 +17,16 @@ from leanify.sources import adapters, hub
 from leanify.sources.describe import expressed
 from leanify.sources.overrides import full_config, quantised_by
 from leanify.sources.source import ModelSource, build_on_meta
-from leanify.sources.tensors import CHECKPOINTS, check_sum, few, load_into, read_tensors
-from leanify.upstream import room
-from leanify.upstream.build import build_model, build_shell
+from leanify.sources.tensors import CHECKPOINTS, UPSTREAM, check_sum, few, load_into, read_tensors, weight_map
+from leanify.upstream.build import build_model, build_shell, check_memory
 from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    pass
 
 # The files that upstream's loaders look for in a directory, in order; an index names the shards.
-UPSTREAM = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 # Prefixes of what trainers leave beside the weights: pickles of their own state, which are never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
 
@@ -79,17 +72,28 @@ def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Mod
 @wall("the model does not load")
 def load(found: ModelSource) -> nn.Module:
     """Return the found model in eval mode, with its weights or else initialised by upstream. Raises SourceError."""
-    if found.weights is None:
+    where, origin = found.weights, found.origin
+    if where is None:
         return fresh(found)
-    if isinstance(found.weights, Path):
-        room.check(found.weights, _size(found.weights))
-    if isinstance(found.weights, Path) and (found.weights / adapters.CONFIG).is_file():
-        return _adapted(found)
-    if found.origin.library == "hf" and found.architecture is None:
-        return _by_transformers(found.origin, found.weights)
-    if isinstance(found.weights, str):
-        return _timm_pretrained(found.origin)
-    return _into_shell(found, found.weights)
+    if isinstance(where, Path):
+        check_memory(where, _size(where))
+        if (where / adapters.CONFIG).is_file():
+            return _adapted(found)
+    if origin.library == "hf" and found.architecture is None:
+        return _by_transformers(origin, where)
+    if isinstance(where, str):
+        could_not = f"the pretrained weights of {origin} could not be fetched"
+        if not hub.answers():
+            raise SourceError(f"{could_not}: the Hugging Face hub cannot be reached")
+        with wall(could_not):
+            model: nn.Module = import_timm().create_model(origin.name, pretrained=True, **origin.options)
+    else:
+        file = where if where.is_file() else file_in(where)
+        model = shell(found)
+        tensors = read_tensors(file)
+        load_into(model, {**tensors, **{a: tensors[b] for a, b in found.tied.items() if b in tensors}}, file)
+    set_origin(model, origin)
+    return model.eval()
 
 
 def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Module:
@@ -101,7 +105,8 @@ def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Modu
     if donor.weights is None:
         raise SourceError(f"{what} has no weights; name a checkpoint, a directory with weights or a hub id")
     if found.origin.library == "hf" and found.architecture is None:
-        if donor.origin.library == "hf" and donor.architecture is None and not _is_adapter(donor.weights):
+        is_adapter = isinstance(donor.weights, Path) and (donor.weights / adapters.CONFIG).is_file()
+        if donor.origin.library == "hf" and donor.architecture is None and not is_adapter:
             return _by_transformers(found.origin, donor.weights)
         return _by_transformers(found.origin, what, dict(load(donor).state_dict()))
     model = shell(found)
@@ -129,15 +134,6 @@ def shell(found: ModelSource) -> nn.Module:
     """Build a model to load weights into: parameters on meta, buffers real."""
     model = build_shell(found.origin)
     return model if found.architecture is None else surgery.write(model, found.architecture)
-
-
-def _into_shell(found: ModelSource, where: Path) -> nn.Module:
-    file = where if where.is_file() else file_in(where)
-    model = shell(found)
-    tensors = read_tensors(file)
-    load_into(model, {**tensors, **{a: tensors[b] for a, b in found.tied.items() if b in tensors}}, file)
-    set_origin(model, found.origin)
-    return model.eval()
 
 
 # -- files --------------------------------------------------------------------------------------------------------
@@ -186,9 +182,8 @@ def _check_files(directory: Path) -> None:
         raise SourceError(f"{directory} has no weights that transformers opens; found {found}: name the file to load")
     files = [directory / name]
     if name.endswith(".index.json"):
-        index = read_json(directory / name)
-        shards = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        shards = weight_map(directory / name)
+        if shards is None or not all(isinstance(shard, str) for shard in shards.values()):
             raise SourceError(f"{directory / name} is damaged: it has no weight_map from tensor names to files")
         for shard in shards.values():  # a link is followed: the hub's cache consists of links
             if Path(shard).name != shard or Path(shard).suffix not in CHECKPOINTS or not _is_file(directory / shard):
@@ -213,12 +208,20 @@ def _is_file(path: Path) -> bool:
 
 
 def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
-    """Load by transformers' own loader, which handles shards, old tensor names and added heads; warn of new tensors."""
+    """Load by transformers' own loader, which handles shards, old tensor names and added heads; warn of new tensors.
+
+    Raises SourceError if a tensor has another shape; one of the head may where another number of classes is asked for.
+    """
     where: Path | str | None = weights
     if isinstance(weights, Path) and weights.is_file():
         tensors = read_tensors(weights)
     elif isinstance(weights, Path) and tensors is None:
-        _refuse_quantised(weights)
+        method = quantised_by(_config_in(weights) or {})
+        if method:
+            raise SourceError(
+                f"{weights} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be "
+                "removed from them; redesign the unquantised model and quantise the result"
+            )
         _check_files(weights)
     if tensors is not None:
         where = None
@@ -229,39 +232,24 @@ def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Ten
         model, info = cls.from_pretrained(where, config=config, state_dict=tensors, **options)
     if where is None:  # from_pretrained forgets the directory, where the tokenizer lies
         model.config._name_or_path = origin.options.get("_name_or_path") or ""
-    _check_shapes(model, info, weights, new_head=_other_labels(config, weights))
+    odd = sorted((str(name), tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
+    saved = _config_in(Path(weights))
+    labels = saved.get("id2label") if isinstance(saved, dict) else None  # transformers' default is two
+    if saved is not None and len(labels or (0, 1)) != config.num_labels and model.base_model is not model:
+        odd = [entry for entry in odd if entry[0].startswith(f"{model.base_model_prefix}.")]
+    if odd:
+        told = few([f"{name} {found} instead of {wanted}" for name, found, wanted in odd])
+        raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({told})")
     _warn_of_new(model, info, weights)
     set_origin(model, origin)
     loaded: nn.Module = model.eval()
     return loaded
 
 
-def _other_labels(config: PretrainedConfig, weights: Path | str) -> bool:
-    """Whether the requested number of classes differs from that of the weights in a directory."""
-    file = Path(weights) / "config.json"
-    saved = read_json(file) if file.is_file() else {}
-    known = saved.get("id2label") if isinstance(saved, dict) else None
-    return file.is_file() and len(known or (0, 1)) != config.num_labels  # transformers' default is two labels
-
-
-def _check_shapes(model: Any, info: dict[str, Any], weights: Path | str, new_head: bool) -> None:
-    """Raise SourceError if a tensor has another shape; with ``new_head``, one of the head may."""
-    prefix = f"{model.base_model_prefix}."
-    odd = sorted((str(name), tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
-    if new_head and model.base_model is not model:
-        odd = [entry for entry in odd if entry[0].startswith(prefix)]
-    if odd:
-        told = few([f"{name} {found} instead of {wanted}" for name, found, wanted in odd])
-        raise SourceError(f"{weights} does not fit {type(model).__name__}: {len(odd)} of another shape ({told})")
-
-
-def _refuse_quantised(directory: Path) -> None:
-    config = read_json(directory / "config.json") if (directory / "config.json").is_file() else {}
-    if method := quantised_by(config):
-        raise SourceError(
-            f"{directory} is quantised ({method}): its tensors are packed, so heads and hidden units cannot be removed "
-            "from them; redesign the unquantised model and quantise the result"
-        )
+def _config_in(directory: Path) -> Any:
+    """The content of a directory's config.json; None where there is none."""
+    file = directory / "config.json"
+    return read_json(file) if file.is_file() else None
 
 
 def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
@@ -281,10 +269,6 @@ def _warn_of_new(model: Any, info: dict[str, Any], weights: Path | str) -> None:
     model.__dict__["_leanify_new"] = new
 
 
-def _is_adapter(weights: Path | str) -> bool:
-    return isinstance(weights, Path) and (weights / adapters.CONFIG).is_file()
-
-
 def _adapted(found: ModelSource) -> nn.Module:
     """Merge a PEFT adapter into its base model; the base's weights are checked like any others."""
     assert isinstance(found.weights, Path)
@@ -295,14 +279,3 @@ def _adapted(found: ModelSource) -> nn.Module:
     merged = adapters.merged(model, found.weights, keys)
     set_origin(merged, found.origin)
     return merged.requires_grad_(True).eval()  # PEFT freezes the base model
-
-
-def _timm_pretrained(origin: Origin) -> nn.Module:
-    if not hub.answers():
-        raise SourceError(
-            f"the pretrained weights of {origin} could not be fetched: the Hugging Face hub cannot be reached"
-        )
-    with wall(f"the pretrained weights of {origin} could not be fetched"):
-        model: nn.Module = import_timm().create_model(origin.name, pretrained=True, **origin.options)
-    set_origin(model, origin)
-    return model.eval()

@@ -6,16 +6,21 @@ import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
-from leanify.errors import ShapeError, SourceError
-from leanify.upstream import diffusion, hooks, modules, own_models, room
+from leanify import machine
+from leanify.errors import LeanifyError, ShapeError, SourceError
+from leanify.units import binary
+from leanify.upstream import diffusion, hooks, modules, own_models
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import import_timm, import_transformers, without_type
@@ -42,20 +47,13 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
         return modules.build(origin, device)
     if device == "meta":
         return _built(origin, device)
-    return room.built(origin, lambda: _built(origin, device), lambda: _built(origin, "meta"))
+    return _if_it_fits(origin, lambda: _built(origin, device), lambda: _built(origin, "meta"))
 
 
 def _built(origin: Origin, device: str) -> nn.Module:
-    with torch.device(device), NothingToDraw(device), _bounded(origin):
-        model = _BUILDERS[origin.library](origin)
-    model.eval()
-    set_origin(model, origin)
-    return model
-
-
-@contextmanager
-def _bounded(origin: Origin) -> Iterator[None]:
-    """Raise ShapeError for a model with more parts than any real one, whose constructor would run for minutes."""
+    """Build by upstream's constructor. Raises ShapeError for more parts than any real model has, which would take
+    minutes.
+    """
     left = MOST_PARTS
 
     def count(*_: Any) -> None:
@@ -64,11 +62,42 @@ def _bounded(origin: Origin) -> Iterator[None]:
         if left < 0:
             raise ShapeError(f"{origin} would have over {MOST_PARTS:,} parts; check the numbers of layers it is given")
 
-    hook = register_module_module_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
+    with torch.device(device), NothingToDraw(device), register_module_module_registration_hook(count):
+        model = _constructed(origin)
+    model.eval()
+    set_origin(model, origin)
+    return model
+
+
+def _constructed(origin: Origin) -> nn.Module:
+    name, options = origin.name, origin.options
+    model: nn.Module
+    if origin.library == "timm":
+        library = import_timm()
+        words = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
+        with wall(f"timm cannot build {name!r} with {words}"):
+            _check_arguments(origin)
+            check_sizes(options)
+            model = library.create_model(name, **options)
+    elif origin.library == "hf":
+        library = import_transformers()
+        _check_wrapped(options)
+        if KEY in options:
+            hooks.check_on(f"this {name}")
+        with wall(f"transformers does not build {name!r} as {origin.cls}"):
+            config = library.AutoConfig.for_model(name, **without_type(options))
+            model = getattr(library, origin.cls)(config)
+    elif origin.library == "diffusers":
+        check_sizes(options)
+        model = diffusion.build(name, options)
+    elif origin.library != "leanify":
+        raise SourceError(f"nothing builds models of {origin.library!r}")
+    else:
+        if name not in own_models.MODELS:
+            raise SourceError(f"leanify has no model {name!r}; it has {', '.join(own_models.MODELS)}")
+        with wall(f"leanify does not build {name!r}"):
+            model = own_models.model_class(name)(**options)
+    return model
 
 
 def check_sizes(options: Any) -> None:
@@ -92,16 +121,6 @@ def check_sizes(options: Any) -> None:
             raise SourceError(f"{key} of {classes:,} classes; at most {MOST_LABELS:,} are supported")
 
 
-def _build_timm(origin: Origin) -> nn.Module:
-    library = import_timm()
-    options = ", ".join(f"{key}={value!r}" for key, value in origin.options.items()) or "no options"
-    with wall(f"timm cannot build {origin.name!r} with {options}"):
-        _check_arguments(origin)
-        check_sizes(origin.options)
-        model: nn.Module = library.create_model(origin.name, **origin.options)
-    return model
-
-
 def _check_arguments(origin: Origin) -> None:
     """Raise SourceError for options that are not parameters of a class in the model's timm module.
 
@@ -114,13 +133,12 @@ def _check_arguments(origin: Origin) -> None:
     if not is_model(name):
         raise SourceError(f"timm has no model {name!r}")
     allowed = _parameters(model_entrypoint(name).__module__)
-    for key in origin.options:
+    for key, value in origin.options.items():
         if allowed and key not in allowed:
             near = difflib.get_close_matches(key, allowed)
-            raise SourceError(
-                f"timm cannot build {origin.name!r} with {key}={origin.options[key]!r}: models of its kind have no "
-                f"such argument" + (f"; nearest: {', '.join(near)}" if near else "")
-            )
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            asked = f"timm cannot build {origin.name!r} with {key}={value!r}"
+            raise SourceError(f"{asked}: models of its kind have no such argument{hint}")
 
 
 @cache
@@ -131,26 +149,9 @@ def _parameters(module: str) -> frozenset[str]:
         if inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__.startswith("timm.models."):
             names |= {"num_classes", "in_chans", "img_size", "global_pool"}
             for base in cls.__mro__[:-1]:
-                names.update(_signature(base))
-    return frozenset(names)
-
-
-def _signature(cls: type) -> list[str]:
-    try:
-        return [name for name in inspect.signature(cls).parameters if not name.startswith(("pretrained", "checkpoint"))]
-    except (TypeError, ValueError):
-        return []
-
-
-def _build_hf(origin: Origin) -> nn.Module:
-    library = import_transformers()
-    _check_wrapped(origin.options)
-    if KEY in origin.options:
-        hooks.check_on(f"this {origin.name}")
-    with wall(f"transformers does not build {origin.name!r} as {origin.cls}"):
-        config = library.AutoConfig.for_model(origin.name, **without_type(origin.options))
-        model: nn.Module = getattr(library, origin.cls)(config)
-    return model
+                with suppress(TypeError, ValueError):  # a class of C
+                    names.update(inspect.signature(base).parameters)
+    return frozenset(name for name in names if not name.startswith(("pretrained", "checkpoint")))
 
 
 def _check_wrapped(options: Any) -> None:
@@ -161,27 +162,6 @@ def _check_wrapped(options: Any) -> None:
         _check_arguments(Origin("timm", str(options.get("architecture")), options.get("model_args") or {}))
     for inner in options.values():
         _check_wrapped(inner)
-
-
-def _build_own(origin: Origin) -> nn.Module:
-    if origin.name not in own_models.MODELS:
-        raise SourceError(f"leanify has no model {origin.name!r}; it has {', '.join(own_models.MODELS)}")
-    with wall(f"leanify does not build {origin.name!r}"):
-        model: nn.Module = own_models.model_class(origin.name)(**origin.options)
-    return model
-
-
-def _build_diffusers(origin: Origin) -> nn.Module:
-    check_sizes(origin.options)
-    return diffusion.build(origin.name, origin.options)
-
-
-_BUILDERS: dict[str, Callable[[Origin], nn.Module]] = {
-    "timm": _build_timm,
-    "hf": _build_hf,
-    "diffusers": _build_diffusers,
-    "leanify": _build_own,
-}
 
 
 def build_shell(origin: Origin) -> nn.Module:
@@ -215,3 +195,49 @@ def parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+SHARE = 8  # what fits into an eighth of the free memory is built without being weighed first
+
+
+class _Heavy(LeanifyError):
+    """The model being built has passed the limit."""
+
+
+def _if_it_fits(what: object, build: Callable[[], nn.Module], weigh: Callable[[], nn.Module]) -> nn.Module:
+    """``build()``, or SourceError if its parameters take more than the free memory.
+
+    ``weigh`` builds the same model on meta. That costs a part of a second, so it is done only for a model that has been
+    seen to be large: then building starts again, from the same random numbers.
+    """
+    free = machine.free_memory()
+    if free is None:
+        return build()
+    left = free // SHARE
+
+    def weigh_one(_module: nn.Module, _name: str, parameter: Any) -> None:
+        nonlocal left
+        left -= 0 if parameter is None else parameter.nbytes
+        if left < 0:
+            raise _Heavy
+
+    before = torch.get_rng_state()
+    try:
+        with register_module_parameter_registration_hook(weigh_one):
+            return build()
+    except _Heavy:
+        check_memory(what, sum(parameter.nbytes for parameter in weigh().parameters()), free)
+    torch.set_rng_state(before)
+    return build()
+
+
+def check_memory(what: object, size: int, free: int | None = None) -> None:
+    """Raise SourceError if weights of ``size`` bytes do not fit into the free memory."""
+    free = machine.free_memory() if free is None else free
+    if free is not None and size > free:
+        raise SourceError(
+            f"the weights of {what} take {binary(size)}, {binary(free)} of memory are free here; what needs "
+            "no weights still works: leanify redesign without -o, leanify profile --no-measure"
+        )

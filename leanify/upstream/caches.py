@@ -9,7 +9,6 @@ from leanify.upstream.origin import is_hf
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,18 @@ def kept_by(model: nn.Module, attention: Any) -> Kept | None:
         return None
     if not looks_back(attention) or getattr(attention, "is_kv_shared_layer", False):
         return None
-    window = _window(attention, _config(model, attention))
+    config: Any = getattr(attention, "config", None)
+    if config is None:
+        config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    kinds = getattr(config, "layer_types", None)
+    size = getattr(config, "sliding_window", None)
+    if hasattr(attention, "sliding_window"):
+        size = attention.sliding_window
+    elif isinstance(kinds, list) and attention.layer_idx < len(kinds):
+        kind = kinds[attention.layer_idx]
+        if kind != "sliding_attention":
+            size = getattr(config, "attention_chunk_size", None) if kind == "chunked_attention" else None
+    window = size if isinstance(size, int) else None
     if getattr(attention, "kv_lora_rank", None) is None:
         return Kept(window, None, None)
     latent = attention.kv_lora_rank + attention.qk_rope_head_dim
@@ -50,23 +60,6 @@ def looks_back(attention: Any) -> bool:
     """Whether an attention is causal: it sees only earlier tokens."""
     names = ("is_causal", "causal", "is_decoder")
     return bool(next((getattr(attention, name) for name in names if hasattr(attention, name)), False))
-
-
-def _config(model: Any, attention: Any) -> Any:
-    own = getattr(attention, "config", None)
-    return own if own is not None else model.config.get_text_config()
-
-
-def _window(attention: Any, config: PretrainedConfig) -> int | None:
-    kinds = getattr(config, "layer_types", None)
-    if hasattr(attention, "sliding_window"):
-        size = attention.sliding_window
-    elif isinstance(kinds, list) and attention.layer_idx < len(kinds):
-        sizes = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-        size = getattr(config, sizes.get(kinds[attention.layer_idx], ""), None)
-    else:
-        size = getattr(config, "sliding_window", None)
-    return size if isinstance(size, int) else None
 
 
 def longest_context(model: Any) -> int | None:

@@ -64,35 +64,31 @@ def batch_of(model: nn.Module, inputs: Mapping[str, Any], batch: int) -> dict[st
     ShapeError for torch's layers with ``batch_first=False``, where it is another axis.
     """
     length = samples_in(inputs)
-    if length in (None, batch):
+    if length is None or length == batch:
         return dict(inputs)
     if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()):
         raise ShapeError(
             f"the attentions of this {type(model).__name__} have batch_first=False, so samples do not lie along the "
             f"first axis of the inputs given: give inputs of {batch} samples, or ask for no other batch"
         )
-
-    def taken(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != length:
-            return value
-        times = -(-batch // length)
-        return value.repeat(times, *(1 for _ in value.shape[1:]))[:batch]
-
-    return {name: taken(value) for name, value in inputs.items()}
+    taken = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.dim() and value.shape[0] == length:
+            times = -(-batch // length)
+            taken[name] = value.repeat(times, *(1 for _ in value.shape[1:]))[:batch]
+    return taken
 
 
 def samples_in(inputs: Mapping[str, Any] | None) -> int | None:
     """How many samples an example holds: the length of its first tensor's first axis; None without one."""
-    tensors = (value for value in (inputs or {}).values() if isinstance(value, Tensor) and value.dim())
-    first = next(tensors, None)
-    return None if first is None else int(first.shape[0])
+    for value in (inputs or {}).values():
+        if isinstance(value, Tensor) and value.dim():
+            return int(value.shape[0])
+    return None
 
 
 def words_of_given(inputs: Mapping[str, Any]) -> str:
     """Such as "x 2 × 3 × 32 × 32, as given"."""
-    shown = [
-        f"{name} {' × '.join(map(str, value.shape)) or 'a number'}"
-        for name, value in inputs.items()
-        if isinstance(value, Tensor)
-    ]
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    shown = [f"{name} {' × '.join(map(str, value.shape)) or 'a number'}" for name, value in tensors.items()]
     return f"{', '.join(shown)}, as given"

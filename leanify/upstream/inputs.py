@@ -73,30 +73,28 @@ def _examples(model: nn.Module, batch: int, tokens: int | None, device: str | to
     if not is_hf(model):
         channels, *size = _timm_input_size(model)
         return {"x": torch.randn(batch, channels, *size).to(device)}
-    length = _length(model, tokens)
-    arguments = [name for name in _arguments(model) if name in _MAKERS]
-    made = {name: _MAKERS[name](model.config, batch, length) for name in arguments}
-    if "pixel_values" in made and ("grid_thw" in made or "image_grid_thw" in made):
-        made["pixel_values"] = _patches(model.config, batch, length)
-    if "spatial_shapes" in made:
-        patches = _patches(model.config, batch, length)
-        made["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
-    if {"input_ids", "pixel_values"} <= made.keys():
-        made |= _with_image_tokens(model.config, batch, length)
-    if "input_features" in made and _begins_with_convolution(model, made["input_features"].shape[-1]):
-        made["input_features"] = made["input_features"].transpose(1, 2)
     config: Any = model.config
+    length = _length(model, tokens)
+    made = {name: _MAKERS[name](config, batch, length) for name in _arguments(model) if name in _MAKERS}
+    if "pixel_values" in made and ("grid_thw" in made or "image_grid_thw" in made):
+        made["pixel_values"] = _patches(config, batch, length)
+    if "spatial_shapes" in made:
+        patches = _patches(config, batch, length)
+        made["pixel_values"] = patches.view(batch, -1, patches.shape[-1])
+    if {"input_ids", "pixel_values"} <= made.keys():  # text behind an image, where the tokens of that are known
+        images = _get(config, "mm_tokens_per_image", "vision_soft_tokens_per_image", "num_image_tokens")
+        word = _get(config, "image_token_id", "image_token_index")
+        if images is not None and word is not None:
+            made |= text_behind(word, batch, images, length)
+    if "input_features" in made:
+        maps = (module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)))
+        first = next(maps, None)
+        if isinstance(first, nn.Conv1d) and first.in_channels == made["input_features"].shape[-1]:
+            made["input_features"] = made["input_features"].transpose(1, 2)  # channels of a spectrogram before time
     if config.model_type in OF_TYPE:
         made |= OF_TYPE[config.model_type](config, batch, length)
     on_meta = str(device) == "meta"
     return {name: value if on_meta and name.endswith(GRIDS) else value.to(device) for name, value in made.items()}
-
-
-def _begins_with_convolution(model: nn.Module, channels: int) -> bool:
-    """Whether a spectrogram's channels come before time: the model's first layer is a convolution over channels."""
-    maps = (module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)))
-    first = next(maps, None)
-    return isinstance(first, nn.Conv1d) and first.in_channels == channels
 
 
 def _timm_input_size(model: nn.Module) -> tuple[int, ...]:
@@ -127,9 +125,7 @@ def _arguments(model: nn.Module) -> list[str]:
         names += ["attention_mask", "bbox"]
     if "states" in parameters:  # trajectories
         names += ["states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask"]
-    names += [
-        name for name in ("visual_feats", "visual_pos", "input_features_mask", "target_sizes") if name in parameters
-    ]
+    names += ["visual_feats", "visual_pos", "input_features_mask", "target_sizes"]
     if hasattr(config, "vision_config") and "input_ids" in names:
         names.append("pixel_values")
     if "spatial_shapes" in parameters and "pixel_values" in names:  # images of any shape, as patches
@@ -157,22 +153,29 @@ def _length(model: Any, tokens: int | None) -> int:
 
 def _get(config: PretrainedConfig, *names: str, default: Any = None) -> Any:
     """The first of several keys that exists in a configuration or a nested one."""
-    inner = [value for value in vars(config).values() if hasattr(value, "model_type")]
-    for one in (config, *inner):
+    for one in _with_inner(config):
         for name in names:
-            if (value := getattr(one, name, None)) is not None:
+            value = getattr(one, name, None)
+            if value is not None:
                 return value
     return default
+
+
+def _with_inner(config: PretrainedConfig) -> list[Any]:
+    """A configuration and those nested in it."""
+    return [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
 
 
 def _ids(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Random ids of ordinary tokens: not the first few, nor special ids in the configuration (padding, images)."""
     vocabulary = _get(config, "vocab_size", default=100)
-    inner = [config, *(value for value in vars(config).values() if hasattr(value, "model_type"))]
-    fields = [field for one in inner for field in vars(one).items()]
-    named = {v for k, v in fields if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    special = set()
+    for one in _with_inner(config):
+        for name, value in vars(one).items():
+            if name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
+                special.add(value)
     most = min(vocabulary, MOST_WORDS)  # a vocabulary of billions costs no memory here
-    ordinary = [word for word in range(min(5, most - 1), most) if word not in named]
+    ordinary = [word for word in range(min(5, most - 1), most) if word not in special]
     return torch.tensor(ordinary)[torch.randint(len(ordinary), (batch, length))]
 
 
@@ -210,24 +213,16 @@ def _features(config: PretrainedConfig, batch: int, length: int) -> Tensor:
 
 def _sound(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """A waveform; for the Audio Spectrogram Transformer, a spectrogram."""
-    if (bins := getattr(config, "num_mel_bins", None)) and hasattr(config, "max_length"):
+    bins = getattr(config, "num_mel_bins", None)
+    if bins and hasattr(config, "max_length"):
         return torch.randn(batch, config.max_length, bins)
-    channels = [_get(config, "audio_channels")] if _get(config, "audio_channels") else []
-    return torch.randn(batch, *channels, 320 * length + 80)
+    channels = _get(config, "audio_channels")
+    return torch.randn(batch, *([channels] if channels else []), 320 * length + 80)
 
 
 def _grid(config: PretrainedConfig, batch: int, length: int) -> Tensor:
     """Images in patches: time, height, width. Upstream looks into it, so it has values even beside tensors on meta."""
     return torch.tensor([[1, side(length), side(length)]] * batch, device="cpu")
-
-
-def _with_image_tokens(config: PretrainedConfig, batch: int, length: int) -> dict[str, Tensor]:
-    """Text behind an image, where a configuration says how many tokens an image takes and which one stands for them."""
-    tokens = _get(config, "mm_tokens_per_image", "vision_soft_tokens_per_image", "num_image_tokens")
-    word = _get(config, "image_token_id", "image_token_index")
-    if tokens is None or word is None:
-        return {}
-    return text_behind(word, batch, tokens, length)
 
 
 def _patches(config: PretrainedConfig, batch: int, length: int) -> Tensor:
@@ -276,23 +271,25 @@ def words_of(inputs: dict[str, Tensor]) -> str:
         return words_of_given(inputs)
     in_patches = any(name.endswith(GRIDS) for name in inputs)
     silent = ("mask", "masks", "type_ids", "position_ids", *GRIDS)
-    shown = {name: x for name, x in inputs.items() if not name.endswith(silent) and x.dim() > 1}
-    return ", ".join(_describe(name, tuple(x.shape), in_patches) for name, x in shown.items())
-
-
-def _describe(name: str, sizes: tuple[int, ...], in_patches: bool) -> str:
-    shape = sizes[1:]
-    if in_patches and name in ("pixel_values", "hidden_states") and len(sizes) < 4:
-        return f"{sizes[-2]:,} patches"
-    if name == "hidden_states" and len(shape) == 3:
-        return f"{' × '.join(map(str, shape))} latents"
-    if name in ("x", "pixel_values") and len(shape) == 3:
-        return f"{shape[1]} × {shape[2]} image"
-    if name in ("input_ids", "decoder_input_ids") and len(shape) == 1:
-        return f"{shape[0]}{' decoder' if name.startswith('decoder') else ''} token ids"
-    if name == "input_values" and len(shape) == 1:
-        return f"{shape[0]:,} samples of sound"
-    return f"{name.replace('_', ' ')} {' × '.join(map(str, shape))}".strip()
+    shown = []
+    for name, x in inputs.items():
+        shape = x.shape[1:]
+        sizes = " × ".join(map(str, shape))
+        if name.endswith(silent) or x.dim() < 2:
+            continue
+        if in_patches and name in ("pixel_values", "hidden_states") and x.dim() < 4:
+            shown.append(f"{x.shape[-2]:,} patches")
+        elif name == "hidden_states" and len(shape) == 3:
+            shown.append(f"{sizes} latents")
+        elif name in ("x", "pixel_values") and len(shape) == 3:
+            shown.append(f"{shape[1]} × {shape[2]} image")
+        elif name in ("input_ids", "decoder_input_ids") and len(shape) == 1:
+            shown.append(f"{sizes}{' decoder' if name.startswith('decoder') else ''} token ids")
+        elif name == "input_values" and len(shape) == 1:
+            shown.append(f"{shape[0]:,} samples of sound")
+        else:
+            shown.append(f"{name.replace('_', ' ')} {sizes}".strip())
+    return ", ".join(shown)
 
 
 _MAKERS: dict[str, Callable[[Any, int, int], Tensor]] = {

@@ -19,23 +19,13 @@ Made = dict[str, Tensor]
 
 # Image sizes (height, width) produced by a type's processor, if the configuration does not contain them.
 IMAGE_SIZES: dict[str, int | tuple[int, int]] = {
-    "conditional_detr": 800,
-    "d_fine": 640,
-    "dab-detr": 800,
-    "deformable_detr": 800,
-    "deimv2": 640,
-    "detr": 800,
+    **dict.fromkeys(("detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer"), 800),
+    **dict.fromkeys(("grounding-dino", "mm-grounding-dino", "pp_doclayout_v3", "pp_doclayout_v4"), 800),
+    **dict.fromkeys(("d_fine", "deimv2", "rt_detr", "rt_detr_v2"), 640),
     "efficientloftr": (480, 640),
     "glpn": (480, 640),
-    "grounding-dino": 800,
     "mask2former": 384,
-    "mm-grounding-dino": 800,
-    "pp_doclayout_v3": 800,
-    "pp_doclayout_v4": 800,
-    "rt_detr": 640,
-    "rt_detr_v2": 640,
     "segformer": 512,
-    "table-transformer": 800,
 }
 
 

@@ -93,28 +93,24 @@ def build(origin: Origin, device: str) -> nn.Module:
         model = copy.deepcopy(origin.live)
     else:
         _check(origin)
-        model = _made(origin)
+        place, _, name = origin.name.rpartition(":")
+        try:
+            made = getattr(_imported(place), name)(**origin.options)
+        except Exception as error:  # the user's code may raise anything
+            words = " ".join(str(error).split())[:300]
+            raise SourceError(f"{origin.name} does not give a module: {type(error).__name__}: {words}") from error
+        model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(model, nn.Module):
+            raise SourceError(
+                f"{origin.name} returned a {type(model).__name__}; it must return a torch.nn.Module, or a module and "
+                "an example of its input"
+            )
+        if inputs is not None:
+            give(model, inputs)
+        model.eval()
     if "_leanify_origin" not in vars(model):
         set_origin(model, origin)
     return on_meta(model) if device == "meta" else model
-
-
-def _made(origin: Origin) -> nn.Module:
-    place, _, name = origin.name.rpartition(":")
-    try:
-        made = getattr(_imported(place), name)(**origin.options)
-    except Exception as error:  # the user's code may raise anything
-        words = " ".join(str(error).split())[:300]
-        raise SourceError(f"{origin.name} does not give a module: {type(error).__name__}: {words}") from error
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, nn.Module):
-        raise SourceError(
-            f"{origin.name} returned a {type(model).__name__}; it must return a torch.nn.Module, or a module and an "
-            "example of its input"
-        )
-    if inputs is not None:
-        give(model, inputs)
-    return model.eval()
 
 
 def _imported(place: str) -> Any:
@@ -152,20 +148,18 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
-# -- what may be run ------------------------------------------------------------------------------------------------
-
-
 def _check(origin: Origin) -> None:
     """Raise SourceError if the code was never named by this user, or changed since it was written down.
 
     Nothing is run or imported before.
     """
-    if not (origin.cls and _is_allowed(origin)) and not _is_allowed(origin_of_code(origin.name)):
+    now = origin_of_code(origin.name)
+    known = [one for one in (origin, now) if one.cls]
+    if not any(_key(one) in _ALLOWED or _record(one).is_file() for one in known):
         raise SourceError(
             f"this model is built by code, {origin.name}, which was not named here before, so it was not run. If you "
             f"trust the file, name it once: leanify profile {origin.name}, or leanify.load({origin.name!r})"
         )
-    now = origin_of_code(origin.name)
     if origin.cls and now.cls != origin.cls:
         raise SourceError(
             f"{origin.name} has changed: its SHA-256 was {origin.cls[:12]}… when this model was written, and is "
@@ -173,8 +167,7 @@ def _check(origin: Origin) -> None:
         )
 
 
-def _is_allowed(origin: Origin) -> bool:
-    return _key(origin) in _ALLOWED or _record(origin).is_file()
+# -- what may be run ------------------------------------------------------------------------------------------------
 
 
 _ALLOWED: set[str] = set()

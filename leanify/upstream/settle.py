@@ -6,17 +6,14 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from leanify.architecture import Architecture, Stage
+from leanify.architecture import Architecture
 from leanify.upstream.lean_config import carry
 from leanify.upstream.origin import is_hf
-from leanify.upstream.spelling import _hf_words
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from leanify.upstream.spelling import hf_words
 
 
 def settle(
@@ -33,30 +30,41 @@ def settle(
     """
     before_surgery = model.config.to_dict() if is_hf(model) else {}
     if is_hf(model):
-        for key, value in _hf_words(model.config, old, new).items():
+        for key, value in hf_words(model.config, old, new).items():
             with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
                 setattr(model.config, key, value)
-        sizes = {layer.head_dim for layer in new.layers()}
-        config = _rotary_config(model.config, sizes)
-        if {layer.head_dim for layer in old.layers()} != sizes:
-            _rebuild_rotary_tables(model, config, new)
-        elif config is not model.config:
-            for _, _, table in _rotary_tables(model):
-                table.config = config  # loading computes the tables again
+        _update_rotary_tables(model, old, new)
     for before, after in zip(old.stages, new.stages, strict=True):
         if before.depth != after.depth:
             if is_hf(model):
                 _update_depth(model, after.name, before.depth, after.depth)
             blocks: list[Any] = list((blocks_of or {}).get(after.name) or model.get_submodule(after.name).children())
             for index, block in enumerate(blocks):
+                place = index * (len(rates[after.name]) - 1) / max(len(blocks) - 1, 1)
+                rate = _interpolated(rates[after.name], place)
                 for module in block.modules():
                     if hasattr(module, "layer_idx"):
                         module.layer_idx = index
-            _spread_drop_path(blocks, rates[after.name])
-            _trim_feature_info(model, before, after)
+                    if hasattr(module, "drop_prob"):
+                        module.drop_prob = rate
+            info = getattr(model, "feature_info", None)
+            if isinstance(info, list) and len(info) == before.depth and all(isinstance(one, dict) for one in info):
+                kept = [info[min(i, before.depth - 1)] for i in range(after.depth)]
+                model.feature_info = [{**one, "module": f"{after.name}.{i}"} for i, one in enumerate(kept)]
     if is_hf(model) and old != new:
-        _update_lists(model.config, new)
-        carry(model.config, before_surgery, new)
+        config = model.config
+        sizes = getattr(config, "block_sizes", None)
+        if isinstance(sizes, list):  # Funnel's blocks
+            depths = dict(enumerate(sizes))
+            for stage in new.stages:
+                number = re.search(r"blocks\.(\d+)$", stage.name)
+                if number:
+                    depths[int(number[1])] = stage.depth
+            config.block_sizes = [depths[index] for index in range(len(sizes))]
+        if hasattr(config, "num_layers_per_stack"):  # HRM's equal stacks
+            config.num_layers_per_stack = max(stage.depth for stage in new.stages)
+            config.num_hidden_layers = config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
+        carry(config, before_surgery, new)
 
 
 def leave_fast_path(model: nn.Module, attention: str) -> None:
@@ -94,57 +102,38 @@ def _update_depth(model: Any, name: str, old: int, new: int) -> None:
                 setattr(holder, key, value)
 
 
-def _update_lists(config: PretrainedConfig, new: Architecture) -> None:
-    """Update configuration keys that describe several lists at once: Funnel's blocks, HRM's equal stacks."""
-    if isinstance(sizes := getattr(config, "block_sizes", None), list):
-        depths = {}
-        for stage in new.stages:
-            place = re.search(r"blocks\.(\d+)$", stage.name)
-            if place:
-                depths[int(place[1])] = stage.depth
-        config.block_sizes = [depths.get(index, size) for index, size in enumerate(sizes)]
-    if hasattr(config, "num_layers_per_stack"):
-        config.num_layers_per_stack = max(stage.depth for stage in new.stages)
-        config.num_hidden_layers = config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
+def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> None:
+    """Build the rotary tables anew for another head_dim.
 
-
-def _rotary_config(config: PretrainedConfig, sizes: set[int]) -> Any:
-    """The configuration to compute rotary tables from.
-
-    Where upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: then it is a copy with
-    as many heads as give the size that the heads have.
+    Where upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: tables then get a copy
+    of the configuration with as many heads as give the size that the heads have.
     """
-    derived = isinstance(getattr(type(config), "head_dim", None), property)
-    if not derived or sizes in ({config.head_dim}, set()) or len(sizes) > 1:
-        return config
-    own: Any = copy.deepcopy(config)
-    own.num_attention_heads = own.hidden_size // min(sizes)
-    return own
-
-
-def _rotary_tables(model: Any) -> list[tuple[Any, str, Any]]:
-    """Every module of rotary tables that keeps a configuration, with its parent and its name there."""
-    return [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if "RotaryEmbedding" in type(child).__name__ and hasattr(child, "config")
-    ]
-
-
-def _rebuild_rotary_tables(model: Any, config: PretrainedConfig, new: Architecture) -> None:
-    paths = {id(module): path for path, module in model.named_modules()}
-    for parent, name, child in _rotary_tables(model):
-        device = next(child.buffers()).device
-        own = config
-        if type(child.config) is not type(model.config):  # that of an encoder, a decoder, the text beside images
-            stages = [stage for stage in new.stages if stage.name.startswith(f"{paths[id(parent)]}.".lstrip("."))]
-            sizes = {layer.head_dim for stage in stages for block in stage.blocks for layer in block}
-            own = copy.deepcopy(child.config)
-            if len(sizes) == 1 and hasattr(own, "head_dim"):
-                with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
-                    own.head_dim = sizes.pop()
-        setattr(parent, name, type(child)(config=own).to(device))
+    sizes = {layer.head_dim for layer in new.layers()}
+    is_derived = isinstance(getattr(type(model.config), "head_dim", None), property)
+    config = model.config
+    if is_derived and len(sizes) == 1 and sizes != {config.head_dim}:
+        config = copy.deepcopy(config)
+        config.num_attention_heads = config.hidden_size // min(sizes)
+    is_resized = {layer.head_dim for layer in old.layers()} != sizes
+    if not is_resized and config is model.config:
+        return
+    for path, parent in list(model.named_modules()):
+        for name, table in list(parent.named_children()):
+            if "RotaryEmbedding" not in type(table).__name__ or not hasattr(table, "config"):
+                continue
+            if not is_resized:
+                table.config = config  # loading computes the tables again
+                continue
+            own = config
+            if type(table.config) is not type(model.config):  # that of an encoder, a decoder, the text beside images
+                stages = [stage for stage in new.stages if stage.name.startswith(f"{path}.".lstrip("."))]
+                inside = {layer.head_dim for stage in stages for block in stage.blocks for layer in block}
+                own = copy.deepcopy(table.config)
+                if len(inside) == 1 and hasattr(own, "head_dim"):
+                    with suppress(AttributeError, NotImplementedError):  # a property computed from other keys
+                        own.head_dim = inside.pop()
+            device = next(table.buffers()).device
+            setattr(parent, name, type(table)(config=own).to(device))
 
 
 def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
@@ -156,19 +145,8 @@ def drop_path_rates(blocks: Sequence[Any]) -> list[float]:
     return rates
 
 
-def _spread_drop_path(blocks: Sequence[Any], rates: list[float]) -> None:
-    """Interpolate the stochastic-depth rates, which rise from the first block to the last, to the new depth."""
-    for index, block in enumerate(blocks):
-        place = index * (len(rates) - 1) / max(len(blocks) - 1, 1)
-        low = int(place)
-        high = min(low + 1, len(rates) - 1)
-        rate = rates[low] + (rates[high] - rates[low]) * (place - low)
-        for module in block.modules():
-            if hasattr(module, "drop_prob"):
-                module.drop_prob = rate
-
-
-def _trim_feature_info(model: Any, old: Stage, new: Stage) -> None:
-    info = getattr(model, "feature_info", None)
-    if isinstance(info, list) and len(info) == old.depth and all(isinstance(entry, dict) for entry in info):
-        model.feature_info = [{**info[min(i, old.depth - 1)], "module": f"{new.name}.{i}"} for i in range(new.depth)]
+def _interpolated(rates: list[float], place: float) -> float:
+    """The stochastic-depth rate at a place among those of the blocks, which rise from the first to the last."""
+    low = int(place)
+    high = min(low + 1, len(rates) - 1)
+    return rates[low] + (rates[high] - rates[low]) * (place - low)

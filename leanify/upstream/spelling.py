@@ -24,7 +24,7 @@ def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin
     """Origins that might build ``new`` from upstream's options alone, best first; the caller verifies by building."""
     if origin.library == "hf":
         config = copy.deepcopy(origin.options)
-        for key, value in _hf_words(config, old, new).items():
+        for key, value in hf_words(config, old, new).items():
             config[key] = value
         return [Origin("hf", origin.name, config, origin.cls)]
     words_of = {"timm": _timm_words, "diffusers": diffusion.words_of}.get(origin.library, _leanify_words)
@@ -66,14 +66,18 @@ def _one_of(architecture: Architecture) -> Stage | None:
     return stages[0] if stages and all(len(set(stage.blocks)) == 1 for stage in stages) else None
 
 
-def _hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> dict[str, Any]:
+def hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> dict[str, Any]:
     """The configuration keys that a new shape changes, with their new values.
 
     A key applies to all stages that had its old value, and is changed if they change alike. Only stages whose blocks
     all have the same attention are considered.
     """
     pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].primary]
-    if not pairs or not all(_is_one_attention(stage) for pair in pairs for stage in pair):
+    for stage in (stage for pair in pairs for stage in pair):
+        attentions = {tuple(replace(x, mlp=0, experts=0, active=0) for x in block) for block in stage.blocks}
+        if len(attentions) != 1:  # MLPs may differ: a mixture's first layers are often dense
+            return {}
+    if not pairs:
         return {}
     get: Callable[[str], Any] = config.get if isinstance(config, dict) else lambda key: getattr(config, key, None)
     keys = config.keys() if isinstance(config, dict) else set(dir(config))
@@ -108,11 +112,6 @@ def _hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) ->
     if before.depth != after.depth and isinstance(kinds, list) and len(pairs) == 1:
         changed["layer_types"] = kinds[: after.depth] + kinds[-1:] * (after.depth - before.depth)
     return changed
-
-
-def _is_one_attention(stage: Stage) -> bool:
-    """Whether all blocks are equal except for their MLPs (a mixture's first layers are often dense)."""
-    return len({tuple(replace(x, mlp=0, experts=0, active=0) for x in block) for block in stage.blocks}) == 1
 
 
 def _units(stage: Stage, experts: bool = False) -> int | None:

@@ -4,8 +4,7 @@ table      the shipped answers, and how to update them
 verdict    one model: its answers at the default configuration on meta, and the laws at a small size
 answers    read, grow, redesign, control
 laws       what must hold for every redesigned model; `running` runs models for them
-unset      settings that upstream's default configurations lack
 tiny       small versions of both libraries' models
-isolated   many models, in child processes that may crash or hang
+
 propose    suggest rows for a class without one
 """

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from leanify.design.plan import Plan
 from leanify.design.redesign import redesign
 from leanify.errors import BudgetError, LeanifyError, SourceError
@@ -55,25 +53,23 @@ def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> FourA
     except SourceError as error:
         return FourAnswers(None, None, None, None, _line(error))
     try:
-        surgery.read(model)
+        shape = surgery.read(model)
     except LeanifyError as error:
         return FourAnswers(False, False, False, None, _line(error))
-    grow_refused = _grow_refused(model)
+    reason = ""
+    try:
+        grown, wanted = surgery.read(surgery.grow(model, factor=2)), shape.grown(factor=2)
+        if grown != wanted:
+            reason = f"its heads were doubled to {wanted}, and {grown} is read back"
+    except LeanifyError as error:
+        reason = _line(error)
+    grows = not reason
     plan, flags = _plan(source, overrides)
     if isinstance(plan, LeanifyError):
-        return FourAnswers(True, not grow_refused, False, None, grow_refused or _line(plan))
-    no_control = "no control: in the stages that a redesign changes no MLP is known" if plan.control is None else ""
-    return FourAnswers(True, not grow_refused, True, plan.control is not None, grow_refused or no_control, flags)
-
-
-def _grow_refused(model: nn.Module) -> str:
-    """Why the model cannot grow; ``""`` if it can."""
-    try:
-        grown = surgery.read(surgery.grow(model, factor=2))
-    except LeanifyError as error:
-        return _line(error)
-    wanted = surgery.read(model).grown(factor=2)
-    return "" if grown == wanted else f"its heads were doubled to {wanted}, and {grown} is read back"
+        return FourAnswers(True, grows, False, None, reason or _line(plan))
+    if plan.control is None:
+        reason = reason or "no control: in the stages that a redesign changes no MLP is known"
+    return FourAnswers(True, grows, True, plan.control is not None, reason, flags)
 
 
 def _plan(source: str, overrides: Mapping[str, Any] | None) -> tuple[Plan | LeanifyError, str]:

@@ -26,13 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leanify.architecture import Architecture, Layer, Stage, primary_of
+from leanify.architecture import Architecture, Layer, primary_of
 from leanify.design.prices import counting
 from leanify.design.prices.live import prices_of
 from leanify.design.prices.shapes import StageShape, applied
 from leanify.design.search import search
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
 from leanify.lens import resize, sites, surgery
+from leanify.lens.located import names_of
 from leanify.sources import find, lean_directory
 from leanify.upstream.build import build_model
 from leanify.upstream.origin import origin_of
@@ -52,15 +53,15 @@ def hold(model: nn.Module, call: Call, seed: int = 0) -> dict[str, bool]:
     same = surgery.write(model, shape)
     require(surgery.read(same) == shape, "written", "another shape is read back")
     require(difference(outputs(same, call), reference) == 0, "written", "writing a model's own shape changes it")
+    applied = {"written": True, "complete": True}
     with holding("grown"):
-        grows = grown(model, shape, call, reference)
-    applied = {**dict.fromkeys(("written", "complete"), True), **dict.fromkeys(("grown", "alive"), grows)}
+        applied["grown"] = applied["alive"] = grown(model, shape, call, reference)
     with holding("wider"):
         applied["wider"] = wider(model, shape, call, reference)
     with holding("shorter"):
         applied["shorter"] = shorter(model, shape, call)
     with holding("cached"):
-        applied["cached"] = cached(model, shape, call, grows)
+        applied["cached"] = cached(model, shape, call, applied["grown"])
     with holding("split"):
         applied["split"] = split(model, shape, call)
     return applied
@@ -77,54 +78,45 @@ def hold_all(model: nn.Module, call: Call) -> dict[str, bool]:
 
 def grown(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> bool:
     """Law `grown`. Does not apply if growth is refused (a norm over all heads)."""
-    wanted = shape.grown(factor=2)
     try:
         big = surgery.grow(model, factor=2)
     except UnsupportedModel:
         return False
-    require(surgery.read(big) == wanted, "grown", "another shape is read back")
-    require((error := difference(outputs(big, call), reference)) < TOLERANCE, "grown", f"outputs differ by {error:.1e}")
-    require(_names_of_one(big) == _names_of_one(model), "grown", "parameters that were one are several")
+    require(surgery.read(big) == shape.grown(factor=2), "grown", "another shape is read back")
+    _unchanged("grown", outputs(big, call), reference)
+    tied = [sorted(several for several in names_of(each).values() if len(several) > 1) for each in (big, model)]
+    require(tied[0] == tied[1], "grown", "parameters that were one are several")
     alive(big, call)
     return True
 
 
-def _names_of_one(model: nn.Module) -> list[list[str]]:
-    """The names of each tied parameter, grouped."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return sorted(several for several in names.values() if len(several) > 1)
+def _unchanged(law: str, found: list[Tensor], reference: list[Tensor], tolerance: float = TOLERANCE) -> None:
+    error = difference(found, reference)
+    require(error < tolerance, law, f"outputs differ by {error:.1e}")
 
 
 def alive(big: nn.Module, call: Call) -> None:
     """Law `alive`: the outputs depend on every layer's new output columns, so the layer ran with its new heads."""
     places = list(sites.locate(big).layers)
-    weights = {place.attention.path: _weight(place.output) for place in places}
+    weights: list[Tensor] = [place.output.weight for place in places]  # type: ignore[misc]
     axes = [resize.features_of(place.output).input_axis for place in places]
-    new = [
-        (w.movedim(axis, 0).flatten(1) == 0).all(1).nonzero() for axis, w in zip(axes, weights.values(), strict=True)
-    ]
+    new = []
+    for axis, weight in zip(axes, weights, strict=True):
+        is_new = (weight.movedim(axis, 0).flatten(1) == 0).all(1)
+        new.append(is_new.nonzero().flatten())
     randomised(big, seed=1)  # with upstream's zero biases, heads on zero inputs (DETR's queries) would stay zero
-    for parameter in big.parameters():
-        parameter.requires_grad_(False)
-    for weight in weights.values():
+    big.requires_grad_(False)
+    for weight in weights:
         weight.requires_grad_(True)
     results = [tensor for tensor in outputs(big, call, grad=True) if tensor.requires_grad]
     loss = sum(torch.sin(3 * tensor + 1).sum() for tensor in results)
     gradients: Iterable[Tensor | None] = [None] * len(weights)  # some upstream functions are not differentiable
     if isinstance(loss, Tensor):
-        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-    for place, axis, columns, gradient in zip(places, axes, new, gradients, strict=True):
-        felt = gradient is not None and bool((gradient.index_select(axis, columns.flatten()) != 0).any())
-        changes = felt or _stirs(big, call, weights[place.attention.path], axis, columns.flatten())
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    for place, weight, axis, columns, gradient in zip(places, weights, axes, new, gradients, strict=True):
+        felt = gradient is not None and bool((gradient.index_select(axis, columns) != 0).any())
+        changes = felt or _stirs(big, call, weight, axis, columns)
         require(changes, "alive", f"the new heads of {place.attention.path} change nothing")
-
-
-def _weight(module: nn.Module) -> Tensor:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight
 
 
 @torch.no_grad()
@@ -136,21 +128,14 @@ def _stirs(model: nn.Module, call: Call, weight: Tensor, axis: int, columns: Ten
 
 
 def wider(model: nn.Module, shape: Architecture, call: Call, reference: list[Tensor]) -> bool:
-    normed = {layer for layer in shape.layers() if layer.mlp and _has_normed_mlp(model)}
-    wanted = shape.map_layers(lambda layer: layer if layer in normed else replace(layer, mlp=2 * layer.mlp))
-    if wanted == shape:
+    """Law `wider`. Does not apply without an MLP, or where a norm over hidden units sees the new ones."""
+    wanted = shape.map_layers(lambda layer: replace(layer, mlp=2 * layer.mlp))
+    if wanted == shape or any(site.reading.is_mlp and site.mixed_by for site in sites.sites_of(model)):
         return False
     wide = surgery.write(model, wanted)
     require(surgery.read(wide) == wanted, "wider", "another shape is read back")
-    error = difference(outputs(wide, call), reference)
-    require(error < TOLERANCE, "wider", f"outputs differ by {error:.1e}")
+    _unchanged("wider", outputs(wide, call), reference)
     return True
-
-
-def _has_normed_mlp(model: nn.Module) -> bool:
-    """Whether a norm runs over the hidden units: new units then change the outputs of the old ones."""
-    mlps = [site for site in sites.sites_of(model) if site.reading.is_mlp]
-    return any(resize.part_of(site.module, part) is not None for site in mlps for part in site.reading.mixing)
 
 
 def shorter(model: nn.Module, shape: Architecture, call: Call) -> bool:
@@ -170,9 +155,8 @@ def shorter(model: nn.Module, shape: Architecture, call: Call) -> bool:
 
 def cached(model: nn.Module, shape: Architecture, call: Call, grows: bool) -> bool:
     """Law `cached`: transformers creates the cache from the configuration, so both must agree with the new shape."""
-    own = getattr(model, "config", None)
     inner = [getattr(module, "config", None) for module in model.modules()]
-    decoders = [own, *(config for config in inner if getattr(config, "is_decoder", True))]
+    decoders = [getattr(model, "config", None), *(c for c in inner if getattr(c, "is_decoder", True))]
     configs: dict[int, Any] = {id(config): config for config in decoders if hasattr(config, "use_cache")}
     before = {key: config.use_cache for key, config in configs.items()}
     if not configs:
@@ -181,8 +165,7 @@ def cached(model: nn.Module, shape: Architecture, call: Call, grows: bool) -> bo
         for config in configs.values():
             config.use_cache = True
         if grows:
-            error = difference(outputs(surgery.grow(model, factor=2), call), outputs(model, call))
-            require(error < TOLERANCE, "cached", f"outputs differ by {error:.1e}")
+            _unchanged("cached", outputs(surgery.grow(model, factor=2), call), outputs(model, call))
         return shorter(model, shape, call) or grows
     finally:
         for key, config in configs.items():
@@ -214,12 +197,12 @@ def kept(model: nn.Module, call: Call) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lean_directory.save(big, Path(folder) / "lean")
         loaded = find.load(str(Path(folder) / "lean")).to(next(big.parameters()).dtype).eval()
-    ways: Iterable[Any] = (getattr(module, "config", None) for module in loaded.modules())
     experts = getattr(getattr(big, "config", None), "_experts_implementation", None)
-    for config in ways:  # the implementation that computes experts is a runtime setting, not saved with a model
+    for module in loaded.modules():  # the implementation that computes experts is a runtime setting, not saved
+        config: Any = getattr(module, "config", None)
         if hasattr(config, "_experts_implementation"):
             config._experts_implementation = experts
-    require((error := difference(outputs(loaded, call), expected)) < 1e-6, "kept", f"outputs differ by {error:.1e}")
+    _unchanged("kept", outputs(loaded, call), expected, 1e-6)
 
 
 def priced(model: nn.Module, tokens: int = 12) -> bool:
@@ -230,47 +213,31 @@ def priced(model: nn.Module, tokens: int = 12) -> bool:
     origin = origin_of(model)
     assert origin is not None
     try:
-        return _priced(build_model(origin, "meta"), tokens)
+        meta = build_model(origin, "meta")
+        prices = prices_of(meta, tokens)
+        if not prices.changed:
+            return False
+        base = search.baseline_of(prices).cost
+        counted = counting.count(meta, tokens, prices.facts.context)
+        require(base == counted, "priced", f"the source is priced at {base}, but counting gives {counted}")
+        shape: list[StageShape | None] = [None] * len(prices.architecture.stages)
+        for i in prices.changed:
+            stage = prices.architecture.stages[i]
+            primary = primary_of(stage)
+            depth = stage.depth if stage.fixed else max(stage.shortest, stage.depth - 1)
+            mlp = primary.mlp and primary.mlp + 3 * stage.units
+            shape[i] = StageShape(depth, primary.heads + stage.group, primary.head_dim, mlp)
+        predicted = prices.total(tuple(shape))
+        leaner = applied(tuple(shape), prices.architecture)
+        lean = surgery.write(meta, leaner)
+        counted = counting.count(lean, tokens, prices.facts.context)
+        require(counted == predicted, "priced", f"{leaner} is priced at {predicted}, but counting gives {counted}")
+        real = counting.observed_on_cpu(lean, tokens, counting.macs)
+        what = f"{leaner} is priced at {predicted.macs} MACs, but counting with values gives {real}"
+        require(real == predicted.macs, "priced", what)
     except UnsupportedModel:
         return False
-
-
-def _priced(meta: nn.Module, tokens: int) -> bool:
-    prices = prices_of(meta, tokens)
-    if not prices.changed:
-        return False
-    base = search.baseline_of(prices)
-    require(
-        base.cost == counting.count(meta, tokens, prices.facts.context),
-        "priced",
-        f"the source is priced at {base.cost}, but counting gives {counting.count(meta, tokens, prices.facts.context)}",
-    )
-    designs = tuple(
-        _leaner(stage) if i in prices.changed else None for i, stage in enumerate(prices.architecture.stages)
-    )
-    predicted = prices.total(designs)
-    shape = applied(designs, prices.architecture)
-    lean = surgery.write(meta, shape)
-    require(
-        (found := counting.count(lean, tokens, prices.facts.context)) == predicted,
-        "priced",
-        f"{shape} is priced at {predicted}, but counting gives {found}",
-    )
-    real = counting.observed_on_cpu(lean, tokens, counting.macs)
-    require(
-        real == predicted.macs,
-        "priced",
-        f"{shape} is priced at {predicted.macs} MACs, but counting with values gives {real}",
-    )
     return True
-
-
-def _leaner(stage: Stage) -> StageShape:
-    primary = primary_of(stage)
-    depth = stage.depth if stage.fixed else max(stage.shortest, stage.depth - 1)
-    return StageShape(
-        depth, primary.heads + stage.group, primary.head_dim, primary.mlp and primary.mlp + 3 * stage.units
-    )
 
 
 def _run(model: nn.Module, call: Call, law: str) -> None:

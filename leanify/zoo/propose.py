@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -17,8 +15,7 @@ from torch import nn
 from leanify.errors import LeanifyError
 from leanify.lens import families, sites, surgery
 from leanify.lens.families import Reading, toml
-from leanify.lens.located import Site
-from leanify.zoo import laws, tiny, tiny_timm
+from leanify.zoo import laws, tiny
 from leanify.zoo.running import Call, LawBroken, randomised
 
 _KEY_OR_VALUE = re.compile(r"(^|[._])w?[kv][a-z_]*$", re.IGNORECASE)
@@ -39,71 +36,60 @@ class Proposal:
 
 def propose(library: str, name: str) -> Proposal:
     """Propose rows for the unknown classes of a small version of a model. Raises UnsupportedModel if none holds."""
-    with tiny_timm.small_tables(), warnings.catch_warnings():
+    with tiny.small_tables(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reading by trial is the purpose here, so its warning is not needed
         model, call = tiny.build(library, name)
         model = randomised(model)
         surgery.read(model)
         rows = _relaxed(model, call)
-        known = {
-            site.reading.name: site.reading for site in sites.sites_of(model) if not families.attached(site.module)
-        }
-        with _in_the_table(rows):  # where a model that is saved and loaded finds them
-            try:
-                laws.hold_all(model, call)
-            except LawBroken as error:
-                return Proposal(rows, list(known.values()), str(error))
-    return Proposal(rows, list(known.values()), "")
-
-
-@contextmanager
-def _in_the_table(rows: list[Reading]) -> Iterator[None]:
-    table = families.known()
-    table.update({row.name: [row] for row in rows})
-    try:
-        yield
-    finally:
-        for row in rows:
-            del table[row.name]
+        own = [site for site in sites.sites_of(model) if not families.attached(site.module)]
+        known = {site.reading.name: site.reading for site in own}
+        table = families.known()
+        table.update({row.name: [row] for row in rows})  # where a model that is saved and loaded finds them
+        broken = ""
+        try:
+            laws.hold_all(model, call)
+        except LawBroken as error:
+            broken = str(error)
+        finally:
+            for row in rows:
+                del table[row.name]
+    return Proposal(rows, list(known.values()), broken)
 
 
 def _relaxed(model: nn.Module, call: Call) -> list[Reading]:
-    """The new rows, one per class, kept with all its modules: with their scales, and without the constant head_dim if
-    the `split` law holds without it.
+    """The new rows as a table has them, one per class, kept with all its modules.
+
+    They name the scales of the logits, 1/√head_dim, and separate key and value maps are ``g d``. head_dim is free if
+    the `split` law holds so.
     """
     new = [site for site in sites.sites_of(model) if families.attached(site.module)]
-    by_name = {site.reading.name: _canonical(site) for site in reversed(new)}
-    free = {name: replace(row, constant=()) for name, row in sorted(by_name.items())}
-    _keep(new, free)
+    rows: dict[str, Reading] = {}
+    for site in reversed(new):
+        row = site.reading
+        if row.is_attention:
+            attributes, maps = dict(row.attributes), dict(row.rows)
+            for path, part in site.module.named_modules():
+                for name, value in vars(part).items():
+                    if isinstance(value, float) and abs(value - site.sizes["d"] ** -0.5) < 1e-9:
+                        attributes[f"{path}.{name}".lstrip(".")] = "d^-0.5"
+            for path, how in row.rows.items():
+                if how == "h d" and _KEY_OR_VALUE.search(path):
+                    maps[path] = "g d"
+            row = replace(row, attributes=attributes, rows=maps)
+        rows[row.name] = row
+    rows = dict(sorted(rows.items()))
+
+    def keep(constant: bool) -> list[Reading]:
+        kept = {name: row if constant else replace(row, constant=()) for name, row in rows.items()}
+        for site in new:
+            families.attach(site.module, kept[site.reading.name])
+        return list(kept.values())
+
+    free = keep(constant=False)
     try:
         if laws.split(model, surgery.read(model), call):
-            return list(free.values())
+            return free
     except (LawBroken, LeanifyError):
         pass
-    _keep(new, by_name)
-    return [by_name[name] for name in sorted(by_name)]
-
-
-def _keep(new: list[Site], rows: dict[str, Reading]) -> None:
-    for site in new:
-        families.attach(site.module, rows[site.reading.name])
-
-
-def _canonical(site: Site) -> Reading:
-    """A new row as a table has it: with scales, and separate key and value maps as ``g d``."""
-    row = site.reading
-    if not row.is_attention:
-        return row
-    row = replace(row, attributes={**row.attributes, **_scales(site)})
-    own = {path for path, how in row.rows.items() if how == "h d" and _KEY_OR_VALUE.search(path)}
-    return replace(row, rows={path: "g d" if path in own else how for path, how in row.rows.items()})
-
-
-def _scales(site: Site) -> dict[str, str]:
-    """Attributes equal to 1/√head_dim, by which the logits are scaled."""
-    return {
-        f"{path}.{name}".lstrip("."): "d^-0.5"
-        for path, part in site.module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, float) and abs(value - site.sizes["d"] ** -0.5) < 1e-9
-    }
+    return keep(constant=True)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from leanify.errors import LeanifyError
 from leanify.lens import sites
 from leanify.lens.located import within
+from leanify.upstream.hooked import hooked
 
 Call = Callable[[nn.Module], Any]
 
@@ -62,21 +63,19 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def outputs(model: nn.Module, call: Call, grad: bool = False) -> list[Tensor]:
-    """Every floating-point tensor in a run's outputs, except caches and attention maps."""
+    """Every floating-point tensor in a run's outputs, except caches and attention maps.
+
+    Tensors that upstream creates during the forward (masks, zero queries) are float64 like the model.
+    """
     torch.manual_seed(0)
-    with _Float64(), _default_float64(), torch.set_grad_enabled(grad):
-        return [tensor for tensor in result_tensors(call(model)) if tensor.is_floating_point() and tensor.numel()]
-
-
-@contextmanager
-def _default_float64() -> Iterator[None]:
-    """Make tensors that upstream creates during the forward (masks, zero queries) float64 like the model."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        with _Float64(), torch.set_grad_enabled(grad):
+            found = list(result_tensors(call(model)))
     finally:
         torch.set_default_dtype(before)
+    return [tensor for tensor in found if tensor.is_floating_point() and tensor.numel()]
 
 
 def result_tensors(value: Any) -> Iterator[Tensor]:
@@ -127,31 +126,14 @@ class _Softmaxes(TorchFunctionMode):
         self.unknown: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            getattr(func, "__name__", "") in self.names
-            and args
-            and args[0].dim() > 2
-            and args[0].shape[-1] != self.vocabulary
-        ):
+        is_softmax = getattr(func, "__name__", "") in self.names and args
+        if is_softmax and args[0].dim() > 2 and args[0].shape[-1] != self.vocabulary:
             where = self.running[-1] if self.running else None
             routes = re.search(r"Router|Gate|Expert|MoE|Moe|TopK", type(where).__name__)
-            if not routes and not any(within(self.paths.get(id(m), "?"), k) for m in self.running for k in self.known):
+            around = [self.paths.get(id(module), "?") for module in self.running]
+            if not routes and not any(within(path, known) for path in around for known in self.known):
                 self.unknown.append(f"{self.paths.get(id(where), '?')} ({type(where).__name__})")
         return func(*args, **(kwargs or {}))
-
-    def _left(self, *_: Any) -> None:
-        self.running.pop()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        enter = register_module_forward_pre_hook(lambda module, _: self.running.append(module))
-        leave = register_module_forward_hook(self._left, always_call=True)
-        try:
-            with self:
-                yield
-        finally:
-            enter.remove()
-            leave.remove()
 
 
 def complete(model: nn.Module, call: Call) -> list[Tensor]:
@@ -160,7 +142,12 @@ def complete(model: nn.Module, call: Call) -> list[Tensor]:
     known = {site.path for site in found if site.reading.is_attention or site.reading.kept}
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", 0)
     modes = _Softmaxes(known, {id(module): path for path, module in model.named_modules()}, vocabulary)
-    with modes.watching():
+
+    def left(*_: Any) -> None:
+        modes.running.pop()
+
+    enter = register_module_forward_pre_hook(lambda module, _: modes.running.append(module))
+    with hooked([enter, register_module_forward_hook(left, always_call=True)]), modes:
         result = outputs(model, call)
     unknown = list(dict.fromkeys(modes.unknown))
     require(not unknown, "complete", f"softmax outside every known attention: {', '.join(unknown[:3])}")

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from leanify.errors import DirectoryError, SourceError
 from leanify.runs import writing
@@ -62,7 +61,10 @@ def _read_log(log: Path) -> dict[tuple[str, str], ModelVerdict]:
 
 
 def update(made: Iterable[ModelVerdict], whole: bool) -> Path:
-    """Write verdicts to the shipped table, replacing all rows (``whole``) or only their own. Raises DirectoryError."""
+    """Write verdicts to the shipped table, replacing all rows (``whole``) or only their own. Raises DirectoryError.
+
+    One model per line, so that a change is one line in a diff.
+    """
     table = shipped()
     rows = [one.to_json() for one in made if not without_attention(one)]
     if whole:
@@ -74,19 +76,12 @@ def update(made: Iterable[ModelVerdict], whole: bool) -> Path:
         table["not_checked"] = [name for name in table.get("not_checked", []) if tuple(name.split("/")) not in new]
         old = [new.pop((row["library"], row["name"]), row) for row in table["models"]]
         table["models"] = [*old, *new.values()]
-    order = {library: place for place, library in enumerate(tiny.LIBRARIES)}
-    table["models"].sort(key=lambda row: (order[row["library"]], row["name"]))
-    return _write(table)
-
-
-def _write(table: dict[str, Any]) -> Path:
-    """Write one model per line, so that a change is one line in a diff."""
-    path = PACKAGE / "zoo" / "table.json"
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in table["models"])
+    models = sorted(table["models"], key=lambda row: (tiny.LIBRARIES.index(row["library"]), row["name"]))
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in models)
     head = "".join(f'"{key}": {json.dumps(value)},\n' for key, value in table.items() if key != "models")
-    text = f'{{{head}"models": [\n{lines}\n]}}\n'
+    path = PACKAGE / "zoo" / "table.json"
     try:
-        writing.write(path, text)
+        writing.write(path, f'{{{head}"models": [\n{lines}\n]}}\n')
     except OSError as error:
         raise DirectoryError(f"the table {path} cannot be written: {error.strerror}") from error
     return path
@@ -98,8 +93,5 @@ def made_with() -> dict[str, str]:
     for path in sorted(PACKAGE.rglob("*")):
         if path.suffix in (".py", ".toml") and "_recipes" not in path.parts:
             digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
-    return {**_versions(), "code": digest.hexdigest()[:12]}
-
-
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("leanify", "timm", "transformers", "torch")}
+    versions = {name: metadata.version(name) for name in ("leanify", "timm", "transformers", "torch")}
+    return {**versions, "code": digest.hexdigest()[:12]}

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from torch import nn
 
 from leanify.errors import LeanifyError, SourceError, UnsupportedModel
 from leanify.lens import families, surgery
-from leanify.zoo import isolated, laws, tiny, tiny_timm
+from leanify.zoo import laws, tiny
 from leanify.zoo.answers import answers_of
 from leanify.zoo.blame import blamed
 from leanify.zoo.running import LawBroken
-from leanify.zoo.unset import UNSET
 
 SECONDS = 600  # for one model
 LONGEST = 300  # characters of a reason
 
+
+# Settings that transformers' default configuration of a type lacks or contradicts: it builds no model, or one that does
+# not run. The values are a checkpoint's where one is named; users set them with ``--override`` or name a checkpoint.
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
+UNSET: dict[str, dict[str, Any]] = {
+    "autoformer": {"prediction_length": 24},
+    "bamba": {"attn_layer_indices": [9, 18, 27]},  # ibm-ai-platform/Bamba-9B
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},  # facebook/chameleon-7b
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {**MROPE, "partial_rotary_factor": 1.0}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8.0, "rope_theta": 500000.0}},  # databricks/dbrx-base
+    "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},  # deepseek-ai/DeepSeek-V2-Lite
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},  # rednote-hilab/dots.llm1.base
+    "esm": {"vocab_size": 33, "pad_token_id": 1},  # facebook/esm2
+    "glm4v_moe_text": {"rope_parameters": {**MROPE, "mrope_section": [3, 4, 4]}},  # a default head has 42 channels
+    "glm4v_text": {"rope_parameters": MROPE},  # zai-org/GLM-4.1V-9B
+    "glm_image_text": {"rope_parameters": MROPE},
+    "hunyuan_v1_dense": {"head_dim": 128},  # tencent/Hunyuan-7B
+    "hunyuan_v1_moe": {"head_dim": 128},  # tencent/Hunyuan-A13B
+    "hunyuan_vl_text": {"head_dim": 128, "rope_parameters": {**MROPE, "mrope_section": [16, 16, 16, 16]}},
+    "informer": {"prediction_length": 24},
+    "ministral": {"head_dim": 128},  # mistralai/Ministral-8B-Instruct-2410
+    "nemotron": {"num_key_value_heads": 8},  # nvidia/Minitron-8B-Base
+    "time_series_transformer": {"prediction_length": 24},
+}
 
 Status = Literal["supported", "refused", "failing"]
 
@@ -72,14 +97,40 @@ def verdict(library: str, name: str) -> ModelVerdict:
 
 
 def verdicts(models: Sequence[tuple[str, str]]) -> Iterator[ModelVerdict]:
-    """Yield every model's verdict from child processes with a time limit; a crash becomes a verdict too."""
+    """Yield every model's verdict, a library after the other, from child processes.
+
+    One process works through all names; a crash or an endless loop becomes a verdict, and a new one goes on.
+    """
+    context = multiprocessing.get_context("fork")
     for library in tiny.LIBRARIES:
-        names = [name for other, name in models if other == library]
-        yield from isolated.each(partial(verdict, library), names, SECONDS, partial(_failed, library))
+        waiting = [name for other, name in models if other == library]
+        while waiting:
+            receiver, sender = context.Pipe(duplex=False)
+            child = context.Process(target=_work, args=(library, list(waiting), sender))
+            child.start()
+            sender.close()
+            why = ""
+            while waiting and not why:
+                try:
+                    if receiver.poll(SECONDS):
+                        result = receiver.recv()
+                        waiting.pop(0)
+                        yield result
+                    else:
+                        why = f"over {SECONDS} s"
+                except EOFError:
+                    child.join()
+                    why = f"the process ended with code {child.exitcode}"
+            child.kill()
+            child.join()
+            if why:
+                yield ModelVerdict(library, waiting.pop(0), "failing", reason=why)
 
 
-def _failed(library: str, name: str, why: str) -> ModelVerdict:
-    return ModelVerdict(library, name, "failing", reason=why)
+def _work(library: str, names: list[str], sender: Connection) -> None:
+    for name in names:
+        sender.send(verdict(library, name))
+        gc.collect()
 
 
 def without_attention(one: ModelVerdict) -> bool:
@@ -88,47 +139,39 @@ def without_attention(one: ModelVerdict) -> bool:
 
 
 def _laws(library: str, name: str) -> tuple[tuple[str, ...], str]:
-    """Return the laws that did not apply at a small size, and what is broken (``""`` if nothing)."""
-    with tiny_timm.small_tables():
+    """Return the laws that did not apply at a small size, and what is broken (``""`` if nothing).
+
+    Where upstream's own model runs but a row is wrong, the message names the row.
+    """
+    with tiny.small_tables():
         try:
             model, call = tiny.build(library, name)
         except Exception as error:
             return (), f"no small example: {_line(error)}"
-        if strangers := _read_by_trial(model):
-            return (), f"no row describes {', '.join(strangers)}: leanify zoo --propose {library}/{name} prints one"
+        with suppress(LeanifyError):
+            surgery.read(model)
+        tried = [row for module in model.modules() if (row := families.attached(module)) is not None]
+        if tried:
+            names = ", ".join(sorted({families.short(row.name) for row in tried}))
+            return (), f"no row describes {names}: leanify zoo --propose {library}/{name} prints one"
         try:
             twin = signature(model)
         except UnsupportedModel as error:
             return (), _line(error)
-        if twin not in _HELD:
-            _HELD[twin] = _held(model, call)
-    return _HELD[twin]
-
-
-def _read_by_trial(model: nn.Module) -> list[str]:
-    """The model's classes that were read by trial, by their names in a table."""
-    with suppress(LeanifyError):
-        surgery.read(model)
-    rows = (families.attached(module) for module in model.modules())
-    return sorted({families.short(row.name) for row in rows if row is not None})
-
-
-def _held(model: nn.Module, call: Callable[[nn.Module], Any]) -> tuple[tuple[str, ...], str]:
-    try:
-        applied = laws.hold_all(model, call)
-    except Exception as error:
-        refused = isinstance(error, LeanifyError)  # which names its reason
-        return (), _line(error) + ("" if refused else _blame(model, call))
-    return tuple(law for law, did in applied.items() if not did), ""
-
-
-def _blame(model: nn.Module, call: Callable[[nn.Module], Any]) -> str:
-    """Name the rows to correct, if upstream's own model runs but a row is wrong."""
-    try:
-        rows = blamed(model, call)
-    except Exception:  # the model itself cannot be read or run
-        return ""
-    return f". The row to correct is that of {', '.join(rows)}" if rows else ""
+        if twin in _HELD:
+            return _HELD[twin]
+        try:
+            applied = laws.hold_all(model, call)
+            result: tuple[tuple[str, ...], str] = tuple(law for law, did in applied.items() if not did), ""
+        except LeanifyError as error:  # a refusal, which names its reason
+            result = (), _line(error)
+        except Exception as error:
+            rows: list[str] = []
+            with suppress(Exception):  # the model itself cannot be read or run
+                rows = blamed(model, call)
+            result = (), _line(error) + (f". The row to correct is that of {', '.join(rows)}" if rows else "")
+        _HELD[twin] = result
+    return result
 
 
 _HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # results of the laws, by signature

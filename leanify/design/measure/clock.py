@@ -104,32 +104,26 @@ class Clock:
 
 @torch.no_grad()
 def in_turn(one: Work, other: Work, setting: Setting) -> Pair:
-    """The least time of each over the rounds, until the noise is small or there were many."""
+    """The least time of each over the rounds, until the noise is small or there were many.
+
+    The noise is how far the ratios of the even rounds and of the odd rounds lie apart.
+    """
     works = (one, other)
-    repeats = [_repeats(work, setting) for work in works]
+    repeats = []
+    for work in works:
+        for _ in range(2):  # warm up
+            work()
+        once = _seconds(work, 1, setting)
+        repeats.append(max(1, min(1000, round(BLOCK / max(once, 1e-6)))))
     found: list[list[float]] = [[], []]
     noise = float("inf")
     while len(found[0]) < ROUNDS[0] or (noise > QUIET and len(found[0]) < ROUNDS[1]):
         for times, work, count in zip(found, works, repeats, strict=True):
             times.append(_seconds(work, count, setting) / count)
-        noise = _noise(found)
+        if len(found[0]) >= 4:
+            even, odd = (min(found[1][half::2]) / min(found[0][half::2]) for half in (0, 1))
+            noise = abs(even / odd - 1)
     return Pair(min(found[0]), min(found[1]), noise)
-
-
-def _noise(found: list[list[float]]) -> float:
-    """How far the ratios of the even rounds and of the odd rounds lie apart."""
-    if len(found[0]) < 4:
-        return float("inf")
-    even, odd = (min(found[1][half::2]) / min(found[0][half::2]) for half in (0, 1))
-    return abs(even / odd - 1)
-
-
-def _repeats(work: Work, setting: Setting) -> int:
-    """Passes in a block; the first of all warm up."""
-    for _ in range(2):
-        work()
-    once = _seconds(work, 1, setting)
-    return max(1, min(1000, round(BLOCK / max(once, 1e-6))))
 
 
 def _seconds(work: Work, count: int, setting: Setting) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leanify.design.options import Options
-from leanify.design.prices.cache import file_of
-from leanify.runs.cache import read_value, write_value
+from leanify.design.prices import cache
 from leanify.tabular import Tabular
 from leanify.units import binary, millions, operations
 from leanify.units import seconds as time_of
@@ -78,13 +76,14 @@ class Profile(Tabular):
         return [{**plain, **asdict(self.memory)}]
 
     def cells(self) -> list[dict[str, str]]:
+        rate = "–" if self.throughput_per_s is None else f"{self.throughput_per_s:,.1f} /s"
         known = {
             "parameters": millions(self.params),
             "  in the blocks": millions(self.params_body),
             "MACs of the example" if self.as_given else "MACs a sample": operations(self.macs),
             "weights": binary(self.weights_bytes),
             f"latency, batch {self.batch_size if self.as_given else 1}": time_of(self.latency_s),
-            f"throughput, batch {self.batch_size}": _rate(self.throughput_per_s),
+            f"throughput, batch {self.batch_size}": rate,
             "forward peak": binary(self.memory.forward_peak_bytes),
             "training peak": binary(self.memory.train_peak_bytes),
             "training, predicted": binary(self.memory.train_predicted_bytes),
@@ -92,16 +91,9 @@ class Profile(Tabular):
         return [{"cost": name, self.source: value} for name, value in known.items() if value != "–"]
 
 
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f} /s"
-
-
-# -- kept in the user's cache -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CountKey:
-    """What a count depends on, besides what `key_of` knows of the source, the code and the libraries."""
+    """What a count depends on, besides what `cache.key_of` knows of the source, the code and the libraries."""
 
     source: str | Path
     batch_size: int
@@ -111,26 +103,13 @@ class CountKey:
     overrides: Mapping[str, Any] | None
     cls: str | None
 
-    def file(self) -> tuple[Path, str] | None:
-        """Where it is kept, and its key; None where it cannot be."""
+    @property
+    def file(self) -> cache.CacheFile | None:
         options = Options(tokens=self.tokens, overrides=self.overrides or {}, cls=self.cls)
         here = self.device or f"{Path('/dev/nvidiactl').exists()} {os.environ.get('CUDA_VISIBLE_DEVICES')}"
-        return file_of("profiles", self.source, options, self.batch_size, self.dtype, here)
+        return cache.file_of("profiles", self.source, options, self.batch_size, self.dtype, here)
 
 
 def kept(asked: CountKey) -> Profile | None:
     """What was counted before for the same source, code and libraries; None where nothing was."""
-    file = asked.file()
-    return None if file is None else read_value(*file, _parsed)
-
-
-def keep(asked: CountKey, facts: Profile) -> None:
-    """Keep it for the next time, if the cache can be written."""
-    file = asked.file()
-    if file is not None:
-        with contextlib.suppress(OSError):
-            write_value(*file, facts.to_json())
-
-
-def _parsed(value: Any) -> Profile:
-    return Profile(**{**value, "memory": Memory(**value["memory"])})
+    return cache.kept(asked.file, lambda value: Profile(**{**value, "memory": Memory(**value["memory"])}))

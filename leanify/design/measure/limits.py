@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,11 +30,10 @@ from leanify.design.prices.shapes import Shape, StageShape, applied
 from leanify.design.search import search
 from leanify.design.search.amounts import BYTES, TIMES, parse_budget
 from leanify.design.search.grid import grids_of
-from leanify.design.search.latency import NANO, SHAPES, Latency, Timed, fit, shapes_to_time
+from leanify.design.search.latency import NANO, SHAPES, Timed, fit, shapes_to_time
 from leanify.design.search.request import Request
 from leanify.errors import BudgetError, LeanifyError
 from leanify.lens import surgery
-from leanify.runs import cache as stored
 from leanify.terminal import track
 from leanify.units import binary, percent
 
@@ -145,62 +143,46 @@ def timed_search(
     setting = setting_of(request.options)
     watch = Stopwatch(prices, setting)
     limit = parse_budget("--max-latency", request.options.max_latency, watch.baseline, TIMES)
-    place = _place(key, setting)
-    timed = _kept(*place) if place else None
+    file = None
+    if key is not None:
+        machine_words = [setting.words, setting.tokens, _chip(setting.device), torch.__version__]
+        file = cache.place_of("latency", json.dumps([key, *machine_words]))
+    timed = cache.kept(file, timed_in)
     least, most = STILL_WITHIN if timed else WITHIN
     if timed is None:
         grids = grids_of(prices, replace(request, limits={**request.limits, **NO_LIMIT}))
         timed = [watch.relative(shape) for shape in track(shapes_to_time(prices, grids), "timing shapes")]
     limited = replace(request, limits={**request.limits, "ns": round(NANO * limit)})
     for _ in range(ATTEMPTS):
-        latency = _line(prices, timed, watch.baseline)
+        in_seconds = [replace(one, seconds=one.seconds * watch.baseline) for one in timed]
+        latency = fit(prices, in_seconds)
+        if len(timed) > SHAPES:  # a chosen design was timed after the first shapes: the line passes through the last
+            last = in_seconds[-1]
+            predicted = int(latency.applied_to(prices).total(last.shape).ns) / NANO
+            latency = latency.scaled(last.seconds / predicted)
         priced = latency.applied_to(prices)
         result = find(priced, limited)
         chosen = result.chosen.shape
         if least <= watch.seconds(chosen) / limit <= most or timed[-1].shape == chosen:
             break
         timed.append(watch.relative(chosen))
-    if place:
-        with contextlib.suppress(OSError):
-            stored.write_value(*place, [[one.shape, one.seconds, one.noise] for one in timed])
+    cache.keep(file, [[one.shape, one.seconds, one.noise] for one in timed])
     return priced, result, Timing(setting.words, limit, len(timed), latency.error, chosen, watch)
 
 
-def _line(prices: PriceList, timed: Sequence[Timed], baseline: float) -> Latency:
-    """The fitted line in seconds of today. If a chosen design was timed after the first shapes, the line is scaled to
-    pass through the last one.
-    """
-    in_seconds = [replace(one, seconds=one.seconds * baseline) for one in timed]
-    latency = fit(prices, in_seconds)
-    if len(timed) <= SHAPES:
-        return latency
-    last = in_seconds[-1]
-    predicted = int(latency.applied_to(prices).total(last.shape).ns) / NANO
-    return latency.scaled(last.seconds / predicted)
-
-
-def _place(key: str | None, setting: Setting) -> tuple[Path, str] | None:
-    """Where timings are kept: by what is priced, what is timed, and on which machine."""
-    if key is None or os.environ.get("LEANIFY_PRICES") == "off":
-        return None
-    whole = json.dumps([key, setting.words, setting.tokens, _chip(setting.device), torch.__version__])
-    return cache.place_of("latency", whole), whole
-
-
 def _chip(device: torch.device) -> str:
+    """The name of what computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+        return ""
     return platform.processor()
 
 
-def _kept(file: Path, key: str) -> list[Timed] | None:
-    return stored.read_value(file, key, _parsed)
-
-
-def _parsed(rows: Any) -> list[Timed]:
+def timed_in(rows: Any) -> list[Timed]:
     timed = []
     for stages, seconds, noise in rows:
         shape = tuple(stage and StageShape(*stage) for stage in stages)

@@ -93,8 +93,7 @@ def lines_of(
     does not run so either.
     """
     step = partial(_series, loss=loss, half=half, fused=fused, again=again)
-    pair = _of_sizes(model, tokens, step, weights) or [_of_zeros(model, tokens, step, batch) for batch in BATCHES]
-    small, large = pair
+    small, large = _of_sizes(model, tokens, step, weights) or _of_zeros(model, tokens, step)
     if len(small) != len(large):  # another way through the model: only the peaks are comparable
         small, large = small.max(keepdims=True), large.max(keepdims=True)
     slopes = (large - small) // (BATCHES[1] - BATCHES[0])
@@ -106,29 +105,34 @@ def lines_of(
 Step = Callable[[nn.Module, dict[str, Tensor]], np.ndarray]
 
 
-def _of_sizes(
-    model: nn.Module, tokens: int | None, step: Step, weights: torch.dtype | None = None
-) -> list[np.ndarray] | None:
-    """A step of both batches without memory; None where it does not run."""
+def _of_sizes(model: nn.Module, tokens: int | None, step: Step, weights: torch.dtype | None) -> list[np.ndarray]:
+    """A step of both batches without memory; [] where it does not run."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    found = []
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return [step(_without_memory(model, weights), _inputs(model, tokens, batch, weights)) for batch in BATCHES]
+            for batch in BATCHES:
+                inputs = counting.unmasked_inputs(model, tokens, "cpu", batch)
+                if weights is not None:
+                    inputs = {k: x.to(weights) if x.is_floating_point() else x for k, x in inputs.items()}
+                found.append(step(_without_memory(model, weights), inputs))
     except LeanifyError:
         raise
     except Exception:  # whatever upstream's code raises where it was never tried
-        return None
+        return []
+    return found
 
 
-def _of_zeros(model: nn.Module, tokens: int | None, step: Step, batch: int) -> np.ndarray:
-    """A step of zeros in memory, where weights and gradients fit there."""
+def _of_zeros(model: nn.Module, tokens: int | None, step: Step) -> list[np.ndarray]:
+    """A step of both batches on zeros in memory, where weights and gradients fit there."""
     size = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     free = machine.available(torch.device("cpu"))
     try:
         if free is not None and size > free:
             raise MemoryError(f"it takes {binary(size)} of memory, {binary(free)} are available")
-        return step(counting.zeros(model), _inputs(model, tokens, batch))
+        inputs = [counting.unmasked_inputs(model, tokens, "cpu", batch) for batch in BATCHES]
+        return [step(counting.zeros(model), given) for given in inputs]
     except LeanifyError:
         raise
     except Exception as error:
@@ -138,15 +142,12 @@ def _of_zeros(model: nn.Module, tokens: int | None, step: Step, batch: int) -> n
         ) from error
 
 
-def _inputs(model: nn.Module, tokens: int | None, batch: int, weights: torch.dtype | None = None) -> dict[str, Tensor]:
-    found = counting.unmasked_inputs(model, tokens, "cpu", batch)
-    return {name: x.to(weights) if weights and x.is_floating_point() else x for name, x in found.items()}
-
-
 def _series(
     model: nn.Module, inputs: dict[str, Tensor], loss: Loss, half: bool, fused: bool, again: bool
 ) -> np.ndarray:
     """Live bytes after each operation of a training step, without the weights."""
+    from torch.autograd.graph import _engine_run_backward
+
     model.train()
     live = Live([*model.parameters(), *model.buffers(), *inputs.values()])
     for _ in range(2 if again else 1):
@@ -156,17 +157,11 @@ def _series(
                 outputs = counting.call(model, inputs)
             value = loss(outputs)
             del outputs
-            _backward(value)
+            # `value.backward()`, past the modes: one is off while it handles a call, and blocks may be computed again
+            ones = (torch.ones_like(value),)
+            _engine_run_backward((value,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
             del value
     return np.array(live.seen)
-
-
-def _backward(value: Tensor) -> None:
-    """`Tensor.backward`, past the modes: one is off while it handles a call, and blocks may be computed again in it."""
-    from torch.autograd.graph import _engine_run_backward
-
-    ones = (torch.ones_like(value),)
-    _engine_run_backward((value,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _without_memory(model: nn.Module, weights: torch.dtype | None) -> nn.Module:

@@ -7,12 +7,13 @@ neither counts (activations, softmax, additions) is named.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leanify import machine
-from leanify.design.measure import counted as counted_before
 from leanify.design.measure import peak
-from leanify.design.measure.counted import AGREED, Memory, Profile
+from leanify.design.measure.counted import AGREED, CountKey, Memory, Profile
 from leanify.design.measure.peak import tensors_of as tensors_of
 from leanify.design.prices import cache, counting
 from leanify.errors import LeanifyError, ShapeError, UnsupportedModel
@@ -72,19 +72,21 @@ def profile(
     >>> leanify.profile("vit_tiny", measure=False).params
     5717416
     """
-    given = (source, inputs, rows, batch_size, device, dtype, tokens, repeats, measure, overrides, cls)
+    if isinstance(source, nn.Module):
+        surgery.read(source, inputs, rows)
     if measure or not isinstance(source, (str, Path)):
-        return _profile(*given)
-    facts, warned = cache.heard(lambda: _profile(*given))
+        return _profile(source, batch_size, device, dtype, tokens, repeats, measure, overrides, cls)
+    asked = CountKey(source, batch_size, device, dtype, tokens, overrides, cls)
+    facts, warned = cache.heard(
+        lambda: _profile(source, batch_size, device, dtype, tokens, repeats, measure, overrides, cls)
+    )
     if not warned:
-        counted_before.keep(counted_before.CountKey(source, batch_size, device, dtype, tokens, overrides, cls), facts)
+        cache.keep(asked.file, facts.to_json())
     return facts
 
 
 def _profile(
     source: str | Path | find.ModelSource | nn.Module,
-    inputs: Any,
-    rows: Any,
     batch_size: int,
     device: str | None,
     dtype: str,
@@ -97,12 +99,10 @@ def _profile(
     for name, number in (("--batch-size", batch_size), ("repeats", repeats)):
         if number < 1:
             raise LeanifyError(f"{name} {number} is below 1")
-    if isinstance(source, nn.Module):
-        surgery.read(source, inputs, rows)
     found = source if isinstance(source, find.ModelSource) else find.find(source, overrides=overrides, cls=cls)
-    name = str(source if isinstance(source, (str, Path)) else found.origin)
     model = find.build_on_meta(found)
-    batch_size = samples_in(given_to(model)) or batch_size
+    given = given_to(model)
+    batch_size = samples_in(given) or batch_size
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise LeanifyError(f"--dtype {dtype!r} is not a floating-point type of torch; try float32, bfloat16 or float16")
@@ -111,23 +111,31 @@ def _profile(
     check_tokens(model, tokens)
     counted = counting.count(model, tokens)
     products, others, note = fvcore_macs(model, tokens)
-    predicted = _predicted(model, batch_size, tokens, place)
+
+    predicted = None
+    with suppress(UnsupportedModel, ShapeError):  # it runs as it was counted, but in no other mode or batch
+        predicted = predicted_training_bytes(model, batch_size, tokens, fused=place.type == "cuda")
     latency = throughput = kernels = None
     memory = Memory(predicted)
+    size = weights_bytes(model)
     free = machine.available(place) if measure else None
-    runs, trains = (free is None or (size or 0) <= free for size in (weights_bytes(model), predicted))
+    runs, trains = (free is None or (need or 0) <= free for need in (size, predicted))
     if measure and runs:
         before = machine.settled_resident_set()
         with wall(f"{source} does not run here in {dtype}, {batch_size} samples at a time", LeanifyError):
             real = fresh(model, place)
             one = example_inputs(real, None, tokens, place)
-            many = one if given_to(model) is not None else example_inputs(real, batch_size, tokens, place)
+            many = one if given is not None else example_inputs(real, batch_size, tokens, place)
             kernels = kernels_of(real, one)
             latency = seconds(real, one, repeats)
             throughput = batch_size / seconds(real, many, max(3, repeats // 3))
             memory = measured_memory(real, many, predicted, before, trains)
+    not_measured = None
+    if not (runs and trains):
+        what = "training" if runs else "the model"
+        not_measured = f"{what} was not measured: it takes more than the {binary(free or 0)} that are free on {place}"
     return Profile(
-        source=name,
+        source=str(source if isinstance(source, (str, Path)) else found.origin),
         architecture=str(surgery.read(model)),
         params=counted.params,
         params_body=counted.params_body,
@@ -136,7 +144,7 @@ def _profile(
         fvcore_macs=products,
         cross_check=note or _agreement(counted.macs, products),
         uncounted=others,
-        weights_bytes=weights_bytes(model),
+        weights_bytes=size,
         batch_size=batch_size,
         dtype=dtype,
         device=machine.device_name(place) if measure and runs else "not measured",
@@ -144,20 +152,9 @@ def _profile(
         throughput_per_s=throughput,
         memory=memory,
         attention_kernels=kernels,
-        not_measured=None if runs and trains else _too_large("training" if runs else "the model", place, free),
-        as_given=given_to(model) is not None,
+        not_measured=not_measured,
+        as_given=given is not None,
     )
-
-
-def _too_large(what: str, place: torch.device, free: int | None) -> str:
-    return f"{what} was not measured: it takes more than the {binary(free or 0)} that are free on {place}"
-
-
-def _predicted(model: nn.Module, batch: int, tokens: int | None, place: torch.device) -> int | None:
-    try:
-        return predicted_training_bytes(model, batch, tokens, fused=place.type == "cuda")
-    except (UnsupportedModel, ShapeError):  # it runs as it was counted, but not in training mode, or in no other batch
-        return None
 
 
 def weights_bytes(model: nn.Module) -> int:
@@ -169,29 +166,19 @@ def weights_bytes(model: nn.Module) -> int:
 # -- counting by a second opinion -----------------------------------------------------------------------------------
 
 
-class _Positional(nn.Module):
-    """A model that takes its inputs by position and gives all its tensors, as a tracer wants it."""
-
-    def __init__(self, model: nn.Module, names: list[str]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return tensors_of(counting.call(self.model, dict(zip(self.names, inputs, strict=True))))
-
-
 def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None, list[str], str | None]:
     """fvcore's count of matrix products, with handles for fused attention; what it left out; why it failed, if so."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its import calls what torch now deprecates
         from fvcore.nn import FlopCountAnalysis
+    reason = ""
     for device in ("meta", "cpu"):
         if device == "cpu" and weights_bytes(model) > TRACEABLE_BYTES:
             return None, [], "fvcore did not run: tracing this model needs its weights in memory"
         here = model if device == "meta" else fresh(model, torch.device("cpu"), drawn=False)
         inputs = example_inputs(here, None, tokens, device)
         inputs.pop("attention_mask", None)
-        wrapped = _Positional(here, list(inputs))
+        wrapped = counting.Positional(here, list(inputs), tensors_of)
         analysis = FlopCountAnalysis(wrapped, tuple(inputs.values()))
         analysis.set_op_handle(**dict.fromkeys(FUSED, attention_macs))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
@@ -200,19 +187,17 @@ def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None
                 warnings.simplefilter("ignore")
                 by_operator = analysis.by_operator()
                 left = sorted(name.removeprefix("aten::") for name in analysis.unsupported_ops())
-            return int(sum(n for op, n in by_operator.items() if op not in NOT_PRODUCTS)), left, None
         except Exception as error:  # upstream's code under a tracer that it was not written for
             reason = first_line(error)
+            continue
+        return int(sum(n for op, n in by_operator.items() if op not in NOT_PRODUCTS)), left, None
     return None, [], f"fvcore could not trace the model: {reason}"
 
 
 def attention_macs(inputs: list[Any], outputs: list[Any]) -> int:
     """MACs of softmax(q kᵀ) v: every query meets every key (q·k, d each) and every value (d_v each)."""
     query, key, value = (x.type().sizes() for x in inputs[:3])
-    batch = 1
-    for size in query[:-2]:
-        batch *= size
-    return int(batch * query[-2] * key[-2] * (query[-1] + value[-1]))
+    return int(math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
 
 
 def _agreement(counted: int, products: int | None) -> str:

@@ -7,6 +7,7 @@ writes are atomic.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from leanify.design.options import Options
 from leanify.errors import RecipeError
 from leanify.runs import recipe
-from leanify.runs.cache import home
+from leanify.runs.cache import home, read_value, write_value
 from leanify.runs.files import read_text
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     Source: TypeAlias = str | Path | recipe.Recipe | ModelSource | nn.Module  # what `sources.find.find` takes
 
 Value = TypeVar("Value")
+CacheFile = tuple[Path, str]  # a file of the cache, and the key that it must hold
 FORMAT = 2
 SHAPE_FILES = ("config.json", "leanify.json", "recipe.toml", "modules.json")  # of a model's directory
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -38,14 +40,19 @@ ROOMS = ("architecture.py", "design", "lens", "paper", "runs", "sources", "spect
 
 
 def key_of(source: Source, options: Options) -> str | None:
-    """All that the prices depend on, as text; None if somebody else would have to be asked (a model on the hub)."""
+    """All that the prices depend on, as text; None if somebody else would have to be asked (a model on the hub).
+
+    Builds of one torch version count alike.
+    """
     files = _contents(source)
     if files is None:
         return None
     name = str(source) if isinstance(source, (str, Path)) else ""
     changes = [dict(options.overrides), options.cls, options.tokens, options.context]
+    libraries = ("leanify", "timm", "transformers", "torch")
+    versions = {library: metadata.version(library).partition("+")[0] for library in libraries}
     try:
-        return json.dumps([FORMAT, name, files, changes, versions(), code_digest()], sort_keys=True)
+        return json.dumps([FORMAT, name, files, changes, versions, _code_digest()], sort_keys=True)
     except TypeError:  # an override that is not JSON
         return None
 
@@ -85,33 +92,24 @@ def _contents(source: Source) -> list[Any] | None:
         return None
 
 
-def versions() -> dict[str, str]:
-    """The versions of leanify and of the libraries whose code is counted; builds of one torch version count alike."""
-    names = ("leanify", "timm", "transformers", "torch")
-    return {name: metadata.version(name).partition("+")[0] for name in names}
-
-
-def code_digest() -> str:
+def _code_digest() -> str:
     """A digest of the code that finds, builds, reads and prices a model, and of its tables."""
     package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for room in ROOMS:
-        for path in sorted([package / room] if room.endswith(".py") else (package / room).rglob("*.[pt][yo]*")):
+        for path in sorted([package / room] if room.endswith(".py") else (package / room).rglob("*")):
             if path.suffix in (".py", ".toml"):
                 digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def file_of(kind: str, source: Source, options: Options, *more: object) -> tuple[Path, str] | None:
-    """Where an answer about a source is kept, and its key; None if it cannot be kept or LEANIFY_PRICES=off forbids it.
+def file_of(kind: str, source: Source, options: Options, *more: object) -> CacheFile | None:
+    """Where an answer about a source is kept; None if it cannot be kept or LEANIFY_PRICES=off forbids it.
 
     ``more``: what the answer depends on besides what `key_of` knows.
     """
-    key = None if os.environ.get("LEANIFY_PRICES") == "off" else key_of(source, options)
-    if key is None:
-        return None
-    key = " ".join([key, *map(str, more)])
-    return place_of(kind, key), key
+    key = key_of(source, options)
+    return None if key is None else place_of(kind, " ".join([key, *map(str, more)]))
 
 
 def heard(work: Callable[[], Value]) -> tuple[Value, bool]:
@@ -124,6 +122,20 @@ def heard(work: Callable[[], Value]) -> tuple[Value, bool]:
     return value, bool(said)
 
 
-def place_of(kind: str, key: str) -> Path:
-    """The file for a key."""
-    return home() / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+def place_of(kind: str, key: str) -> CacheFile | None:
+    """The file for a key, and the key; None if LEANIFY_PRICES=off forbids it."""
+    if os.environ.get("LEANIFY_PRICES") == "off":
+        return None
+    return home() / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json", key
+
+
+def kept(file: CacheFile | None, parse: Callable[[Any], Value]) -> Value | None:
+    """What was kept there, parsed; None where nothing was."""
+    return None if file is None else read_value(*file, parse)
+
+
+def keep(file: CacheFile | None, answers: Any) -> None:
+    """Keep a JSON value for the next time, if the cache can be written."""
+    if file is not None:
+        with contextlib.suppress(OSError):
+            write_value(*file, answers)

@@ -8,17 +8,13 @@ change there. ``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
-from leanify.design.prices.cache import heard
-from leanify.design.prices.cost import Cost
-from leanify.design.prices.facts import Facts
-from leanify.runs import cache
+from leanify.design.prices.cache import CacheFile, heard, keep, kept
+from leanify.design.prices.shapes import Cost, Facts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,17 +31,21 @@ class ModelCosts:
     file   where answers are kept, with the key that they are kept under; None keeps nothing
     """
 
-    def __init__(self, make: Make, file: tuple[Path, str] | None = None) -> None:
+    def __init__(self, make: Make, file: CacheFile | None = None) -> None:
         self._make, self._file = make, file
-        known = None if file is None else cache.read_value(*file, _parsed)
-        self.is_known = known is not None
         self._facts: Facts | None = None
         self._costs: dict[str, Cost] = {}
         self._tokens: dict[str, list[int]] = {}
         self._held: dict[str, int] = {}
-        if known is not None:
-            self._facts, self._costs, self._tokens, self._held = known
         self._is_new = False
+        self.is_known = kept(file, self._take) is not None
+
+    def _take(self, answers: Mapping[str, Any]) -> bool:
+        """Take over what was kept, all or nothing."""
+        costs = {shape: Cost(*numbers) for shape, numbers in answers["costs"].items()}
+        facts, tokens, held = Facts.from_json(answers["facts"]), dict(answers["tokens"]), dict(answers["held"])
+        self._facts, self._costs, self._tokens, self._held = facts, costs, tokens, held
+        return True
 
     @cached_property
     def live(self) -> LiveModel:
@@ -94,14 +94,8 @@ class ModelCosts:
 
     def keep(self) -> None:
         """Write new answers to the user's cache, if it can be written."""
-        if self._is_new and self._file is not None:
+        if self._is_new:
             costs = {shape: list(cost.numbers) for shape, cost in self._costs.items()}
             answers = {"facts": self.facts.to_json(), "costs": costs, "tokens": self._tokens, "held": self._held}
-            with contextlib.suppress(OSError):
-                cache.write_value(*self._file, answers)
+            keep(self._file, answers)
         self._is_new = False
-
-
-def _parsed(answers: Mapping[str, Any]) -> tuple[Facts, dict[str, Cost], dict[str, list[int]], dict[str, int]]:
-    costs = {shape: Cost(*numbers) for shape, numbers in answers["costs"].items()}
-    return Facts.from_json(answers["facts"]), costs, dict(answers["tokens"]), dict(answers["held"])

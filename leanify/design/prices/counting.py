@@ -8,22 +8,24 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from leanify import machine
-from leanify.design.prices.cost import Cost as Cost
+from leanify.design.prices.shapes import Cost
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.located import LocatedLayer, LocatedModel
 from leanify.lens.sites import locate
+from leanify.lens.surgery import tie
 from leanify.units import binary
 from leanify.upstream import diffusion, modules
 from leanify.upstream.build import build_shell
@@ -35,6 +37,7 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf, origin_of
 
 Result = TypeVar("Result")
+Observe = Callable[[nn.Module, dict[str, Tensor]], Result]
 UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 CACHED_BYTES = 2  # a number: bfloat16 or float16
 
@@ -54,6 +57,17 @@ def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
     if is_diffusers(model):
         return model(**diffusion.arguments(inputs))
     return model(inputs["x"]) if set(inputs) == {"x"} and given_to(model) is None else model(**inputs)
+
+
+class Positional(nn.Module):
+    """A model that takes its inputs by position and gives the tensors ``of`` its output, as a tracer wants it."""
+
+    def __init__(self, model: nn.Module, names: list[str], of: Callable[[Any], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.model, self.names, self.of = model, names, of
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.of(call(self.model, dict(zip(self.names, inputs, strict=True)))))
 
 
 class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -144,13 +158,13 @@ class Countable(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "_grouped_mm":
             return torch.mm(args[0], args[1][0])
-        if func in (Tensor.nonzero, torch.where) and len(args) == 1 and _has_no_values(args[0]) and _experts_ask():
-            mask = args[0]
-            if func is torch.where:  # the rows of an expert: all
-                return (mask.new_zeros(mask.numel(), dtype=torch.long),) * mask.dim()
-            return torch.zeros(1, mask.dim(), dtype=torch.long, device="cpu")  # the experts that have rows: the first
-        if func in self.answers and len(args) == 1 and not kwargs and _has_no_values(args[0]):
-            return self.answers[func](args[0])
+        if len(args) == 1 and _has_no_values(args[0]):
+            if func in (Tensor.nonzero, torch.where):
+                asking = sys._getframe(1).f_locals.get("self")
+                if type(asking).__name__.endswith("Experts"):
+                    return self._chosen(func, args[0])
+            if func in self.answers and not kwargs:
+                return self.answers[func](args[0])
         if func is torch.Tensor.__contains__ and _has_no_values(args[0]):
             return False
         try:
@@ -158,18 +172,19 @@ class Countable(TorchFunctionMode):
         except RuntimeError:
             if not any(isinstance(one, Tensor) and one.is_meta for one in args):
                 raise
-            return func(*(one.to("meta") if isinstance(one, Tensor) else one for one in args), **(kwargs or {}))
+            on_meta = [one.to("meta") if isinstance(one, Tensor) else one for one in args]
+            return func(*on_meta, **(kwargs or {}))
+
+    def _chosen(self, func: Any, mask: Tensor) -> Any:
+        """The rows of an expert: all of them; the experts that have rows: the first."""
+        if func is torch.where:
+            return (mask.new_zeros(mask.numel(), dtype=torch.long),) * mask.dim()
+        return torch.zeros(1, mask.dim(), dtype=torch.long, device="cpu")
 
 
-def _experts_ask() -> bool:
-    """Whether the torch function that is answered was called by a mixture's experts."""
-    asking = sys._getframe(2).f_locals.get("self")
-    return type(asking).__name__.endswith("Experts")
-
-
-def _has_no_values(tensor: Tensor) -> bool:
+def _has_no_values(value: Any) -> bool:
     """Whether a tensor has a size alone: on ``meta``, or torch's FakeTensor (whose module is slow to import)."""
-    return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
+    return isinstance(value, Tensor) and (value.is_meta or type(value).__name__ == "FakeTensor")
 
 
 def unmasked_inputs(
@@ -189,7 +204,7 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
     """
     real: nn.Module = copy.deepcopy(model).to_empty(device=device)
     modules.empty_attributes(real, device)
-    _tie(real, model)
+    tie(real, model)  # `to_empty` makes a parameter for each name
     origin = origin_of(model)
     made: dict[str, Tensor] = {}
     if origin is not None and any(True for _ in real.buffers()):
@@ -199,16 +214,17 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
             parameter.zero_()
         for path, buffer in real.named_buffers():
             known = made.get(path)
-            if known is None or known.shape != buffer.shape:
-                known = torch.zeros_like(buffer)
-            buffer.copy_(known)
+            if known is not None and known.shape == buffer.shape:
+                buffer.copy_(known)
+            else:
+                buffer.zero_()
     for module in real.modules():
         if isinstance(getattr(module, "expert_capacity", None), int):
             module.expert_capacity = 1 << 30  # type: ignore[assignment]
     return real.eval()
 
 
-def observed(model: nn.Module, tokens: int | None, observe: Callable[[nn.Module, dict[str, Tensor]], Result]) -> Result:
+def observed(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> Result:
     """What ``observe`` finds in a forward pass of a model on ``meta``: there, or where upstream's code must see values
     (it branches on them, or makes tensors of its own on the CPU) in one of zeros on the CPU.
 
@@ -219,86 +235,54 @@ def observed(model: nn.Module, tokens: int | None, observe: Callable[[nn.Module,
 
 
 def observed_on_meta(
-    model: nn.Module,
-    tokens: int | None,
-    observe: Callable[[nn.Module, dict[str, Tensor]], Result],
-    batch: int | None = None,
+    model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None
 ) -> Result | None:
-    """What ``observe`` finds in a forward pass without memory; None where it does not run."""
+    """What ``observe`` finds in a forward pass without memory; None where it does not run.
+
+    transformers' own checks of values (as many image tokens as features) are off: meta tensors cannot pass them.
+    """
+    before = os.environ.get(UNCHECKED)
+    os.environ[UNCHECKED] = "1"
     try:
-        with _unchecked():
-            return observe(model, unmasked_inputs(model, tokens, batch=batch))
+        return observe(model, unmasked_inputs(model, tokens, batch=batch))
     except LeanifyError:
         raise
     except Exception:  # whatever upstream's code raises where it was never tried
         return None
-
-
-@contextmanager
-def _unchecked() -> Iterator[None]:
-    """Without transformers' own checks of values (as many image tokens as features), which meta tensors cannot pass."""
-    before = os.environ.get(UNCHECKED)
-    os.environ[UNCHECKED] = "1"
-    try:
-        yield
     finally:
         os.environ.pop(UNCHECKED)
         if before is not None:
             os.environ[UNCHECKED] = before
 
 
-def observed_on_cpu(
-    model: nn.Module,
-    tokens: int | None,
-    observe: Callable[[nn.Module, dict[str, Tensor]], Result],
-    batch: int | None = None,
-) -> Result:
-    """What ``observe`` finds in a forward pass of zeros in memory. Raises UnsupportedModel where it does not run."""
+def observed_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None) -> Result:
+    """What ``observe`` finds in a forward pass of zeros in memory. Raises UnsupportedModel where it does not run.
+
+    Attention is computed in plain products: torch's counter does not see into the CPU's fused kernels.
+    """
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     free = machine.available(torch.device("cpu"))
+    fast = torch.backends.mha.get_fastpath_enabled()
     try:
         if free is not None and size > free:
             raise MemoryError(f"it takes {binary(size)} of memory, {binary(free)} are available")
-        with _unfused():
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
             return observe(zeros(model), unmasked_inputs(model, tokens, "cpu", batch))
     except LeanifyError:
         raise
     except Exception as error:
+        origin = origin_of(model)
+        hint = ""
+        if origin is not None and origin.library == "hf" and "vision_config" in origin.options:
+            hint = (
+                "; if these are default sizes, those of its parts may not fit each other: "
+                "name a checkpoint or its config.json"
+            )
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}{_of_a_default(model)}. leanify.read, write and grow may still do "
-            "for it"
+            f"{' '.join(str(error).split())[:200]}{hint}. leanify.read, write and grow may still do for it"
         ) from error
-
-
-def _of_a_default(model: nn.Module) -> str:
-    """What to do where transformers' default configurations of a model's parts do not fit each other."""
-    origin = origin_of(model)
-    if origin is None or origin.library != "hf" or "vision_config" not in origin.options:
-        return ""
-    return (
-        "; if these are default sizes, those of its parts may not fit each other: name a checkpoint or its config.json"
-    )
-
-
-def _tie(real: nn.Module, model: nn.Module) -> None:
-    """Share the parameters that the model shares; `to_empty` makes one for each name."""
-    first: dict[int, nn.Parameter] = {}
-    for path, parameter in model.named_parameters(remove_duplicate=False):
-        owner, _, name = path.rpartition(".")
-        setattr(real.get_submodule(owner), name, first.setdefault(id(parameter), real.get_parameter(path)))
-
-
-@contextmanager
-def _unfused() -> Iterator[None]:
-    """Attention as plain products: torch's counter does not see into the CPU's fused kernels."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
@@ -357,48 +341,54 @@ def generation(located: LocatedModel, context: int) -> tuple[int, int]:
     model: Any = located.model
     if not context or not is_hf(model) or not getattr(model.config, "is_encoder_decoder", False):
         return 0, 0
-    one, two = (observed_on_meta(model, context, partial(_macs_with_decoder_tokens, n)) for n in (1, 2))
+
+    def with_decoder_tokens(number: int) -> int | None:
+        def observe(model: nn.Module, inputs: dict[str, Tensor]) -> int:
+            return macs(model, {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :number]})
+
+        return observed_on_meta(model, context, observe)
+
+    one, two = with_decoder_tokens(1), with_decoder_tokens(2)
     if one is None or two is None:
         return 0, 0
     row = rows = 0  # MACs of a query with one key and its value, and with those of all tokens that its layer keeps
     for layer in located.layers:
         kept = kept_by(model, layer.attention.module)
         if kept is not None:
-            pair = layer.read().heads * (kept.pair or 2 * layer.read().head_dim)
+            shape = layer.read()
+            pair = shape.heads * (kept.pair or 2 * shape.head_dim)
             row, rows = row + pair, rows + pair * kept.seen(context)
     return one, two - one - 3 * row + rows
 
 
-def _macs_with_decoder_tokens(number: int, model: nn.Module, inputs: dict[str, Tensor]) -> int:
-    return macs(model, {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :number]})
-
-
 def token_counts(located: LocatedModel, tokens: int | None = None) -> list[int]:
     """The number of tokens N of A in each stage: the rows of the input of its primary output projection."""
-    stages = {stage.name: next(block for block in stage.blocks if block) for stage in located.stages}
-    layers = {name: max(block, key=lambda layer: layer.read().width) for name, block in stages.items()}
-    return observed(located.model, tokens, partial(_rows_of_layers, layers))
+    layers: dict[str, LocatedLayer] = {}
+    for stage in located.stages:
+        block = next(block for block in stage.blocks if block)
+        layers[stage.name] = max(block, key=lambda layer: layer.read().width)
 
+    def rows_of_layers(model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
+        seen: dict[str, int] = {}
+        hooks = []
+        for stage, layer in layers.items():
 
-def _rows_of_layers(layers: Mapping[str, LocatedLayer], model: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
-    seen: dict[str, int] = {}
-    hooks = []
-    for stage, layer in layers.items():
+            def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage) -> None:
+                seen[name] = _rows(args[0])
 
-        def note(_: nn.Module, args: tuple[Tensor, ...], name: str = stage) -> None:
-            seen[name] = _rows(args[0])
+            def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage) -> None:
+                for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                    if isinstance(tensor, Tensor) and tensor.dim() > 1:
+                        seen.setdefault(name, _rows(tensor))  # torch's own attention takes the weights alone
 
-        def note_behind(_: nn.Module, args: Any, result: Any, name: str = stage) -> None:
-            given = result if isinstance(result, (tuple, list)) else (result,)
-            for tensor in [each for each in given if isinstance(each, Tensor) and each.dim() > 1][:1]:
-                seen.setdefault(name, _rows(tensor))  # torch's own attention takes the projection's weights alone
+            if layer.is_observable:
+                hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
+            hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
+        with hooked(hooks), plain(model), Countable():
+            call(model, inputs)
+        return [seen.get(stage, 1) for stage in layers]
 
-        if layer.is_observable:
-            hooks.append(model.get_submodule(layer.output_path).register_forward_pre_hook(note))
-        hooks.append(model.get_submodule(layer.attention.path).register_forward_hook(note_behind))
-    with hooked(hooks), plain(model), Countable():
-        call(model, inputs)
-    return [seen.get(stage, 1) for stage in layers]
+    return observed(located.model, tokens, rows_of_layers)
 
 
 def _rows(tensor: Tensor) -> int:

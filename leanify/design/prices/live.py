@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
 from leanify.architecture import Architecture
-from leanify.design.prices.cost import Cost
 from leanify.design.prices.costs import ModelCosts
 from leanify.design.prices.counting import (
     count_located,
@@ -20,15 +20,15 @@ from leanify.design.prices.counting import (
     token_counts,
     unmasked_inputs,
 )
-from leanify.design.prices.facts import Facts
 from leanify.design.prices.price_list import PriceList
+from leanify.design.prices.shapes import Cost, Facts
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens.blocks import prefix_of
 from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, LocatedStage
 from leanify.lens.sites import locate
 from leanify.lens.surgery import write_located
-from leanify.upstream.caches import kept_by, longest_context, looks_back
+from leanify.upstream.caches import Kept, kept_by, longest_context, looks_back
 from leanify.upstream.inputs import words_of
 from leanify.upstream.origin import origin_of
 
@@ -51,23 +51,27 @@ class LiveModel:
     def facts(self) -> Facts:
         """Raises UnsupportedModel, as `locate` does."""
         inputs = words_of(unmasked_inputs(self.model, self._length))
-        stages = self.located.stages
-        macs = self._macs()
+        macs = observed_on_meta(self.model, self._length, macs_by_module)
+        if macs is None and parameters(self.model) < COUNTED_IN_MEMORY:
+            macs = observed_on_cpu(self.model, self._length, macs_by_module)
+        kinds, causal, kept = [], [], []
+        for stage in self.located.stages:
+            attentions = [[layer.attention.module for layer in block] for block in stage.blocks]
+            kept.append(tuple(tuple(kept_by(self.model, one) for one in block) for block in attentions))
+            kinds.append(tuple(_kinds(stage, kept[-1], macs or {})))
+            causal.append(any(looks_back(one) for block in attentions for one in block))
         origin = origin_of(self.model)
         return Facts(
             library=origin.library if origin else "",
             name=origin.name if origin else type(self.model).__name__,
             architecture=self.located.architecture,
-            context=self._context or context_of(self.model),
+            context=self._context or min(longest_context(self.model) or CONTEXT, CONTEXT),
             inputs=inputs,
             params=parameters(self.model),
             macs=None if macs is None else macs[""],
-            kinds=tuple(tuple(_kinds(self.model, stage, macs or {})) for stage in stages),
-            causal=tuple(any(looks_back(layer.attention.module) for layer in stage.layers) for stage in stages),
-            kept=tuple(
-                tuple(tuple(kept_by(self.model, layer.attention.module) for layer in block) for block in stage.blocks)
-                for stage in stages
-            ),
+            kinds=tuple(kinds),
+            causal=tuple(causal),
+            kept=tuple(kept),
         )
 
     def cost(self, shape: Architecture) -> Cost:
@@ -108,10 +112,19 @@ class LiveModel:
         return token_counts(self._shaped(shape), self._length)
 
     def params_of(self, stages: Sequence[int]) -> int:
-        """The parameters in the blocks of these stages, shared ones counted once."""
-        sizes = {}
+        """The parameters in the blocks of these stages, shared ones counted once.
+
+        Without a list of blocks, they are those of its attentions and MLPs.
+        """
+        sizes: dict[int, int] = {}
         for index in stages:
-            for module in _modules_of(self.located.stages[index]):
+            stage = self.located.stages[index]
+            if stage.container is not None:
+                modules = list(stage.container.children())
+            else:
+                sites = [site for layer in stage.layers for site in (layer.attention, layer.mlp)]
+                modules = [site.module for site in sites if site is not None]
+            for module in modules:
                 sizes.update({id(p): p.numel() for p in module.parameters()})
         return sum(sizes.values())
 
@@ -119,13 +132,6 @@ class LiveModel:
         if self._written is None or self._written[0] != shape:
             self._written = shape, write_located(self.located, shape)
         return self._written[1]
-
-    def _macs(self) -> dict[str, int] | None:
-        """The MACs of every module of the model as it stands; None if only a large model in memory could tell."""
-        on_meta = observed_on_meta(self.model, self._length, macs_by_module)
-        if on_meta is None and parameters(self.model) < COUNTED_IN_MEMORY:
-            return observed_on_cpu(self.model, self._length, macs_by_module)
-        return on_meta
 
 
 def prices_of(
@@ -158,30 +164,21 @@ def _suspects(located: LocatedModel, shape: Architecture, error: BaseException) 
     )
 
 
-def context_of(model: nn.Module) -> int:
-    """The number of cached tokens at which caches are compared: the most that the model takes, up to 4,096."""
-    return min(longest_context(model) or CONTEXT, CONTEXT)
-
-
-def _modules_of(stage: LocatedStage) -> list[nn.Module]:
-    """The modules that hold a stage's parameters: its list of blocks, or its attentions and MLPs if it has none."""
-    if stage.container is not None:
-        return list(stage.container.children())
-    return [site.module for layer in stage.layers for site in (layer.attention, layer.mlp) if site is not None]
-
-
-def _kinds(model: nn.Module, stage: LocatedStage, macs: Mapping[str, int]) -> list[int]:
+def _kinds(stage: LocatedStage, kept: Sequence[tuple[Kept | None, ...]], macs: Mapping[str, int]) -> Iterator[int]:
     """For each block the index of the first one that looks like it and has the same MACs (``macs``, by path)."""
     if stage.container is None:
-        return [0]
-    looks = [
-        (
-            tuple((layer.read(), kept_by(model, layer.attention.module)) for layer in layers),
-            tuple(type(module).__qualname__ for module in block.modules()),
-            tuple(parameter.shape for parameter in block.parameters()),
-            tuple((k, v) for module in block.modules() for k, v in vars(module).items() if isinstance(v, bool)),
+        yield 0
+        return
+    looks: list[Any] = []
+    for layers, caches, (name, block) in zip(stage.blocks, kept, stage.container.named_children(), strict=True):
+        modules = list(block.modules())
+        look = (
+            [layer.read() for layer in layers],
+            caches,
+            [type(module).__qualname__ for module in modules],
+            [parameter.shape for parameter in block.parameters()],
+            [switch for module in modules for switch in vars(module).items() if isinstance(switch[1], bool)],
             macs.get(f"{prefix_of(stage.name)}.{name}".lstrip(".")),
         )
-        for layers, (name, block) in zip(stage.blocks, stage.container.named_children(), strict=True)
-    ]
-    return [looks.index(look) for look in looks]
+        looks.append(look)
+        yield looks.index(look)

@@ -15,9 +15,8 @@ from functools import cache
 from typing import Any
 
 from leanify.architecture import Architecture, primary_of
-from leanify.design.prices.cost import Cost
 from leanify.design.prices.costs import ModelCosts
-from leanify.design.prices.shapes import Shape, StageShape, shape_of
+from leanify.design.prices.shapes import Cost, Shape, StageShape, shape_of
 from leanify.spectra.theory import gaussian_kappa
 
 StageNs = Callable[["PriceList", int, StageShape], Any]
@@ -170,10 +169,9 @@ class PriceList:
         heads, mlp = anchor.heads, anchor.mlp
 
         def at(heads: int, mlp: int) -> Cost:
-            short = self._shortened()
-            stages = list(short.stages)
+            stages = list(self._shortened().stages)
             stages[index] = anchor._replace(depth=depth, heads=heads, mlp=mlp).applied_to(stage)
-            return self.costs.cost(replace(short, stages=tuple(stages)))
+            return self.costs.cost(replace(self.architecture, stages=tuple(stages)))
 
         here = at(heads, mlp)
         per_group = at(heads + stage.group, mlp) - here

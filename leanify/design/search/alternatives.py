@@ -12,9 +12,10 @@ front        designs that none beats in all of parameters, MACs, κ and depth
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from leanify.architecture import primary_of
 from leanify.design.plan import Plan
@@ -26,6 +27,7 @@ from leanify.design.search.limits import share_out, within
 from leanify.design.search.search import search
 from leanify.errors import BudgetError, ShapeError
 
+KEPT = {"depth-only": ("heads", "mlp"), "mlp-only": ("heads", "depth")}  # the sizes that stay the baseline's
 NO_CONTROL = "there is no control: lean has the baseline's heads, or its stages have no MLP to widen"
 
 
@@ -42,9 +44,15 @@ def named(plan: Plan, name: str) -> Design:
         if plan.control is None:
             raise ShapeError(NO_CONTROL)
         return plan.control
-    if name not in _NAMED:
+    if name in KEPT:
+        shape = _cut(plan, name)
+    elif name == "wide-heads":
+        shape = _wide_heads(plan)
+    elif name == "split":
+        shape = _split(plan)
+    else:
         raise ShapeError(f"{name!r} names no design; there are {', '.join(NAMES)} and front:N")
-    return design_of(plan.prices, _NAMED[name](plan))
+    return design_of(plan.prices, shape)
 
 
 def front(plan: Plan, count: int) -> list[Design]:
@@ -52,31 +60,21 @@ def front(plan: Plan, count: int) -> list[Design]:
     return search(plan.prices, plan.request, count, plan.ranking).front
 
 
-def _depth_only(plan: Plan) -> Shape:
-    return _cut(plan, "depth-only", heads=_baseline_of(plan, "heads"), mlp=_baseline_of(plan, "mlp"))
-
-
-def _mlp_only(plan: Plan) -> Shape:
-    depths = [stage.depth for stage in plan.prices.architecture.stages]
-    return _cut(plan, "mlp-only", heads=_baseline_of(plan, "heads"), depth=depths)
-
-
-def _baseline_of(plan: Plan, what: str) -> list[int]:
-    """A size of the baseline's primary layers, for each stage."""
-    return [getattr(primary_of(stage), what) for stage in plan.prices.architecture.stages]
-
-
-def _cut(plan: Plan, name: str, **pins: Any) -> Shape:
-    """The largest design within the limits, in every tower, of what the pins leave free."""
+def _cut(plan: Plan, name: str) -> Shape:
+    """The largest design within the limits, in every tower, of what the sizes that are kept leave free."""
     prices = plan.prices
+    pins: dict[str, Any] = {}
+    for what in KEPT[name]:
+        stages = prices.architecture.stages
+        pins[what] = [stage.depth if what == "depth" else getattr(primary_of(stage), what) for stage in stages]
     request = replace(plan.request, options=replace(plan.request.options, **pins))
     grids = grids_of(prices, request)
     shape = list(prices.baseline)
     for grid, limits in zip(grids, share_out(prices, request, grids), strict=True):
-        fits = [i for i, is_inside in enumerate(within(grid, limits)) if is_inside]
-        if not fits:
+        fits = np.flatnonzero(within(grid, limits))
+        if not fits.size:
             raise BudgetError(f"no {name} design is within the budget: {grid.tower.name} cannot become so small")
-        best = grid.shape_at(max(fits, key=lambda i: (grid.params[i], grid.macs[i])))
+        best = grid.shape_at(int(max(fits, key=lambda i: (grid.params[i], grid.macs[i]))))
         for i in grid.tower.stages:
             shape[i] = best[i]
     return tuple(shape)
@@ -105,10 +103,4 @@ def _split(plan: Plan) -> Shape:
     return tuple(shape)
 
 
-_NAMED: dict[str, Callable[[Plan], Shape]] = {
-    "depth-only": _depth_only,
-    "mlp-only": _mlp_only,
-    "wide-heads": _wide_heads,
-    "split": _split,
-}
-NAMES = ("baseline", "lean", "control", *_NAMED)
+NAMES = ("baseline", "lean", "control", *KEPT, "wide-heads", "split")

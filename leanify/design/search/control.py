@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from leanify.architecture import primary_of
 from leanify.design.prices.price_list import PriceList
@@ -55,13 +55,30 @@ def _with_old_heads(prices: PriceList, shape: Shape) -> Shape:
 
 
 def _widened(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, params: int, rules: Rules) -> Shape:
-    """The shape with the tower's MLPs widened until it has lean's parameters; ``params`` is the size of lean."""
-    wanted = _params(prices, tower, lean)
-    factor = _factor(prices, tower, shape, wanted)
+    """The shape with the tower's MLPs widened until it has lean's parameters; ``params`` is the size of lean.
+
+    Parameters are affine in the MLPs, which says the factor for all of them. Every MLP is rounded, and the leading one
+    also tried a step narrower and wider.
+    """
+    stages = prices.architecture.stages
+    mlps = {}
+    for i in tower.stages:
+        stage = shape[i]
+        if stage is not None and stage.mlp:
+            mlps[i] = stage.mlp
+    wanted, now = _params(prices, tower, lean), _params(prices, tower, shape)
+    per_doubling = _params(prices, tower, _with_mlps(shape, {i: 2 * mlp for i, mlp in mlps.items()})) - now
+    factor = 1 + (wanted - now) / per_doubling if per_doubling else 1.0
     nearest, nearest_off = shape, math.inf
-    first = rules.mlp_multiple(prices.architecture.stages[tower.lead])
+    first = rules.mlp_multiple(stages[tower.lead])
     for multiple in (first, *(m for m in (32, 16, SMALL_MULTIPLE) if m < first)):
-        for found in _rounded(prices, tower, shape, factor, multiple):
+        for more in (-1, 0, 1):
+            rounded = {}
+            for i, mlp in mlps.items():
+                step = math.lcm(stages[i].units, multiple)
+                steps = round(mlp * factor / step) + (more if i == tower.lead else 0)
+                rounded[i] = step * max(1, steps)
+            found = _with_mlps(shape, rounded)
             off = abs(_params(prices, tower, found) - wanted)
             if off < nearest_off:
                 nearest, nearest_off = found, off
@@ -70,30 +87,11 @@ def _widened(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, params:
     return nearest
 
 
+def _with_mlps(shape: Shape, mlps: Mapping[int, int]) -> Shape:
+    """The shape with these hidden units, by the stage's index."""
+    return tuple(stage._replace(mlp=mlps[i]) if stage and i in mlps else stage for i, stage in enumerate(shape))
+
+
 def _params(prices: PriceList, tower: Tower, shape: Shape) -> int:
     """The tower's parameters above the shortest model's."""
     return sum(int(prices.stage(i, stage).params) for i in tower.stages if (stage := shape[i]) is not None)
-
-
-def _factor(prices: PriceList, tower: Tower, shape: Shape, wanted: int) -> float:
-    """The factor for all MLPs of the tower that would give ``wanted`` parameters, which are affine in it."""
-    double = list(shape)
-    for i in tower.stages:
-        stage = shape[i]
-        double[i] = stage and stage._replace(mlp=2 * stage.mlp)
-    now = _params(prices, tower, shape)
-    per_doubling = _params(prices, tower, tuple(double)) - now
-    return 1 + (wanted - now) / per_doubling if per_doubling else 1.0
-
-
-def _rounded(prices: PriceList, tower: Tower, shape: Shape, factor: float, multiple: int) -> Iterator[Shape]:
-    """The shapes nearest to a factor: every MLP rounded, the leading one also a step more or less."""
-    for more in (-1, 0, 1):
-        found = list(shape)
-        for i in tower.stages:
-            stage = shape[i]
-            if stage is not None and stage.mlp:
-                step = math.lcm(prices.architecture.stages[i].units, multiple)
-                units = max(1, round(stage.mlp * factor / step) + (more if i == tower.lead else 0))
-                found[i] = stage._replace(mlp=units * step)
-        yield tuple(found)

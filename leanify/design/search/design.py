@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from leanify.architecture import Architecture
-from leanify.design.prices.cost import Cost
 from leanify.design.prices.price_list import PriceList
-from leanify.design.prices.shapes import Shape, applied
+from leanify.design.prices.shapes import Cost, Shape, StageShape, applied
 from leanify.design.search.ranking import score
-from leanify.design.search.serving import Serving, serving
 
-Sizes = int | list[int]  # one number, or one for each stage if stages differ
+Sizes = int | list[int]
+SIZES = ("depth", "heads", "head_dim", "inner", "mlp", "experts", "active_experts")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """For one sequence at a context of N tokens.
+
+    kv_bytes_per_token  bytes of cache divided by N, at two bytes a number
+    prefill_macs        multiply-adds of a forward pass over N tokens, masked pairs included, as torch counts them. For
+                        an encoder-decoder: the encoder reads N tokens, or its sound or image, the decoder its first one
+    decode_macs         multiply-adds of one token behind N cached ones; layers with a window see at most the window
+    """
+
+    context: int
+    kv_bytes_per_token: float
+    prefill_macs: int | None
+    decode_macs: int | None
+
+
+def serving(prices: PriceList, architecture: Architecture, cost: Cost) -> Serving | None:
+    """What the model costs in service in this shape; None if no layer keeps a cache.
+
+    A decoder takes F(T) = aT + bT² MACs for T tokens, b in its attention maps; so F at one length gives all lengths.
+    """
+    if not cost.kv:
+        return None
+    n = prices.facts.context
+    per_token = cost.kv / n
+    if any(len(block) > 1 for stage in prices.architecture.stages for block in stage.blocks):
+        return Serving(n, per_token, cost.prefill or None, cost.decode or None)
+    quadratic = row = 0  # MACs of queries with one key and its value, and with those of all tokens that layers keep
+    for stage, known in zip(architecture.stages, prices.facts.kept, strict=True):
+        for i, block in enumerate(stage.blocks):
+            for layer, kept in zip(block, known[min(i, len(known) - 1)], strict=True):
+                pair = layer.heads * ((kept and kept.pair) or 2 * layer.head_dim)
+                quadratic += pair
+                row += pair * (kept.seen(n) if kept else n)
+    tokens = prices.tokens[prices.changed[0]]
+    linear = cost.macs - tokens**2 * quadratic
+    return Serving(n, per_token, n * linear // tokens + n**2 * quadratic, linear // tokens + row)
 
 
 @dataclass(frozen=True)
 class Design:
     """One shape of a model with its costs.
 
-    shape            what each stage becomes; None leaves it as it is
     cost             parameters, MACs, cache; `params`, `macs` … read them
     kappa_predicted  the largest predicted κ of the changed stages (Theorem 3.2)
     score            the ranking's score, lowest is best
+    depth, heads …   one number, or one for each stage if stages differ
+    mlp              in a mixture that of one expert; ``experts`` are its routed ones, 0 if there are none
+    shape            what each stage becomes; None leaves it as it is
     serving          costs of a decoder in service; None if nothing is cached
     latency_s        measured; ``token_latency_s`` for one more token, ``latency_predicted_s`` by the fitted line;
                      None if nothing was timed
@@ -33,55 +72,23 @@ class Design:
     cost: Cost
     kappa_predicted: float
     score: float
+    depth: Sizes
+    heads: Sizes
+    head_dim: Sizes
+    inner: Sizes
+    mlp: Sizes
+    experts: Sizes
+    active_experts: Sizes
+    shape: Shape = field(repr=False)
     serving: Serving | None = None
     latency_predicted_s: float | None = None
     latency_s: float | None = None
     token_latency_s: float | None = None
-    shape: Shape = field(default=(), repr=False)
 
-    @cached_property
+    @property
     def sizes(self) -> dict[str, Sizes]:
-        """Depth, heads, head_dim, inner, hidden units, experts and active experts.
-
-        ``mlp`` is that of one expert in a mixture; ``experts`` are its routed ones, 0 if there are none.
-        """
-        rows = []
-        for stage in self.architecture.stages:
-            if (primary := stage.primary) is not None:
-                mixture = stage.mixture or primary
-                row = (stage.depth, primary.heads, primary.head_dim, primary.inner, primary.mlp)
-                rows.append((*row, mixture.experts, mixture.active))
-        names = ("depth", "heads", "head_dim", "inner", "mlp", "experts", "active_experts")
-        columns = zip(*rows, strict=True)
-        return {n: c[0] if len(set(c)) == 1 else list(c) for n, c in zip(names, columns, strict=True)}
-
-    @property
-    def depth(self) -> Sizes:
-        return self.sizes["depth"]
-
-    @property
-    def heads(self) -> Sizes:
-        return self.sizes["heads"]
-
-    @property
-    def head_dim(self) -> Sizes:
-        return self.sizes["head_dim"]
-
-    @property
-    def inner(self) -> Sizes:
-        return self.sizes["inner"]
-
-    @property
-    def mlp(self) -> Sizes:
-        return self.sizes["mlp"]
-
-    @property
-    def experts(self) -> Sizes:
-        return self.sizes["experts"]
-
-    @property
-    def active_experts(self) -> Sizes:
-        return self.sizes["active_experts"]
+        """Depth, heads, head_dim, inner, hidden units, experts and active experts."""
+        return {name: getattr(self, name) for name in SIZES}
 
     @property
     def params(self) -> int:
@@ -121,5 +128,21 @@ class Design:
 def design_of(prices: PriceList, shape: Shape) -> Design:
     """The design of this shape, priced."""
     architecture, cost = applied(shape, prices.architecture), prices.total(shape)
+    rows = []
+    for stage in architecture.stages:
+        primary = stage.primary
+        if primary is not None:
+            mixture = stage.mixture or primary
+            row = (stage.depth, primary.heads, primary.head_dim, primary.inner, primary.mlp)
+            rows.append((*row, mixture.experts, mixture.active))
+    sizes: dict[str, Any] = {}
+    for name, values in zip(SIZES, zip(*rows, strict=True), strict=True):
+        sizes[name] = values[0] if len(set(values)) == 1 else list(values)
     served = serving(prices, architecture, cost)
-    return Design(architecture, cost, prices.kappa(shape), score(prices, shape), served, shape=shape)
+    return Design(architecture, cost, prices.kappa(shape), score(prices, shape), **sizes, shape=shape, serving=served)
+
+
+def changes(old: Design, new: Design) -> list[tuple[StageShape, StageShape]]:
+    """(old, new) of every stage that may change."""
+    stages = zip(old.shape, new.shape, strict=True)
+    return [(before, after) for before, after in stages if before is not None and after is not None]

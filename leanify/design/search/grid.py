@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leanify.architecture import Architecture, Layer, Stage, primary_of
-from leanify.design.prices.cost import Cost
 from leanify.design.prices.price_list import PriceList
-from leanify.design.prices.shapes import Shape, StageShape
+from leanify.design.prices.shapes import Cost, Shape, StageShape
 from leanify.design.search.request import Request
 from leanify.design.search.rules import Rules
 from leanify.design.search.towers import Tower, changed_stages, pins_of, towers
@@ -90,13 +89,11 @@ def grid(prices: PriceList, request: Request, tower: Tower) -> Grid:
     columns: dict[str, list[NDArray[Any]]] = defaultdict(list)
     for unmixed in _shapes(architecture, request, tower):
         shape = tuple(stage and stage._replace(**mixtures[i]) for i, stage in enumerate(unmixed))
-        lead = shape[tower.lead]
+        lead, cost = shape[tower.lead], others
         assert lead is not None
-        cost = others
-        for i in tower.stages:
-            stage = shape[i]
-            assert stage is not None
-            cost = cost + prices.stage(i, stage)
+        for i, stage in enumerate(shape):
+            if stage is not None:
+                cost = cost + prices.stage(i, stage)
         size = np.size(lead.mlp)
         values = {
             "shape": len(shapes),
@@ -231,16 +228,14 @@ def _heads(stage: Stage, heads: int | None, head_dim: int | None, request: Reque
         return split
     if heads is None and not request.is_limited:
         return [(primary.heads, primary.head_dim)]
-    raise ShapeError(_no_split(stage, f"{heads} heads" if heads is not None else f"up to {counts[-1]} heads"))
-
-
-def _no_split(stage: Stage, asked: str) -> str:
-    primary = primary_of(stage)
+    asked = f"{heads} heads" if heads is not None else f"up to {counts[-1]} heads"
     possible = []
-    for heads in range(primary.heads + 1, 4 * primary.heads + 1):
-        if primary.inner % heads == 0 and heads % stage.group == 0:
-            possible.append(str(heads))
-    return f"inner {primary.inner} does not split into {asked}; it splits into {', '.join(possible) or 'none'}"
+    for more in range(primary.heads + 1, 4 * primary.heads + 1):
+        if primary.inner % more == 0 and more % stage.group == 0:
+            possible.append(str(more))
+    raise ShapeError(
+        f"inner {primary.inner} does not split into {asked}; it splits into {', '.join(possible) or 'none'}"
+    )
 
 
 def _follow(

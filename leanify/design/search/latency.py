@@ -9,7 +9,7 @@ weights are fitted by non-negative least squares on relative errors (Lawson and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,9 +86,18 @@ def fit(prices: PriceList, timed: Sequence[Timed]) -> Latency:
 
 def shapes_to_time(prices: PriceList, grids: Sequence[Grid], count: int = SHAPES) -> list[Shape]:
     """The baseline and the most informative shapes of a search: each time the shape whose terms are farthest from those
-    chosen so far (greedy D-optimal design, Fedorov 1972).
+    chosen so far (greedy D-optimal design, Fedorov 1972), of every depth and head count with the narrowest, a middle
+    and the widest MLP.
     """
-    pool = list(_pool(prices, grids))
+    pool = [prices.baseline]
+    for grid in grids:
+        for shape in grid.shapes:
+            lead = shape[grid.tower.lead]
+            assert lead is not None
+            size = np.size(lead.mlp)
+            for row in sorted({0, size // 2, size - 1}):
+                stages = zip(shape, prices.baseline, strict=True)
+                pool.append(tuple(new._replace(mlp=int(new.mlp[row])) if new else old for new, old in stages))
     rows = np.stack([terms(prices, shape) for shape in pool])
     rows /= np.abs(rows).max(0).clip(1e-30)
     rows /= rows[:, 1:].mean(1, keepdims=True).clip(1e-3)  # roughly shares of the time, because errors are relative
@@ -99,17 +108,3 @@ def shapes_to_time(prices: PriceList, grids: Sequence[Grid], count: int = SHAPES
         information[chosen] = -1
         chosen.append(int(information.argmax()))
     return [pool[i] for i in chosen]
-
-
-def _pool(prices: PriceList, grids: Sequence[Grid]) -> Iterator[Shape]:
-    """The baseline, and shapes of every depth and head count with the narrowest, a middle and the widest MLP."""
-    now = prices.baseline
-    yield now
-    for grid in grids:
-        for shape in grid.shapes:
-            lead = shape[grid.tower.lead]
-            assert lead is not None
-            size = np.size(lead.mlp)
-            for row in sorted({0, size // 2, size - 1}):
-                stages = zip(shape, now, strict=True)
-                yield tuple(old if new is None else new._replace(mlp=int(new.mlp[row])) for new, old in stages)

@@ -27,11 +27,18 @@ Limits = Mapping[str, Limit]  # by the cost that they limit
 
 
 def share_out(prices: PriceList, request: Request, grids: Sequence[Grid]) -> list[Limits]:
-    """The limits of every tower. Towers save in proportion to their blocks, but none more than it can."""
+    """The limits of every tower. Towers save in proportion to their blocks, but none more than it can.
+
+    Where towers have budgets of their own, on the parameters in their blocks, one without stays as it is.
+    """
     whole = prices.total(prices.baseline)
-    if request.tower_params:
-        return [_own_limits(request, grid, int(whole.params), prices) for grid in grids]
     shares: list[dict[str, Limit]] = [{} for _ in grids]
+    if request.tower_params:
+        for share, grid in zip(shares, grids, strict=True):
+            held = prices.held(grid.tower.stages, "params")
+            budget = request.tower_params.get(grid.tower.name, held)
+            share["params"] = Limit(int(whole.params) - held + budget, UNSPENT * budget)
+        return list(shares)
     for cost, limit in request.limits.items():
         total = getattr(whole, cost)
         most = [total - int(getattr(grid.cost, cost).min()) for grid in grids]
@@ -60,13 +67,6 @@ def _in_proportion(saving: float, weights: Sequence[float], most: Sequence[float
             shares[i] = most[i]
             free.remove(i)
     return shares
-
-
-def _own_limits(request: Request, grid: Grid, whole: int, prices: PriceList) -> Limits:
-    """A tower's own limit on the parameters in its blocks; a tower without one stays as it is."""
-    held = prices.held(grid.tower.stages, "params")
-    most = request.tower_params.get(grid.tower.name, held)
-    return {"params": Limit(whole - held + most, UNSPENT * most)}
 
 
 def within(grid: Grid, limits: Limits) -> NDArray[np.bool_]:

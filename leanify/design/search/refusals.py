@@ -14,7 +14,7 @@ from leanify.design.search.grid import Grid, grids_of
 from leanify.design.search.limits import Limits, trades_layers, within
 from leanify.design.search.request import Request
 from leanify.design.search.rules import LEAST_MLP
-from leanify.design.search.towers import Pin, changed_stages, towers
+from leanify.design.search.towers import changed_stages, towers
 from leanify.errors import BudgetError, ShapeError
 from leanify.units import binary, millions, operations, seconds
 
@@ -49,23 +49,35 @@ def _below(prices: PriceList, request: Request, grids: Sequence[Grid], cost: str
     """For a budget that nothing meets: the smallest design there is, and the budget that it needs."""
     flag, unit = FLAGS[cost]
     per = {"kv": prices.facts.context, "ns": 1000}.get(cost, 1)  # --max-kv is for one token
-    pins = request.options.pins
-    fixed = [f"--{what.replace('_', '-')} {_pin_words(pin)}" for what, pin in pins.items() if pin]
-    where = f" with {' and '.join(fixed)}: the smallest" if fixed else ": the smallest that trades layers for heads"
-    single = ""
-    if all(grid.old_depth == 1 for grid in grids):
-        single = (
-            " It has one block, which all its layers share if there are several, so only the MLP can pay for heads."
-        )
-    free = ""
+    fixed = []
+    for what, pin in request.options.pins.items():
+        if pin:
+            words = str(pin)
+            if isinstance(pin, Mapping):
+                words = ",".join(f"{name}={value}" for name, value in pin.items())
+            elif isinstance(pin, Sequence):
+                words = ",".join(map(str, pin))
+            fixed.append(f"--{what.replace('_', '-')} {words}")
+    where = ": the smallest that trades layers for heads"
+    free = single = ""
     if fixed:
+        where = f" with {' and '.join(fixed)}: the smallest"
         unpinned = replace(request, options=replace(request.options, depth=None, heads=None, head_dim=None, mlp=None))
         found = smallest(grids_of(prices, unpinned), unpinned, cost, total)
         if found and found < least:
             free = f" Left free, they reach {_share(found, total)} of the baseline."
+    if all(grid.old_depth == 1 for grid in grids):
+        single = (
+            " It has one block, which all its layers share if there are several, so only the MLP can pay for heads."
+        )
+    enough = str(math.ceil(least / per))  # in a form that the option takes
+    if least <= total:
+        enough = _share(least / per, total / per)
+    elif cost == "kv":
+        enough = f"{math.ceil(least / per / 1000)}KB"
     return (
         f"the budget of {request.limits[cost] // per:,} {unit} is below every sensible design{where} has "
-        f"{math.ceil(least / per):,} ({flag} {_enough(least / per, total / per, cost)}).{single}{free}"
+        f"{math.ceil(least / per):,} ({flag} {enough}).{single}{free}"
     )
 
 
@@ -131,23 +143,9 @@ def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, dict[s
     yield "--multiple 8", {"multiple": 8}
 
 
-def _pin_words(pin: Pin) -> str:
-    """A pin as the command line takes it."""
-    if isinstance(pin, Mapping):
-        return ",".join(f"{name}={value}" for name, value in pin.items())
-    return ",".join(map(str, pin)) if isinstance(pin, Sequence) else str(pin)
-
-
 def _share(part: float, total: float) -> str:
     """A share that is enough, rounded up."""
     return f"{math.ceil(part / total * 1000) / 1000:g}"
-
-
-def _enough(part: float, total: float, cost: str) -> str:
-    """A budget that is enough, in a form that the option takes: a share of the baseline, or an amount above it."""
-    if part <= total:
-        return _share(part, total)
-    return f"{math.ceil(part / 1000):,}KB".replace(",", "") if cost == "kv" else str(math.ceil(part))
 
 
 def _tower_words(request: Request, grids: Sequence[Grid], shares: Sequence[Limits]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from leanify.design.options import Options
-from leanify.design.prices.cost import Cost
 from leanify.design.prices.price_list import PriceList
-from leanify.design.search.amounts import BYTES, COUNTS, Budget, parse_budget
+from leanify.design.prices.shapes import Cost
+from leanify.design.search.amounts import BYTES, COUNTS, parse_budget
 from leanify.design.search.rules import Rules
 from leanify.design.search.towers import towers
 from leanify.errors import BudgetError, ShapeError
@@ -57,20 +57,17 @@ def request_of(prices: PriceList, options: Options, baseline: Cost) -> Request:
     if options.max_kv is not None and not baseline.kv:
         raise BudgetError(f"--max-kv {options.max_kv}: {prices.architecture.source} keeps no key/value cache")
     context = prices.facts.context
-    limits = {
-        request.params_cost: _limit("--target-params", asked, getattr(baseline, request.params_cost)),
-        "macs": _limit("--max-macs", options.max_macs, baseline.macs),
-        "active": _limit("--max-active", options.max_active, baseline.active),
-        "kv": _limit("--max-kv", options.max_kv, baseline.kv / context, BYTES),
-    }
-    found = {cost: limit for cost, limit in limits.items() if limit is not None}
-    if "kv" in found:
-        found["kv"] *= context  # the budget is for one token
-    return Request(options, found, tower_params)
-
-
-def _limit(name: str, value: Budget, baseline: float, units: Mapping[str, float] = COUNTS) -> int | None:
-    return None if value is None else int(parse_budget(name, value, baseline, units))
+    limits = {}
+    for cost, flag, budget in (
+        (request.params_cost, "--target-params", asked),
+        ("macs", "--max-macs", options.max_macs),
+        ("active", "--max-active", options.max_active),
+    ):
+        if budget is not None:
+            limits[cost] = int(parse_budget(flag, budget, getattr(baseline, cost), COUNTS))
+    if options.max_kv is not None:  # the budget is for one token
+        limits["kv"] = context * int(parse_budget("--max-kv", options.max_kv, baseline.kv / context, BYTES))
+    return Request(options, limits, tower_params)
 
 
 def _tower_limits(value: str, prices: PriceList) -> dict[str, int]:

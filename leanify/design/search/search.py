@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from leanify.design.prices.price_list import PriceList
 from leanify.design.prices.shapes import Shape
 from leanify.design.search.control import has_close_control
-from leanify.design.search.design import Design, design_of
+from leanify.design.search.design import Design, changes, design_of
 from leanify.design.search.grid import Grid, grids_of
 from leanify.design.search.limits import Limits, adds_heads, nearest, share_out, trades_layers, unspent, within
 from leanify.design.search.ranking import Ranking, is_usual, pareto, rank
@@ -135,17 +135,12 @@ def _with_control(prices: PriceList, grid: Grid, order: NDArray[np.int64], reque
     too.
     """
     if request.wants_heads:
-        for i in [*order[:AS_GOOD], *_with_other_heads(grid, order)]:
+        counts, first = np.unique(grid.heads[order], return_index=True)
+        nearest_counts = np.argsort(np.abs(counts - grid.heads[order[0]]), kind="stable")[1 : 1 + NEXT_HEADS]
+        for i in [*order[:AS_GOOD], *order[first[nearest_counts]]]:
             if has_close_control(prices, grid.tower, grid.shape_at(i), int(grid.params[i]), request.rules):
                 return int(i)
     return int(order[0])
-
-
-def _with_other_heads(grid: Grid, order: NDArray[np.int64]) -> list[int]:
-    """The first design of ``order`` for each of the head counts next to that of the best."""
-    counts, first = np.unique(grid.heads[order], return_index=True)
-    by_distance = np.argsort(np.abs(counts - grid.heads[order[0]]), kind="stable")
-    return [int(order[first[k]]) for k in by_distance[1 : 1 + NEXT_HEADS]]
 
 
 def _joined(prices: PriceList, picked: Sequence[tuple[Grid, int]]) -> Design:
@@ -159,9 +154,9 @@ def _joined(prices: PriceList, picked: Sequence[tuple[Grid, int]]) -> Design:
 
 def plain_name(baseline: Design, plain: Design) -> str:
     """The name of a design without more heads, by what it has less of."""
-    pairs = [(a, b) for a, b in zip(baseline.shape, plain.shape, strict=True) if a is not None and b is not None]
-    has_fewer_layers = any(b.depth < a.depth for a, b in pairs)
-    is_narrower = any(b.mlp < a.mlp for a, b in pairs)
+    stages = changes(baseline, plain)
+    has_fewer_layers = any(after.depth < before.depth for before, after in stages)
+    is_narrower = any(after.mlp < before.mlp for before, after in stages)
     if has_fewer_layers and is_narrower:
         return "plain-cut"
     return "mlp-only" if is_narrower else "depth-only"

@@ -61,19 +61,20 @@ def stages_named(architecture: Architecture, name: str) -> list[int]:
 
 def pins_of(architecture: Architecture, asked: Mapping[str, Pin]) -> dict[str, list[int | None]]:
     """For every name in `PINS` the pinned value of every stage."""
-    return {what: _pin(architecture, asked.get(what), what) for what in PINS}
-
-
-def _pin(architecture: Architecture, pin: Pin, what: str) -> list[int | None]:
-    if not isinstance(pin, Mapping):
-        return architecture.per_stage(pin, what)
-    values: list[int | None] = [None] * len(architecture.stages)
-    for name, value in pin.items():
-        named = [i for i in stages_named(architecture, name) if architecture.stages[i].primary]
-        varied = [i for i in named if i in architecture.varied]
-        for i in varied or named:
-            values[i] = value
-    return values
+    pins = {}
+    for what in PINS:
+        pin = asked.get(what)
+        if not isinstance(pin, Mapping):
+            pins[what] = architecture.per_stage(pin, what)
+            continue
+        values: list[int | None] = [None] * len(architecture.stages)
+        for name, value in pin.items():
+            named = [i for i in stages_named(architecture, name) if architecture.stages[i].primary]
+            varied = [i for i in named if i in architecture.varied]
+            for i in varied or named:
+                values[i] = value
+        pins[what] = values
+    return pins
 
 
 def changed_stages(architecture: Architecture, asked: Mapping[str, Pin]) -> list[int]:

@@ -150,12 +150,13 @@ def expanded(reading: Reading, module: nn.Module) -> Reading:
     """A row for one module, with every ``expert_*`` in its paths expanded to the experts that exist."""
     if not any("*" in part for part in (*reading.rows, *reading.columns)):
         return reading
-    paths = [path for path, _ in module.named_modules()]
-
-    def found(parts: Mapping[str, str]) -> dict[str, str]:
-        return {path: how for part, how in parts.items() for path in paths if fnmatch(path, part)}
-
-    return replace(reading, rows=found(reading.rows), columns=found(reading.columns))
+    parts: list[dict[str, str]] = [{}, {}]
+    for found, layouts in zip(parts, (reading.rows, reading.columns), strict=True):
+        for part, how in layouts.items():
+            for path, _ in module.named_modules():
+                if fnmatch(path, part):
+                    found[path] = how
+    return replace(reading, rows=parts[0], columns=parts[1])
 
 
 def attach(module: nn.Module, reading: Reading) -> None:
@@ -195,18 +196,14 @@ def rows_of(rows: Rows) -> list[Reading]:
 def attach_rows(model: nn.Module, rows: Rows) -> None:
     """Keep rows with the modules of their classes. Raises LeanifyError for a class that the model does not have."""
     for row in rows_of(rows):
-        here = [module for module in model.modules() if _is_named(class_of(module), row.name)]
-        if not here:
+        is_found = False
+        for module in model.modules():
+            if f".{full_name(class_of(module))}".endswith(f".{row.name}"):  # the full path, or the end of it
+                attach(module, row)
+                is_found = True
+        if not is_found:
             kinds = sorted({class_of(module).__qualname__ for module in model.modules()})
             raise LeanifyError(f"a row is for {row.name}, and the model has no such module; it has {', '.join(kinds)}")
-        for module in here:
-            attach(module, row)
-
-
-def _is_named(kind: type, name: str) -> bool:
-    """Whether a class has this name: its full path, or the end of it."""
-    full = f"{kind.__module__}.{kind.__qualname__}"
-    return full == name or full.endswith(f".{name}")
 
 
 def class_of(module: object) -> type:
@@ -214,13 +211,17 @@ def class_of(module: object) -> type:
     return next(c for c in type(module).__mro__ if "freed" not in vars(c))
 
 
+def full_name(kind: type) -> str:
+    """The full dotted path of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def reading_of(module: object) -> Reading | None:
     """The row of a module: its own, else that of its exact class; a subclass may compute something else."""
     if _ROW in getattr(module, "__dict__", {}):
         own: Reading = module.__dict__[_ROW]
         return own
-    kind = class_of(module)
-    for reading in known().get(f"{kind.__module__}.{kind.__qualname__}", ()):
+    for reading in known().get(full_name(class_of(module)), ()):
         if all(getattr(module, name, None) == value for name, value in reading.when.items()):
             return reading
     return None
