@@ -19,23 +19,22 @@ def main(folder: str, library: str, cls: str, given: str, found: str) -> None:
 
     _mend_torchvision()
     inputs = load_file(given)
-    model = _loaded(folder, library, cls).eval()
+    if library == "timm":
+        import timm
+
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    else:
+        import transformers
+
+        trusts = cls.startswith("Auto")
+        model = getattr(transformers, cls).from_pretrained(folder, trust_remote_code=trusts)
+    model.eval()
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "use_cache"):
             module.config.use_cache = False
     with torch.no_grad():
         output = model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
     save_file({f"{i:04d}": x.contiguous().clone() for i, x in enumerate(_tensors(output))}, found)
-
-
-def _loaded(folder: str, library: str, cls: str) -> Any:
-    if library == "timm":
-        import timm
-
-        return timm.create_model(f"local-dir:{folder}", pretrained=True)
-    import transformers
-
-    return getattr(transformers, cls).from_pretrained(folder, trust_remote_code=cls.startswith("Auto"))
 
 
 def _mend_torchvision() -> None:

@@ -8,20 +8,20 @@ by comparing the live model with what upstream builds, so the file is the same f
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 from torch import nn
 
-from leanify.errors import UnsupportedModel
+from leanify.errors import SourceError, UnsupportedModel
 from leanify.lens.families import full_name, known
+from leanify.sources.overrides import class_name
 from leanify.upstream.build import build_model
 from leanify.upstream.lean_config import buildable, drop
 from leanify.upstream.origin import Origin, plain_words
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 FILE = "modeling_lean.py"
+PLAIN = (bool, int, float, str, tuple)
 AUTO = ("AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceClassification",
         "AutoModelForTokenClassification", "AutoModelForQuestionAnswering", "AutoModelForImageClassification",
         "AutoModelForSeq2SeqLM")  # fmt: skip
@@ -102,26 +102,16 @@ def config_of(model: Any) -> Any:
     built = build_model(Origin("hf", plain.model_type, plain_words(plain), cls), "meta")
     plain.lean = _differences(built, model)
     plain.architectures = [f"Lean{cls}"]
-    plain.auto_map = dict.fromkeys(_autos(plain, cls), f"{FILE.removesuffix('.py')}.Lean{cls}")
+    autos = []  # the auto classes that lead to the model's
+    for auto in AUTO:
+        with suppress(SourceError):
+            autos += [auto] if class_name(auto, plain) == cls else []
+    plain.auto_map = dict.fromkeys(autos or ["AutoModel"], f"{FILE.removesuffix('.py')}.Lean{cls}")
     return plain
 
 
-def _autos(config: PretrainedConfig, cls: str) -> list[str]:
-    """The auto classes that lead to a class."""
-    from leanify.errors import SourceError
-    from leanify.sources.overrides import class_name
-
-    found = []
-    for auto in AUTO:
-        try:
-            found += [auto] if class_name(auto, config) == cls else []
-        except SourceError:
-            continue
-    return found or ["AutoModel"]
-
-
 def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
-    depths = {}
+    depths: dict[str, int] = {}
     for path, module in built.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
             depth = len(list(model.get_submodule(path).children()))
@@ -133,39 +123,35 @@ def _differences(built: nn.Module, model: nn.Module) -> dict[str, Any]:
     shapes = {name: list(x.shape) for name, x in new.items() if name in old and old[name].shape != x.shape}
     numbers, edits = {}, {}
     for path, module in model.named_modules():
-        if values := _changed(built.get_submodule(path), module, model):
+        values = _changed(built.get_submodule(path), module, model)
+        if values:
             numbers[path] = values
         if "freed" in vars(type(module)):
-            edits[path] = _edit(type(module).__mro__[1])
+            upstream = type(module).__mro__[1]
+            reading = known()[full_name(upstream)][0]
+            if reading.forward:
+                raise UnsupportedModel(
+                    f"{upstream.__name__} needs a forward of leanify's own, which is no edit of upstream's: export to "
+                    "onnx or torch-export, or load the directory with leanify"
+                )
+            edits[path] = {"methods": list(reading.methods), "words": dict(reading.edits)}
     return {"depths": depths, "shapes": shapes, "numbers": numbers, "edits": edits}
 
 
 def _changed(old: Any, new: Any, model: Any) -> dict[str, Any]:
     """The plain attributes in which two modules differ, those of a configuration of its own among them."""
-    plain = (bool, int, float, str, tuple)
-    found: dict[str, Any] = {
-        name: value
-        for name, value in vars(new).items()
-        if not name.startswith("_") and name != "training" and isinstance(value, plain)
-        if name in vars(old) and vars(old)[name] != value
-    }
+    found: dict[str, Any] = {}
+    for name, value in vars(new).items():
+        is_plain = isinstance(value, PLAIN) and not name.startswith("_") and name != "training"
+        if is_plain and name in vars(old) and vars(old)[name] != value:
+            found[name] = value
     own, theirs = getattr(new, "config", None), getattr(old, "config", None)
     if own is not None and new is not model and own is not model.config and theirs is not None:
-        words = {
-            name: value
-            for name, value in vars(own).items()
-            if isinstance(value, plain) and vars(theirs).get(name, value) != value and not name.startswith("_")
-        }
+        words = {}
+        for name, value in vars(own).items():
+            is_plain = isinstance(value, PLAIN) and not name.startswith("_")
+            if is_plain and vars(theirs).get(name, value) != value:
+                words[name] = value
         if words:
             found["config"] = copy.deepcopy(words)
     return found
-
-
-def _edit(upstream: type[nn.Module]) -> dict[str, Any]:
-    reading = known()[full_name(upstream)][0]
-    if reading.forward:
-        raise UnsupportedModel(
-            f"{upstream.__name__} needs a forward of leanify's own, which is no edit of upstream's: export to onnx or "
-            "torch-export, or load the directory with leanify"
-        )
-    return {"methods": list(reading.methods), "words": dict(reading.edits)}

@@ -68,14 +68,15 @@ class Part(Run):
     def _put(self, blocks: list[nn.Module]) -> None:
         every: list[Any] = list(self.parent._modules.values())
         names = list(self.parent._modules)
-        new = [*every[: self.before], *blocks, *every[len(every) - self.after :]]
-        if not all(name.isdigit() for name in names):
-            tail = names[len(names) - self.after :] if self.after else []
-            kept = names[: self.before + min(len(blocks), len(names) - self.before - self.after)]
-            added = [f"{kept[-1].rstrip('0123456789')}{i}" for i in range(len(kept), self.before + len(blocks))]
-            names = [*kept, *added, *tail]
-        else:
+        end = len(names) - self.after
+        new = [*every[: self.before], *blocks, *every[end:]]
+        if all(name.isdigit() for name in names):
             names = [str(i) for i in range(len(new))]
+        else:
+            kept = names[: min(self.before + len(blocks), end)]
+            stem = kept[-1].rstrip("0123456789")
+            added = [f"{stem}{i}" for i in range(len(kept), self.before + len(blocks))]
+            names = [*kept, *added, *names[end:]]
         self.parent._modules.clear()
         self.parent._modules.update(dict(zip(names, new, strict=True)))
 

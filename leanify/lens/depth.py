@@ -22,12 +22,8 @@ from leanify.lens.located import LocatedModel, LocatedStage, within
 from leanify.lens.resize import set_number
 from leanify.upstream.hooked import hooked
 
-_DONE = "_leanify_depth_tried"
+DONE = "_leanify_depth_tried"
 _COUNTS = re.compile(r"layer|depth|block|^n$")
-
-
-def is_tried(model: nn.Module) -> bool:
-    return _DONE in vars(model)
 
 
 def check(located: LocatedModel) -> bool:
@@ -36,12 +32,15 @@ def check(located: LocatedModel) -> bool:
     At most three forward passes.
     """
     model = located.model
-    model.__dict__[_DONE] = True
+    model.__dict__[DONE] = True
     lists = [stage for stage in located.stages if stage.container is not None and len(stage.blocks) > 1]
-    stages = [stage for stage in lists if len(set(_entries(stage.container))) == len(_entries(stage.container))]
+    stages = []
     for stage in lists:
-        if stage not in stages:
+        held: Mapping[str, Any] = getattr(stage.container, "_modules", None) or dict(stage.container.named_children())
+        if len({id(block) for block in held.values()}) < len(held):
             fix(model, stage.name, "one block stands in it several times")
+        else:
+            stages.append(stage)
     if not stages or _runs(model, stages, {}):
         return len(stages) < len(lists)
     numbers = {stage.name: _numbers(model, stage) for stage in stages}
@@ -56,11 +55,6 @@ def check(located: LocatedModel) -> bool:
     for stage in stages:
         fix(model, stage.name, "with a block less the model does not run")
     return True
-
-
-def _entries(container: Any) -> list[int]:
-    held: Mapping[str, Any] = getattr(container, "_modules", None) or dict(container.named_children())
-    return [id(block) for block in held.values()]
 
 
 def _runs(model: nn.Module, stages: list[LocatedStage], numbers: Mapping[str, Mapping[str, list[str]]]) -> bool:

@@ -101,9 +101,6 @@ def joined(one: Reading, other: Reading) -> Reading:
     )
 
 
-# -- one forward pass -----------------------------------------------------------------------------------------------
-
-
 def copied(model: nn.Module) -> nn.Module:
     """A copy that shares the parameters, without hooks, in eval mode.
 
@@ -142,9 +139,6 @@ def run(model: nn.Module) -> Any:
             f"{type(model).__name__} does not run on these inputs: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}"
         ) from error
-
-
-# -- one row --------------------------------------------------------------------------------------------------------
 
 
 def _row_of(twin: nn.Module, found: Found, tried: dict[Any, Reading], attention: bool) -> tuple[Reading | None, str]:

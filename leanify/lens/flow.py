@@ -180,8 +180,6 @@ class Follower(TorchFunctionMode):
             frozenset().union(*(came.inner for came in cames)),
         )
 
-    # -- parameters -----------------------------------------------------------------------------------------------
-
     def _weight(self, tensor: Tensor) -> tuple[str, tuple[int, ...] | None] | None:
         """(name, axes) of a parameter or of what was made of parameters alone; None for other tensors."""
         names = self._names.get(id(tensor))
@@ -207,8 +205,6 @@ class Follower(TorchFunctionMode):
         if len(set(axes)) == len(axes) == parameter.dim() and -1 not in axes:
             return axes
         return tuple(range(parameter.dim())) if view.shape == parameter.shape else None
-
-    # -- products and maps ----------------------------------------------------------------------------------------
 
     def _multiplied(self, came: Came, products: int, lengths: tuple[int, ...]) -> Came:
         inner = came.inner | ({self.stack[-1].path} if self.stack else set())

@@ -110,9 +110,6 @@ def sizes_of(path: str, module: nn.Module, reading: Reading) -> dict[str, int]:
     return sizes
 
 
-# -- resizing -----------------------------------------------------------------------------------------------------
-
-
 def resize(
     model: nn.Module, path: str, site: nn.Module, reading: Reading, old: notation.Sizes, sizes: notation.Sizes
 ) -> None:

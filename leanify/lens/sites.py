@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from leanify.errors import UnsupportedModel
 from leanify.lens import depth, discovery, families
-from leanify.lens.blocks import container_of, is_remembered, numbered_place, paths_of, prefix_of, remember, why_fixed
+from leanify.lens.blocks import container_of, is_remembered, numbered_place, paths_of, remember, why_fixed
 from leanify.lens.families import class_of, expanded, reading_of
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, routers_of, within
 from leanify.lens.resize import sizes_of
@@ -47,8 +47,7 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
             "heads, so it takes transformers (ViT, DeiT, XCiT, BERT, RoBERTa, GPT-2, Llama, Qwen2, …)"
             + ("" if knows_input(model) else "; of a module of your own give an example input: inputs=batch")
         )
-    by_path = {site.path: site for site in attentions}
-    mlps = [site for site in sites if site.reading.is_mlp and not _serves_attention(site, by_path)]
+    mlps = _residual_mlps(sites, attentions)
     stages: dict[str, dict[str, list[Site]]] = {}
     for attention, (container, block) in zip(attentions, _blocks(model, attentions, mlps), strict=True):
         stages.setdefault(container, {}).setdefault(block, []).append(attention)
@@ -56,18 +55,22 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
             check_weights(block, model.get_submodule(block))
     located = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
     if given_to(model) is not None:
-        if not depth.is_tried(model) and depth.check(located):
+        if not depth.DONE in vars(model) and depth.check(located):
             return locate(model)
         remember(model, [stage.name for stage in located.stages if stage.container is not None])
     return located
 
 
-def _serves_attention(mlp: Site, attentions: dict[str, Site]) -> bool:
-    """Whether an MLP inside an attention computes something other than the residual stream, as a position table."""
-    around = next((attentions[p] for p in ancestors(mlp.path) if p in attentions and p != mlp.path), None)
-    if around is None or not any("m" in how for how in mlp.reading.columns.values()):
-        return False
-    return LocatedLayer(around, mlp).width_after != LocatedLayer(around, None).width
+def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
+    """The MLPs whose output is the residual stream: not one inside an attention that makes a table of positions."""
+    by_path = {site.path: site for site in attentions}
+    found = []
+    for mlp in (site for site in sites if site.reading.is_mlp):
+        around = next((by_path[p] for p in ancestors(mlp.path) if p in by_path and p != mlp.path), None)
+        is_inside = around is not None and any("m" in how for how in mlp.reading.columns.values())
+        if not is_inside or LocatedLayer(around, mlp).width_after == LocatedLayer(around, None).width:
+            found.append(mlp)
+    return found
 
 
 def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> LocatedStage:
@@ -75,13 +78,13 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
     if name == first[0].path:  # an attention outside any list of blocks
         return LocatedStage(name, None, [_layers(first, [m for m in mlps if within(m.path, block)])])
     name = _without_ends(model, name, attentions, mlps)
-    container = container_of(model, name)
-    level = prefix_of(name).count(".") + 2 if prefix_of(name) else 1
+    paths = paths_of(model, name)
+    level = paths[0].count(".") + 1
     by_block: dict[str, list[Site]] = {}
     for mlp in mlps:
         by_block.setdefault(".".join(mlp.path.split(".")[:level]), []).append(mlp)
-    paths = paths_of(model, name)
-    return LocatedStage(name, container, [_layers(attentions.get(p, []), by_block.get(p, [])) for p in paths])
+    blocks = [_layers(attentions.get(path, []), by_block.get(path, [])) for path in paths]
+    return LocatedStage(name, container_of(model, name), blocks)
 
 
 def _without_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> str:
@@ -202,12 +205,8 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
     If there is no list of blocks, the attention's own path stands for the list, and also for the block, unless it is
     the last attention there, which takes the block's MLP.
     """
-    finder = _BlockFinder(
-        model,
-        {a.path for a in attentions},
-        {mlp.path for mlp in mlps},
-        {p for mlp in mlps for p in ancestors(mlp.path)},
-    )
+    around_mlps = {path for mlp in mlps for path in ancestors(mlp.path)}
+    finder = _BlockFinder(model, {a.path for a in attentions}, {mlp.path for mlp in mlps}, around_mlps)
     found = [finder.around(attention) for attention in attentions]
     last = {block: attention.path for attention, (_, block) in zip(attentions, found, strict=True)}
     around_lists = {path for container, _ in found for path in ancestors(container)}
@@ -215,16 +214,18 @@ def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[
     for container, block in found:
         in_list.setdefault(container, set()).add(block)
     pairs = []
-    for path, (container, block) in zip((a.path for a in attentions), found, strict=True):
+    for attention, (container, block) in zip(attentions, found, strict=True):
+        path = attention.path
         if block in around_lists:  # a stage that contains lists of blocks is not a block itself
             pairs.append((path, path))
-        elif why_fixed(model, container) is not None or (
-            not is_remembered(model, container)
-            and len(in_list[container]) == 1 < len(list(container_of(model, container).children()))  # no list of blocks
-        ):
-            pairs.append((path, block if last[block] == path else path))
-        else:
+            continue
+        is_list = why_fixed(model, container) is None
+        if is_list and len(in_list[container]) == 1 and not is_remembered(model, container):
+            is_list = len(list(container_of(model, container).children())) < 2
+        if is_list:
             pairs.append((container, block))
+        else:
+            pairs.append((path, block if last[block] == path else path))
     return pairs
 
 
@@ -243,24 +244,26 @@ class _BlockFinder:
         An MLP, or anything else with weight matrices that is not an attention, distinguishes a list of blocks from a
         list inside a block (parallel attentions, T5's sublayers).
         """
+        of_user = given_to(self.model) is not None
         inner: tuple[str, str] | None = None  # a list entry with only an attention
         whole = next((path for path in ancestors(attention.path) if path in self.mlps), attention.path)
         for block in ancestors(whole):  # if a row describes a whole block, lists inside it are not lists of blocks
             container, _, index = block.rpartition(".")
             around = self.model.get_submodule(container)
-            if given_to(self.model) is not None and block and not isinstance(around, (nn.ModuleList, nn.Sequential)):
-                place = numbered_place(around, container, index)
+            if not isinstance(around, (nn.ModuleList, nn.Sequential)):
+                place = numbered_place(around, container, index) if of_user and block else None
                 if place is not None and self._holds_more(block):
                     return place, block
-            if not isinstance(around, (nn.ModuleList, nn.Sequential)):
                 continue
-            if not index.isdigit() and not (isinstance(around, nn.Sequential) and self._is_a_stage(around, container)):
-                continue
-            module = self.model.get_submodule(block)
-            if block in self.around_mlps or attention.reading.is_mlp or self._has_other_matrices(module, block):
-                plain = type(module) is nn.Sequential and not _is_uniform(around)
+            if not index.isdigit():  # a Sequential with names for keys is one if it repeats one kind of block
+                is_named = of_user and isinstance(around, nn.Sequential)
+                repeats = is_remembered(self.model, container) or (len(around) > 1 and _is_uniform(around))
+                if not (is_named and repeats):
+                    continue
+            if attention.reading.is_mlp or self._holds_more(block):
+                plain = type(self.model.get_submodule(block)) is nn.Sequential and not _is_uniform(around)
                 return inner if inner and plain else self._around_sublayers(container, block)
-            if self._has_other_matrices(around, container):
+            if self._has_other_matrices(container):
                 inner = inner or (container, block)
         return inner or (attention.path, attention.path)
 
@@ -275,27 +278,21 @@ class _BlockFinder:
         return (outer, container) if repeated else (container, block)
 
     def _holds_more(self, block: str) -> bool:
-        return block in self.around_mlps or self._has_other_matrices(self.model.get_submodule(block), block)
+        return block in self.around_mlps or self._has_other_matrices(block)
 
-    def _is_a_stage(self, around: nn.Sequential, container: str) -> bool:
-        """Whether a Sequential with names for keys repeats one kind of block."""
-        if given_to(self.model) is None:
-            return False
-        return is_remembered(self.model, container) or (len(around) > 1 and _is_uniform(around))
-
-    def _has_other_matrices(self, block: nn.Module, path: str) -> bool:
-        return any(
-            parameter.dim() > 1 and self.attentions.isdisjoint(ancestors(f"{path}.{name}".lstrip(".")))
-            for name, parameter in block.named_parameters()
-        )
+    def _has_other_matrices(self, path: str) -> bool:
+        for name, parameter in self.model.get_submodule(path).named_parameters():
+            if parameter.dim() > 1 and self.attentions.isdisjoint(ancestors(f"{path}.{name}".lstrip("."))):
+                return True
+        return False
 
 
 def _is_uniform(blocks: nn.Module) -> bool:
     """Whether a list repeats one kind of block."""
-    kinds = [
-        [type(layer) for layer in block.children()] if type(block) is nn.Sequential else type(block)
-        for block in blocks.children()
-    ]
+    kinds: list[Any] = []
+    for block in blocks.children():
+        is_list = type(block) is nn.Sequential
+        kinds.append([type(layer) for layer in block.children()] if is_list else type(block))
     return all(kind == kinds[0] for kind in kinds)
 
 

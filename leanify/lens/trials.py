@@ -164,9 +164,6 @@ def without_hooks(model: nn.Module) -> None:
                     del hooks[key]
 
 
-# -- the numbers that a forward reads -------------------------------------------------------------------------------
-
-
 @contextmanager
 def _watched(module: nn.Module) -> Iterator[dict[str, int]]:
     """Record the integers that the forwards of a module and its parts read, by path.

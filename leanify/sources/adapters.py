@@ -6,6 +6,7 @@ allow-listed keys reach it: those that define the update to the weights and the 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,17 @@ def read(folder: Path) -> dict[str, Any]:
     config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("base_model_name_or_path"), str):
         raise SourceError(f"{path} has no base_model_name_or_path, so its base model is unknown")
-    _check_base(path, config["base_model_name_or_path"])
+    base = config["base_model_name_or_path"]
+    is_adapter = False
+    with suppress(OSError, RuntimeError, ValueError):  # no name of a file
+        is_adapter = (Path(base).expanduser() / CONFIG).exists()
+    if is_adapter:  # transformers would hand its keys to PEFT, all of them
+        raise SourceError(f"{path}: its base model {base} is itself an adapter; merge that one first")
     if config.get("peft_type") not in KINDS:
         raise SourceError(f"{path} has peft_type {config.get('peft_type')!r}; leanify merges {', '.join(KINDS)}")
     given = {key: value for key, value in config.items() if value not in (None, False, {}, [])}
-    if odd := sorted(given.keys() - KEYS - IDLE):
+    odd = sorted(given.keys() - KEYS - IDLE)
+    if odd:
         raise SourceError(f"{path} sets {few(odd)}, which leanify does not merge; merge the adapter with PEFT first")
     if isinstance(config.get("init_lora_weights"), str) and config["init_lora_weights"] not in ("gaussian", "true"):
         raise SourceError(
@@ -58,16 +65,6 @@ def read(folder: Path) -> dict[str, Any]:
         raise SourceError(f"{folder} has no adapter weights: looked for {' and '.join(WEIGHTS)}")
     read_tensors(weights)  # refuses a pickle that would run code, with leanify's own message
     return {key: value for key, value in given.items() if key in KEYS}
-
-
-def _check_base(path: Path, base: str) -> None:
-    """Raise SourceError if a base model is an adapter too: transformers would hand its keys to PEFT, all of them."""
-    try:
-        adapted = (Path(base).expanduser() / CONFIG).exists()
-    except (OSError, RuntimeError, ValueError):  # no name of a file
-        adapted = False
-    if adapted:
-        raise SourceError(f"{path}: its base model {base} is itself an adapter; merge that one first")
 
 
 def merged(model: nn.Module, folder: Path, keys: dict[str, Any]) -> nn.Module:

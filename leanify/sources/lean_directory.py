@@ -90,8 +90,20 @@ def write_around(
     """Write what accompanies the weights in a lean directory called ``name``: side files, card and README."""
     if found.origin.library == "hf":
         side_files.carry(model, folder)
-    kept = {"made": dict(made)} if made else {}
-    writing.write(folder / CARD, json.dumps({**_card(model, found, tied, folder), **kept}, indent=2) + "\n")
+    origin = origin_of(model) or found.origin
+    card = {
+        "format": FORMAT,
+        "origin": {name: value for name, value in vars(origin).items() if name != "live"},
+        "architecture": surgery.read(model).to_json(),
+        "upstream": found.architecture is None,
+        "tied": tied,
+        "sums": {file.name: sums.of(file) for file in sorted(folder.glob("*.safetensors"))},
+        "requires": requirements(origin),
+        "written_with": {name: metadata.version(name) for name in ("leanify", "torch", "timm", "transformers")},
+    }
+    if made:
+        card["made"] = dict(made)
+    writing.write(folder / CARD, json.dumps(card, indent=2) + "\n")
     writing.write(folder / "README.md", _readme(model, found, name, title))
 
 
@@ -121,20 +133,6 @@ def _write(model: Any, found: ModelSource, folder: Path) -> dict[str, str]:
     return tied
 
 
-def _card(model: nn.Module, found: ModelSource, tied: dict[str, str], folder: Path) -> dict[str, Any]:
-    origin = origin_of(model) or found.origin
-    return {
-        "format": FORMAT,
-        "origin": {name: value for name, value in vars(origin).items() if name != "live"},
-        "architecture": surgery.read(model).to_json(),
-        "upstream": found.architecture is None,
-        "tied": tied,
-        "sums": {file.name: sums.of(file) for file in sorted(folder.glob("*.safetensors"))},
-        "requires": requirements(origin),
-        "written_with": {name: metadata.version(name) for name in ("leanify", "torch", "timm", "transformers")},
-    }
-
-
 def requirements(origin: Origin) -> dict[str, str]:
     """The minimum library versions to load the directory, from leanify's package metadata: name → ``>=…``."""
     library = {"timm": "timm", "hf": "transformers", "diffusers": "diffusers"}.get(origin.library)
@@ -150,15 +148,14 @@ def _readme(model: nn.Module, found: ModelSource, name: str, title: str) -> str:
     lines += ["import leanify", "", f'model = leanify.load("{name}")']
     alone = found.architecture is None and "attn_layer" not in origin.options
     when = "# or" if alone else "# or, after `import leanify`"
-    if origin.library == "hf":
-        lines += ["", when, "import transformers", ""]
-        lines += [f'model = transformers.{type(model).__name__}.from_pretrained("{name}")']
-    if origin.library == "timm":
-        lines += ["", when, "import timm", "", f'model = timm.create_model("local-dir:{name}", pretrained=True)']
-    if origin.library == "diffusers" and alone:
-        lines += ["", when, "import diffusers", ""]
-        lines += [f'model = diffusers.{origin.name}.from_pretrained("{name}")']
     upstream = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}.get(origin.library)
+    loads = {
+        "hf": f'transformers.{type(model).__name__}.from_pretrained("{name}")',
+        "timm": f'timm.create_model("local-dir:{name}", pretrained=True)',
+        "diffusers": f'diffusers.{origin.name}.from_pretrained("{name}")',
+    }
+    if upstream and (alone or origin.library != "diffusers"):
+        lines += ["", when, f"import {upstream}", "", f"model = {loads[origin.library]}"]
     note = "The model is leanify's own."
     if origin.library == modules.LIBRARY:
         note = (
@@ -183,9 +180,6 @@ def untied(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         else:
             tied[name] = first
     return tensors, tied
-
-
-# -- reading ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import tomllib
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import SourceError
 from leanify.upstream.libraries import import_transformers, without_type
 from leanify.upstream.origin import Origin
-from leanify.upstream.published import PUBLISHED
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from leanify.sources.source import ModelSource
 
+PUBLISHED = tomllib.loads(resources.files("leanify.upstream").joinpath("published.toml").read_text("utf-8"))
 DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
 
 
@@ -33,7 +35,8 @@ def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     known = import_transformers().CONFIG_MAPPING
     keys = dict(config)
     if not keys and model_type in PUBLISHED:
-        name, keys = PUBLISHED[model_type]
+        keys = dict(PUBLISHED[model_type]["keys"])
+        name = PUBLISHED[model_type]["checkpoint"]
         warnings.warn(f"transformers cannot run {model_type}'s default configuration; using {name}'s", stacklevel=2)
     if not isinstance(model_type, str):
         raise SourceError(f"model_type {model_type!r} is not a name; transformers has {', '.join(list(known)[:3])}, …")

@@ -7,13 +7,9 @@ ignored: they do not change whether two embeddings point the same way, as long a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from leanify.errors import SourceError
 from leanify.runs.files import read_json
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -56,10 +52,7 @@ def pooling_of(folder: Path) -> tuple[str, ...]:
     place = file.parent.resolve()  # the file itself may be a link: the hub's cache consists of links
     if folder.resolve() not in (place, *place.parents):
         raise SourceError(f"{folder / MODULES} names {found.get('path')!r}, which is outside its folder")
-    return _modes(file, read_json(file))
-
-
-def _modes(file: Path, config: PretrainedConfig) -> tuple[str, ...]:
+    config = read_json(file)
     if not isinstance(config, dict):
         raise SourceError(f"{file} is damaged: expected a JSON object")
     named = config.get("pooling_mode")

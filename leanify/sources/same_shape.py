@@ -6,7 +6,7 @@ without a sliding window. As a Mistral it runs in tools that know only upstream'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +20,6 @@ from leanify.upstream.inputs import example_inputs
 from leanify.upstream.lean_config import KEY
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.origin import Origin, is_hf
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 AUTO = ("AutoModelForCausalLM", "AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 
@@ -58,6 +55,7 @@ def as_type(model: nn.Module, model_type: str) -> nn.Module:
 
 
 def _origin(model: Any, model_type: str) -> Origin:
+    """The other type with the model's sizes; its class is that for the same task, by an Auto class of both types."""
     library = import_transformers()
     if model_type not in library.CONFIG_MAPPING:
         raise SourceError(f"transformers has no model type {model_type!r}")
@@ -66,15 +64,9 @@ def _origin(model: Any, model_type: str) -> Origin:
     config = {key: value for key, value in model.config.to_dict().items() if key in known and key not in own}
     if "sliding_window" in known:
         config["sliding_window"] = None
-    full = full_config(model_type, config)
-    return Origin("hf", model_type, full.to_dict(), _class_of(model, full))
-
-
-def _class_of(model: Any, config: PretrainedConfig) -> str:
-    """The other type's class for the same task, found through an Auto class that maps both types."""
-    library = import_transformers()
+    full, here = full_config(model_type, config), type(model.config)
     for auto in AUTO:
         mapping = getattr(library, auto)._model_mapping
-        if type(model.config) in mapping and type(config) in mapping and mapping[type(model.config)] is type(model):
-            return str(mapping[type(config)].__name__)
-    raise SourceError(f"{config.model_type} has no class for the same task as {type(model).__name__}")
+        if here in mapping and type(full) in mapping and mapping[here] is type(model):
+            return Origin("hf", model_type, full.to_dict(), str(mapping[type(full)].__name__))
+    raise SourceError(f"{full.model_type} has no class for the same task as {type(model).__name__}")

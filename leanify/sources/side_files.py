@@ -8,7 +8,6 @@ tokenizer.json that no loader accepts is written instead.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,24 @@ NO_TOKENIZER = {"version": "the source of this model had no tokenizer; save one 
 
 
 def carry(model: Any, folder: Path) -> None:
-    """Copy a transformers model's side files from its source into ``folder``.
+    """Copy a transformers model's side files from its source into ``folder``, with the folders that
+    sentence-transformers' modules.json names (1_Pooling, 2_Normalize, 3_Dense).
 
     A text model without a tokenizer gets a tokenizer.json that refuses to load. Raises SourceError if the tokenizer has
     ids beyond the model's embedding.
     """
     source = source_of(model)
     if source is not None:
-        for file in _files(source):
-            _copy(file, folder / file.name, _home(source))
+        for path in sorted(source.iterdir()):
+            if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and path.suffix not in CHECKPOINTS:
+                _copy(path, folder / path.name, _home(source))
         if (folder / "modules.json").is_file():
-            _copy_modules(source, folder)
+            for module in read_json(source / "modules.json"):
+                name = str(module.get("path", "")) if isinstance(module, dict) else ""
+                found = inside(source, name) if name else None
+                if found is not None and found.is_dir():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    _copy(found, folder / name, _home(source))
     _check_vocabulary(model, folder)
     if _takes_text(model) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER):
         writing.write(folder / "tokenizer.json", json.dumps(NO_TOKENIZER, indent=2) + "\n")
@@ -61,12 +67,6 @@ def source_of(model: Any) -> Path | None:
         return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=not hub.answers()))
     except Exception:  # the hub client raises from several libraries; `carry` handles a missing tokenizer
         return None
-
-
-def _files(source: Path) -> Iterator[Path]:
-    for path in sorted(source.iterdir()):
-        if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and path.suffix not in CHECKPOINTS:
-            yield path
 
 
 def _copy(path: Path, target: Path, home: Path) -> None:
@@ -92,17 +92,6 @@ def _home(source: Path) -> Path:
     """The folder that links may lead to: the model's own, or what the hub's client keeps of a repository."""
     source = source.resolve()
     return source.parent.parent if source.parent.name == "snapshots" else source
-
-
-def _copy_modules(source: Path, folder: Path) -> None:
-    """The folders that sentence-transformers' modules.json names (1_Pooling, 2_Normalize, 3_Dense)."""
-    modules = read_json(source / "modules.json")
-    names = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]
-    for name in (name for name in names if name):
-        found = inside(source, name)
-        if found.is_dir():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            _copy(found, folder / name, _home(source))
 
 
 def _takes_text(model: Any) -> bool:

@@ -80,17 +80,21 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in (*model.named_parameters(), *model.named_buffers()) if name in stored}
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _streamed(located: LocatedModel, shape: Architecture, shards: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of the new shape, resizing one attention or MLP at a time."""
+    """Yield every tensor of the new shape, resizing one attention or MLP at a time.
+
+    Blocks beyond the old depth copy the stage's last block.
+    """
     cut, sizes = surgery.at_new_depth(located, shape)
-    before = _sources(located, cut)
     sites = {path: cut.by_path[path] for path in sizes if sizes[path] != cut.by_path[path].sizes}
-    inside = {}  # tensor name → path of the innermost site around it
+    inside, before = {}, {}  # tensor name → path of the innermost site around it, and its name in the shards
     for name in _tensors(cut.model):
         inside[name] = max((path for path in sites if within(name, path)), key=len, default="")
+        before[name] = name
+        stage = next((s for s in located.stages if s.container is not None and within(name, s.name)), None)
+        if stage is not None:
+            at, _, rest = name.removeprefix(f"{stage.name}.").partition(".")
+            before[name] = f"{stage.name}.{min(int(at), len(stage.blocks) - 1)}.{rest}"
     for path, site in sites.items():
         names = [name for name, owner in inside.items() if owner == path]
         _fill(cut.model, {name: _read(shards, before[name]) for name in names})
@@ -99,20 +103,9 @@ def _streamed(located: LocatedModel, shape: Architecture, shards: Mapping[str, P
         for name in names:
             yield name, now[name].detach().clone()
             _fill(cut.model, {name: now[name].detach().to("meta")})
-    for name in (name for name, owner in inside.items() if not owner):
-        yield name, _read(shards, before[name])
-
-
-def _sources(located: LocatedModel, cut: LocatedModel) -> dict[str, str]:
-    """New tensor name → old name; blocks beyond the old depth copy the stage's last block."""
-    found = {}
-    for name in _tensors(cut.model):
-        stage = next((s for s in located.stages if s.container is not None and within(name, s.name)), None)
-        found[name] = name
-        if stage is not None:
-            at, _, rest = name.removeprefix(f"{stage.name}.").partition(".")
-            found[name] = f"{stage.name}.{min(int(at), len(stage.blocks) - 1)}.{rest}"
-    return found
+    for name, owner in inside.items():
+        if not owner:
+            yield name, _read(shards, before[name])
 
 
 def _read(shards: Mapping[str, Path], name: str) -> Tensor:
@@ -130,21 +123,24 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         setattr(module, last, value)
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
 def _write(tensors: Iterator[tuple[str, Tensor]], model: nn.Module, folder: Path, largest: int) -> None:
     """Write shards and their index. Shards get their final names last, because the names include their number."""
     held: dict[str, Tensor] = {}
     parts: list[list[str]] = []
     total = size = 0
+
+    def put() -> None:
+        save_file(held, folder / f"{len(parts)}.part", metadata={"format": "pt"})
+        parts.append(list(held))
+        held.clear()
+
     for name, tensor in tensors:
         if held and size + tensor.nbytes > largest // PART:
-            parts.append(_put(held, folder, len(parts)))
-            held, size = {}, 0
+            put()
+            size = 0
         held[name] = tensor.contiguous()
         size, total = size + tensor.nbytes, total + tensor.nbytes
-    parts.append(_put(held, folder, len(parts)))
+    put()
     named: dict[str, str] = {}
     for number, names in enumerate(parts):
         file = f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors"
@@ -152,10 +148,3 @@ def _write(tensors: Iterator[tuple[str, Tensor]], model: nn.Module, folder: Path
         named |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(named.items()))}
     writing.write(folder / INDEX, json.dumps(index, indent=2) + "\n")
-
-
-def _put(tensors: dict[str, Tensor], folder: Path, number: int) -> list[str]:
-    save_file(tensors, folder / f"{number}.part", metadata={"format": "pt"})
-    names = list(tensors)
-    tensors.clear()
-    return names

@@ -83,8 +83,6 @@ def _state_dict(path: Path, data: Any) -> dict[str, Tensor]:
     raise SourceError(f"the checkpoint {path} has no state dict: expected a dict of tensors")
 
 
-# -- checksums ----------------------------------------------------------------------------------------------------
-
 CARDS = ("leanify.json", "checkpoint.json")  # in a lean directory; in a run's checkpoint
 
 
@@ -102,8 +100,6 @@ def check_sum(path: Path) -> None:
                 f"damaged, or another program overwrote it; if you trust that program, remove {card.name}"
             )
 
-
-# -- fit ----------------------------------------------------------------------------------------------------------
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -197,8 +197,6 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-# -- memory ---------------------------------------------------------------------------------------------------------
-
 SHARE = 8  # what fits into an eighth of the free memory is built without being weighed first
 
 

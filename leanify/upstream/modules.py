@@ -40,9 +40,16 @@ def is_code(text: str) -> bool:
 
 
 def named(text: str) -> Origin:
-    """The origin of code that the user names, which from now on may be run. Raises SourceError if it is not there."""
+    """The origin of code that the user names, which from now on may be run. Raises SourceError if it is not there.
+
+    That it was named, with these contents, is remembered in this process and in the user's cache.
+    """
     origin = origin_of_code(text)
-    _allow(origin)
+    _ALLOWED.add(_key(origin))
+    record = _record(origin)
+    with suppress(OSError):  # without a cache it holds for this process
+        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writing.write(record, json.dumps({"code": origin.name, "sha256": origin.cls}) + "\n")
     return origin
 
 
@@ -167,19 +174,7 @@ def _check(origin: Origin) -> None:
         )
 
 
-# -- what may be run ------------------------------------------------------------------------------------------------
-
-
 _ALLOWED: set[str] = set()
-
-
-def _allow(origin: Origin) -> None:
-    """Remember that this user named this code with these contents, in this process and in the user's cache."""
-    _ALLOWED.add(_key(origin))
-    record = _record(origin)
-    with suppress(OSError):  # without a cache it holds for this process
-        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        writing.write(record, json.dumps({"code": origin.name, "sha256": origin.cls}) + "\n")
 
 
 def _key(origin: Origin) -> str:
@@ -189,9 +184,6 @@ def _key(origin: Origin) -> str:
 def _record(origin: Origin) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "leanify" / "named-code" / f"{_key(origin)}.json"
-
-
-# -- meta -----------------------------------------------------------------------------------------------------------
 
 
 def on_meta(model: nn.Module) -> nn.Module:

@@ -35,8 +35,6 @@ def names(library: str) -> list[str]:
     return timm_names() if library == "timm" else tiny_transformers.names()
 
 
-# -- timm ---------------------------------------------------------------------------------------------------------
-
 ONE_LIST = {"embed_dim": 48, "depth": 3, "num_heads": 3}
 SHRINK: dict[str, list[dict[str, Any]]] = {
     "swin_transformer": [{"embed_dim": 24, "depths": (1, 1, 3, 1), "num_heads": (2, 4, 8, 16)}],

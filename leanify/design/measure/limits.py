@@ -190,9 +190,6 @@ def timed_in(rows: Any) -> list[Timed]:
     return timed
 
 
-# -- memory -------------------------------------------------------------------------------------------------------
-
-
 def within_memory(prices: PriceList, request: Request, find: Search) -> search.SearchResult:
     """Search; while the chosen design is predicted to train above the limit, ask for one with fewer MACs."""
     options = request.options

@@ -105,9 +105,6 @@ def score(prices: PriceList, shape: Shape) -> float:
     return float(np.average(found, weights=weights))
 
 
-# -- evidence -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What is known of the rule for one direction of attention.

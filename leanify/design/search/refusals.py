@@ -31,18 +31,43 @@ FLAGS = {
 def refusal(prices: PriceList, request: Request, grids: Sequence[Grid], shares: Sequence[Limits]) -> BudgetError:
     """The error that says why, which budget would do, and what loosening each rule would gain."""
     if request.tower_params:
-        return BudgetError(_tower_words(request, grids, shares))
+        return _of_towers(request, grids, shares)
     whole = prices.total(prices.baseline)
     for cost, limit in request.limits.items():
         total = int(getattr(whole, cost))
         least = smallest(grids, request, cost, total)
         if least is None:
-            why = f"no sensible design has fewer layers and more heads: {_floors(grids, request)}."
+            words = []
+            for grid in grids:
+                name = f"{grid.tower.name}: " if len(grids) > 1 else ""
+                if grid.depth.min() == grid.old_depth and request.options.depth is None:
+                    blocks = f"its {grid.old_depth} blocks are" if grid.old_depth > 1 else "its single block is"
+                    words.append(f"{name}{blocks} the fewest")
+                elif grid.heads.max() == grid.old.heads:
+                    words.append(f"{name}no number of heads above {grid.old.heads} keeps to the rules")
+            floors = "; ".join(words) or "the rules leave none"
+            why = f"no sensible design has fewer layers and more heads: {floors}."
             return BudgetError(why, _looser(prices, request, cost, total, least))
         if least > limit:
             why = _below(prices, request, grids, cost, total, least)
             return BudgetError(why, _looser(prices, request, cost, total, least))
     return BudgetError("each limit can be met, but no sensible design meets all of them; loosen one")
+
+
+def _of_towers(request: Request, grids: Sequence[Grid], shares: Sequence[Limits]) -> BudgetError:
+    """The error for budgets of single towers."""
+    for grid, limits in zip(grids, shares, strict=True):
+        name = grid.tower.name
+        lean, fits = trades_layers(grid, request), within(grid, limits)
+        if not fits.any() or (name in request.tower_params and not (fits & lean).any()):
+            smallest_params = int((grid.params[lean] if lean.any() else grid.params).min())
+            budget = request.tower_params.get(name, 0)
+            least = budget + int(smallest_params - limits["params"].most)
+            return BudgetError(
+                f"{name} cannot be built from {budget:,} parameters: its smallest sensible design has {least:,} in its "
+                "blocks"
+            )
+    return BudgetError("no tower has a sensible design within its budget")
 
 
 def _below(prices: PriceList, request: Request, grids: Sequence[Grid], cost: str, total: int, least: int) -> str:
@@ -92,21 +117,8 @@ def smallest(grids: Sequence[Grid], request: Request, cost: str, total: int) -> 
     return least if has_lean else None
 
 
-def _floors(grids: Sequence[Grid], request: Request) -> str:
-    """The rules that keep the layers, or the heads, as they are."""
-    words = []
-    for grid in grids:
-        name = f"{grid.tower.name}: " if len(grids) > 1 else ""
-        if grid.depth.min() == grid.old_depth and request.options.depth is None:
-            blocks = f"its {grid.old_depth} blocks are" if grid.old_depth > 1 else "its single block is"
-            words.append(f"{name}{blocks} the fewest")
-        elif grid.heads.max() == grid.old.heads:
-            words.append(f"{name}no number of heads above {grid.old.heads} keeps to the rules")
-    return "; ".join(words) or "the rules leave none"
-
-
 def _looser(prices: PriceList, request: Request, cost: str, total: int, least: int | None) -> str:
-    """What loosening each rule alone would gain."""
+    """What loosening each rule alone would gain, in the units of the budget's option."""
     gains = []
     for flag, change in _loosened(prices, request):
         looser = replace(request, options=replace(request.options, **change))
@@ -115,19 +127,17 @@ def _looser(prices: PriceList, request: Request, cost: str, total: int, least: i
         except ShapeError:
             continue
         if found is not None and (least is None or found < 0.995 * least):
-            gains.append(f"{flag} {_amount(prices, cost, found)} ({_share(found, total)})")
+            amount = millions(found)
+            if cost == "kv":  # a token
+                amount = binary(found / prices.facts.context)
+            elif cost == "ns":
+                amount = seconds(found / 1e9)
+            elif cost == "macs":
+                amount = operations(found)
+            gains.append(f"{flag} {amount} ({_share(found, total)})")
     if not gains:
         return ""
     return f" Loosening a rule reaches: {', '.join(gains)}. Pinned values (--depth, --mlp) keep to no rule."
-
-
-def _amount(prices: PriceList, cost: str, found: int) -> str:
-    """A cost in the units of its option: bytes of cache a token, milliseconds, else a count."""
-    if cost == "kv":
-        return binary(found / prices.facts.context)
-    if cost == "ns":
-        return seconds(found / 1e9)
-    return operations(found) if cost == "macs" else millions(found)
 
 
 def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -146,18 +156,3 @@ def _loosened(prices: PriceList, request: Request) -> Iterator[tuple[str, dict[s
 def _share(part: float, total: float) -> str:
     """A share that is enough, rounded up."""
     return f"{math.ceil(part / total * 1000) / 1000:g}"
-
-
-def _tower_words(request: Request, grids: Sequence[Grid], shares: Sequence[Limits]) -> str:
-    for grid, limits in zip(grids, shares, strict=True):
-        name = grid.tower.name
-        lean, fits = trades_layers(grid, request), within(grid, limits)
-        if not fits.any() or (name in request.tower_params and not (fits & lean).any()):
-            smallest_params = int((grid.params[lean] if lean.any() else grid.params).min())
-            budget = request.tower_params.get(name, 0)
-            least = budget + int(smallest_params - limits["params"].most)
-            return (
-                f"{name} cannot be built from {budget:,} parameters: its smallest sensible design has {least:,} in its "
-                "blocks"
-            )
-    return "no tower has a sensible design within its budget"

@@ -42,8 +42,6 @@ class Rules:
 
     options: Options = field(default_factory=Options)
 
-    # -- MLP ----------------------------------------------------------------------------------------------------------
-
     def mlp_step(self, stage: Stage) -> int:
         """The hidden units by which a stage's MLP grows or shrinks."""
         return math.lcm(stage.units, self.mlp_multiple(stage), self.options.tensor_parallel or 1)
@@ -62,8 +60,6 @@ class Rules:
         fewest = step * max(1, math.ceil(least * width / step))
         largest = step * math.floor(most * width / step)
         return min(primary.mlp, fewest), max(primary.mlp, largest)
-
-    # -- heads --------------------------------------------------------------------------------------------------------
 
     def head_step(self, stage: Stage) -> int:
         """The heads by which a stage grows."""
@@ -91,8 +87,6 @@ class Rules:
 
     def most_heads(self, stage: Stage) -> int:
         return int(self.options.max_heads * primary_of(stage).heads)
-
-    # -- depth --------------------------------------------------------------------------------------------------------
 
     def depth_floor(self, stage: Stage) -> int:
         """The fewest blocks of a leading stage."""

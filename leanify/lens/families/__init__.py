@@ -227,22 +227,19 @@ def reading_of(module: object) -> Reading | None:
     return None
 
 
-# -- as TOML ------------------------------------------------------------------------------------------------------
-
-
 def toml(row: Reading) -> str:
     """One row as TOML, without empty fields."""
-    lines = [_line(field.name, getattr(row, field.name)) for field in fields(row) if field.name != "name"]
-    text = "".join(line for line in lines if line != 'methods = ["forward"]\n')
-    return f'[[reading]]\nclasses = ["{short(row.name)}"]\n{text}'
-
-
-def _line(name: str, value: Any) -> str:
-    if not value:
-        return ""
-    if isinstance(value, (str, tuple)):
-        return f"{name} = {json.dumps(value)}\n"
-    pairs = [
-        f"{k if re.fullmatch(r'[A-Za-z0-9_-]+', k) else json.dumps(k)} = {json.dumps(v)}" for k, v in value.items()
-    ]
-    return f"{name} = {{ {', '.join(pairs)} }}\n"
+    lines = ["[[reading]]", f'classes = ["{short(row.name)}"]']
+    for one in fields(row):
+        value = getattr(row, one.name)
+        if one.name == "name" or not value or value == one.default:
+            continue
+        if isinstance(value, (str, tuple)):
+            lines.append(f"{one.name} = {json.dumps(value)}")
+            continue
+        pairs = []
+        for key, how in value.items():
+            is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
+            pairs.append(f"{key if is_bare else json.dumps(key)} = {json.dumps(how)}")
+        lines.append(f"{one.name} = {{ {', '.join(pairs)} }}")
+    return "\n".join([*lines, ""])
