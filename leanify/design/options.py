@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
 from leanify.design.search.amounts import Budget, check_budget
 from leanify.design.search.towers import PINS, Pin
 from leanify.errors import LeanifyError, ShapeError
+from leanify.upstream.libraries import nearest
 
 BUDGETS = ("target_params", "max_macs", "max_latency", "max_memory", "max_active", "max_kv")
 CHOICES = {
@@ -139,9 +139,7 @@ def check_names(function: str, words: Mapping[str, Any]) -> None:
     """Raise TypeError, as Python does, for a keyword argument that no option has; it names the nearest one."""
     for word in words:
         if word not in flags():
-            near = get_close_matches(word, flags(), n=1)
-            hint = f"; nearest: {near[0]}" if near else ""
-            raise TypeError(f"{function}() got an unexpected keyword argument {word!r}{hint}")
+            raise TypeError(f"{function}() got an unexpected keyword argument {word!r}{nearest(word, flags(), 1)}")
 
 
 def parameters() -> list[inspect.Parameter]:

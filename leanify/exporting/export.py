@@ -73,19 +73,24 @@ def export(
         raise SourceError(f"{source} names a model without weights: export a lean directory, a run or a checkpoint")
     model = find.load(source).eval()
     torch.manual_seed(0)
-    inputs = example_inputs(model, 2, TOKENS if "input_ids" in example_inputs(model, 1, TOKENS) else None)
+    takes_text = "input_ids" in example_inputs(model, 1, TOKENS)
+    inputs = example_inputs(model, 2, TOKENS if takes_text else None)
     with torch.no_grad(), uncached(model):
         expected = outputs_of(call(model, inputs))
     own = partial(_rounding, model, inputs, expected)
     if format in ("hf", "timm"):
         with new_directory(target) as folder:
-            (_write_hf if format == "hf" else _write_timm)(model, folder, with_code)
+            if format == "hf":
+                _write_hf(model, folder, with_code)
+            else:
+                _write_timm(model, folder)
             _compare(format, expected, _loaded_elsewhere(format, model, folder, inputs), own)
     else:
         try:
             with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder_name:
                 file = Path(folder_name) / target.name
-                given = (_write_onnx if format == "onnx" else _write_program)(model, inputs, file, fixed)
+                write = _write_onnx if format == "onnx" else _write_program
+                given = write(model, inputs, file, fixed)
                 _compare(format, expected, given, own)
                 for written in sorted(Path(folder_name).iterdir(), reverse=True):
                     writing.put_in_place(written, target.parent / written.name)
@@ -98,12 +103,12 @@ def outputs_of(value: Any) -> list[Tensor]:
     """Every floating-point tensor of a model's output, caches left out, in order."""
     if isinstance(value, Tensor):
         return [value.detach()] if value.is_floating_point() else []
-    parts: Any = value if isinstance(value, (tuple, list)) else ()
-    if isinstance(value, Mapping):
-        parts = [part for name, part in value.items() if name != "past_key_values"]
     found = []
-    for part in parts:
-        found += outputs_of(part)
+    if isinstance(value, Mapping):
+        value = [part for name, part in value.items() if name != "past_key_values"]
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            found += outputs_of(part)
     return found
 
 
@@ -164,7 +169,7 @@ def _write_hf(model: Any, folder: Path, with_code: bool) -> None:
     side_files.carry(model, folder)
 
 
-def _write_timm(model: Any, folder: Path, with_code: bool) -> None:
+def _write_timm(model: Any, folder: Path) -> None:
     found = describe(model)
     if found.origin.library != "timm":
         raise UnsupportedModel(f"{type(model).__name__} is no timm model: export it to hf, onnx or torch-export")
@@ -213,17 +218,18 @@ def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tuple[
     """
     plain = Positional(model, list(inputs), outputs_of).eval()
     batch = {0: torch.export.Dim("batch", min=1)}
-    texts = [x for x in inputs.values() if x.dim() == 2 and not x.is_floating_point()]
-    count, tokens = len(next(iter(inputs.values()))), texts[0].shape[1] if texts else 0
+    texts = [name for name, x in inputs.items() if x.dim() == 2 and not x.is_floating_point()]
 
     def free(most: int | None) -> tuple[dict[int, Any], ...]:
         both = {**batch, 1: torch.export.Dim("tokens", min=2, max=most)}
-        return tuple(both if any(x is text for text in texts) else batch for x in inputs.values())
+        return tuple(both if name in texts else batch for name in inputs)
 
     made, failed = 0, "nothing was tried"
-    tried: list[tuple[Any, str]] = [(free(None), "")] if texts else []
-    tried += [(tuple(batch for _ in inputs), f"{tokens} tokens" if texts else "")]
-    tried += [(None, f"a batch of {count}" + (f" and {tokens} tokens" if texts else ""))]
+    one_batch = f"a batch of {len(next(iter(inputs.values())))}"
+    tried: list[tuple[Any, str]] = [((batch,) * len(inputs), ""), (None, one_batch)]
+    if texts:
+        tokens = f"{inputs[texts[0]].shape[1]} tokens"
+        tried = [(free(None), ""), ((batch,) * len(inputs), tokens), (None, f"{one_batch} and {tokens}")]
     while tried:
         shapes, fixed = tried.pop(0)
         try:

@@ -31,18 +31,17 @@ def push_to_hub(directory: str | Path, repo: str, private: bool = True) -> str:
     folder = Path(directory)
     if not (folder / CARD).is_file():
         raise DirectoryError(f"{folder} is no lean directory: leanify redesign -o DIR and leanify shrink write one")
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and _belongs(file.relative_to(folder)))
-    parts = [CommitOperationAdd(file.relative_to(folder).as_posix(), str(file)) for file in files]
+    parts = []
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        place = file.relative_to(folder)
+        if place.name != "README.md" and not any(part.startswith(LEFT_OUT) for part in place.parts):
+            parts.append(CommitOperationAdd(place.as_posix(), str(file)))
     parts.append(CommitOperationAdd("README.md", model_card(folder, repo).encode()))
     api = HfApi()
     with wall(f"{repo} was not pushed; it is called USER/NAME, and `hf auth login` keeps a token that may write"):
         address = api.create_repo(repo, private=private, exist_ok=True)
         api.create_commit(address.repo_id, parts, commit_message="A lean model, by leanify")
     return str(address)
-
-
-def _belongs(place: Path) -> bool:
-    return place.name != "README.md" and not any(part.startswith(LEFT_OUT) for part in place.parts)
 
 
 def model_card(directory: str | Path, repo: str) -> str:
@@ -54,27 +53,22 @@ def model_card(directory: str | Path, repo: str) -> str:
     report = read_json(folder / REPORT, DirectoryError) if (folder / REPORT).is_file() else {}
     readme = folder / "README.md"
     own = read_text(readme, DirectoryError) if readme.is_file() else f"# {folder.name}\n"
-    if card["origin"]["library"] == "hf":
+    origin, made = card["origin"], card.get("made") or {}
+    if origin["library"] == "hf":
         own = own.replace(f'"{folder.name}"', f'"{repo}"')
     else:  # leanify.load asks the hub for models of transformers alone
         fetched = f'leanify.load(huggingface_hub.snapshot_download("{repo}"))'
-        own = own.replace(f'leanify.load("{folder.name}")', fetched).replace(
-            "import leanify\n", "import huggingface_hub\nimport leanify\n", 1
-        )
+        own = own.replace(f'leanify.load("{folder.name}")', fetched)
+        own = own.replace("import leanify\n", "import huggingface_hub\nimport leanify\n", 1)
         own = own.replace(f"local-dir:{folder.name}", f"hf-hub:{repo}")
-    lines = [*_head(card), own.rstrip(), "", "## How it was made", "", *_made(card.get("made") or {})]
-    return "\n".join([*lines, *_measured(report), ""])
-
-
-def _head(card: Mapping[str, Any]) -> Iterator[str]:
-    origin = card["origin"]
-    base = str(origin["options"].get("_name_or_path") or (card.get("made") or {}).get("source") or "")
-    yield "---"
+    lines = ["---"]
     if origin["library"] in LIBRARIES:
-        yield f"library_name: {LIBRARIES[origin['library']]}"
+        lines.append(f"library_name: {LIBRARIES[origin['library']]}")
+    base = str(origin["options"].get("_name_or_path") or made.get("source") or "")
     if base.count("/") == 1 and not base.startswith((".", "/")) and not Path(base).exists():
-        yield f"base_model: {base}"
-    yield "tags:\n- leanify\n- pruning\n---"
+        lines.append(f"base_model: {base}")
+    lines += ["tags:\n- leanify\n- pruning\n---", own.rstrip(), "", "## How it was made", "", *_made(made)]
+    return "\n".join([*lines, *_measured(report), ""])
 
 
 def _made(made: Mapping[str, Any]) -> Iterator[str]:
@@ -86,7 +80,8 @@ def _made(made: Mapping[str, Any]) -> Iterator[str]:
     yield "| | original | this model |\n|---|---|---|"
     yield f"| model | {made['source']} | {made['role']} |"
     for name in ("depth", "heads", "head_dim", "mlp"):
-        yield f"| {name} | {_listed(old[name])} | {_listed(new[name])} |"
+        cells = [", ".join(map(str, size)) if isinstance(size, list) else size for size in (old[name], new[name])]
+        yield f"| {name} | {cells[0]} | {cells[1]} |"
     yield f"| parameters | {millions(old['params'])} | {millions(new['params'])} |"
     yield f"| GMACs | {gigas(old['macs'])} | {gigas(new['macs'])} |"
     yield f"\nBudget: {made['budget']}."
@@ -100,25 +95,21 @@ def _made(made: Mapping[str, Any]) -> Iterator[str]:
 
 def _measured(report: Mapping[str, Any]) -> Iterator[str]:
     """What `leanify shrink` measured: the metric of a trivial model, the original and this one."""
-    chosen: Mapping[str, Any] = next(
-        (one for one in report.get("candidates", []) if one.get("name") == report.get("chosen")), {}
-    )
+    chosen: Mapping[str, Any] = {}
+    for one in report.get("candidates", []):
+        if one.get("name") == report.get("chosen"):
+            chosen = one
+            break
     found = {"trivial model": report.get("reference"), "original": report.get("original")}
     found["this model"] = report if "quality" in report else chosen.get("healed") or chosen.get("carried")
-    rows = [(name, value) for name, each in found.items() if (value := _quality(each)) is not None]
+    rows = []
+    for name, each in found.items():
+        if isinstance(each, Mapping):
+            value = each.get("quality", each.get("value"))
+            value = value.get("mean") if isinstance(value, Mapping) else value
+            if isinstance(value, (int, float)):
+                rows.append(f"| {name} | {digits(value)} |")
     if len(rows) > 1:
         yield "\n## Evaluation\n\nOn held-out data of the user's own.\n"
         yield f"| | {report.get('metric', 'quality')} |\n|---|---|"
-        yield from (f"| {name} | {digits(value)} |" for name, value in rows)
-
-
-def _quality(found: Any) -> float | None:
-    if not isinstance(found, Mapping):
-        return None
-    value = found.get("quality", found.get("value"))
-    value = value.get("mean") if isinstance(value, Mapping) else value
-    return value if isinstance(value, (int, float)) else None
-
-
-def _listed(size: Any) -> str:
-    return ", ".join(map(str, size)) if isinstance(size, list) else str(size)
+        yield from rows

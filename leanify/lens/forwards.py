@@ -135,7 +135,8 @@ def _make(upstream: type[nn.Module], reading: Reading) -> type[nn.Module]:
                     f"a row edits {name} of {upstream.__qualname__}, which has no such method or function"
                 )
             filename = f"<{function.__module__}.{function.__qualname__}, freed>"
-            scope[name] = _compiled(_source(function, reading.edits), filename, function.__globals__)[name]
+            made = _compiled(_source(function, reading.edits), filename, function.__globals__)
+            scope[name] = made[function.__name__]
             sources.append(function)
     own = [name for name in reading.methods if name not in scope] or ["forward"]
     methods = {name: _edited(upstream, name, reading.edits, scope) for name in own}

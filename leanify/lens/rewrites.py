@@ -132,22 +132,22 @@ def _uses(tree: ast.Module, text: str) -> Iterator[Use]:
     names = {name for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _lengths(node)}
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
+        word, likely, whole = "", _is_likely(node, parents), False
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
-            yield _use(node, node.id, _is_likely(node, parents), False)
+            word = node.id
         elif _is_shape(node):
             around = parents.get(node)
             if isinstance(around, ast.Call) and node in around.args and _called(around) in _VIEWS:
-                yield _use(node, "shape", True, True)
-        elif _is_last_length(node) and _is_likely(node, parents):
-            yield _use(node, "shape[-1]", True, False)
+                word, likely, whole = "shape", True, True
+        elif likely and _is_length(node) and ast.unparse(node).endswith(("[-1]", "(-1)", "[2]", "(2)")):
+            word = "shape[-1]"
+        if word:
+            place: Any = node
+            end = place.end_col_offset if place.lineno == place.end_lineno else -1
+            yield Use(word, place.lineno, place.col_offset, end, likely, whole)
 
 
 _VIEWS = frozenset({"view", "reshape", "expand", "contiguous_view", "split"})
-
-
-def _use(node: Any, word: str, likely: bool, whole: bool) -> Use:
-    end = node.end_col_offset if node.lineno == node.end_lineno else -1
-    return Use(word, node.lineno, node.col_offset, end, likely, whole)
 
 
 def _lengths(node: ast.Assign) -> Iterator[str]:
@@ -175,16 +175,9 @@ def _is_length(node: ast.AST) -> bool:
     """``x.shape[2]`` or ``x.size(-1)``."""
     if isinstance(node, ast.Subscript):
         return _is_shape(node.value)
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "size"
-        and len(node.args) == 1
-    )
-
-
-def _is_last_length(node: ast.AST) -> bool:
-    return _is_length(node) and ast.unparse(node).endswith(("[-1]", "(-1)", "[2]", "(2)"))
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr == "size" and len(node.args) == 1
 
 
 def _is_likely(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:

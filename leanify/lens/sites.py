@@ -55,7 +55,7 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
             check_weights(block, model.get_submodule(block))
     located = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
     if given_to(model) is not None:
-        if not depth.DONE in vars(model) and depth.check(located):
+        if depth.DONE not in vars(model) and depth.check(located):
             return locate(model)
         remember(model, [stage.name for stage in located.stages if stage.container is not None])
     return located
@@ -67,9 +67,11 @@ def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
     found = []
     for mlp in (site for site in sites if site.reading.is_mlp):
         around = next((by_path[p] for p in ancestors(mlp.path) if p in by_path and p != mlp.path), None)
-        is_inside = around is not None and any("m" in how for how in mlp.reading.columns.values())
-        if not is_inside or LocatedLayer(around, mlp).width_after == LocatedLayer(around, None).width:
-            found.append(mlp)
+        if around is not None and any("m" in how for how in mlp.reading.columns.values()):
+            width = LocatedLayer(around, None).width
+            if LocatedLayer(around, mlp).width_after != width:
+                continue
+        found.append(mlp)
     return found
 
 

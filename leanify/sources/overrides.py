@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 import warnings
@@ -12,7 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from leanify.errors import SourceError
-from leanify.upstream.libraries import import_transformers, without_type
+from leanify.upstream.libraries import import_transformers, nearest, without_type
 from leanify.upstream.origin import Origin
 from leanify.upstream.wall import wall
 
@@ -157,9 +156,8 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
         labels = {index: f"LABEL_{index}" for index in range(value)}
         return {**config, "id2label": labels, "label2id": {label: index for index, label in labels.items()}}
     if key not in config and key not in cls().to_dict():
-        near = difflib.get_close_matches(key, [*config, *cls.attribute_map], n=3)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise SourceError(f"the configuration of {model_type!r} has no {key!r}{hint}")
+        near = nearest(key, [*config, *cls.attribute_map])
+        raise SourceError(f"the configuration of {model_type!r} has no {key!r}{near}")
     return {**config, key: value}
 
 

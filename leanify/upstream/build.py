@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from leanify.units import binary
 from leanify.upstream import diffusion, hooks, modules, own_models
 from leanify.upstream.initialise import NothingToDraw
 from leanify.upstream.lean_config import KEY
-from leanify.upstream.libraries import import_timm, import_transformers, without_type
+from leanify.upstream.libraries import import_timm, import_transformers, nearest, without_type
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
 
@@ -135,10 +134,8 @@ def _check_arguments(origin: Origin) -> None:
     allowed = _parameters(model_entrypoint(name).__module__)
     for key, value in origin.options.items():
         if allowed and key not in allowed:
-            near = difflib.get_close_matches(key, allowed)
-            hint = f"; nearest: {', '.join(near)}" if near else ""
             asked = f"timm cannot build {origin.name!r} with {key}={value!r}"
-            raise SourceError(f"{asked}: models of its kind have no such argument{hint}")
+            raise SourceError(f"{asked}: models of its kind have no such argument{nearest(key, allowed)}")
 
 
 @cache
@@ -177,7 +174,9 @@ def build_shell(origin: Origin) -> nn.Module:
             model = _built(origin, "cpu")
     except SourceError:
         return build_model(origin)
-    return build_model(origin) if any(buffer.is_meta for buffer in model.buffers()) else model
+    if any(buffer.is_meta for buffer in model.buffers()):
+        return build_model(origin)
+    return model
 
 
 @contextmanager
@@ -217,7 +216,8 @@ def _if_it_fits(what: object, build: Callable[[], nn.Module], weigh: Callable[[]
 
     def weigh_one(_module: nn.Module, _name: str, parameter: Any) -> None:
         nonlocal left
-        left -= 0 if parameter is None else parameter.nbytes
+        if parameter is not None:
+            left -= parameter.nbytes
         if left < 0:
             raise _Heavy
 

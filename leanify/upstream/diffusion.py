@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanify.architecture import Architecture
 from leanify.errors import SourceError
+from leanify.upstream.libraries import nearest
 from leanify.upstream.wall import wall
 
 if TYPE_CHECKING:  # the prices of a name are read again without torch
@@ -55,11 +56,9 @@ def build(name: str, options: Mapping[str, Any]) -> nn.Module:
     """The model that diffusers' constructor gives; options are its arguments alone, whatever a file says."""
     cls = model_class(name)
     known = inspect.signature(cls.__init__).parameters
-    if unknown := [key for key in options if key not in known]:
-        near = difflib.get_close_matches(unknown[0], known)
-        raise SourceError(
-            f"{cls.__name__} has no argument {unknown[0]!r}" + (f"; nearest: {', '.join(near)}" if near else "")
-        )
+    for key in options:
+        if key not in known:
+            raise SourceError(f"{cls.__name__} has no argument {key!r}{nearest(key, known)}")
     with wall(f"diffusers does not build {cls.__name__} with {dict(options)}"):
         model: nn.Module = cls(**options)
     return model

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +24,12 @@ def import_transformers() -> ModuleType:
 
 def without_type(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("model_type", "transformers_version")}
+
+
+def nearest(word: str, known: Iterable[str], most: int = 3) -> str:
+    """The end of a message on an unknown word: the nearest known ones, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=most)
+    return f"; nearest: {', '.join(near)}" if near else ""
 
 
 def first_line(error: BaseException) -> str:

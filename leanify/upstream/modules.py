@@ -117,7 +117,9 @@ def build(origin: Origin, device: str) -> nn.Module:
         model.eval()
     if "_leanify_origin" not in vars(model):
         set_origin(model, origin)
-    return on_meta(model) if device == "meta" else model
+    if device == "meta":
+        return on_meta(model)
+    return model
 
 
 def _imported(place: str) -> Any:

@@ -34,7 +34,9 @@ class Origin:
     live: Any = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return self.name if self.library in ("module", "live") else f"{self.library}/{self.name}"
+        if self.library in ("module", "live"):
+            return self.name
+        return f"{self.library}/{self.name}"
 
     def __deepcopy__(self, memo: Any) -> Origin:
         return self

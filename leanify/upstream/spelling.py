@@ -79,8 +79,10 @@ def hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> 
             return {}
     if not pairs:
         return {}
-    get: Callable[[str], Any] = config.get if isinstance(config, dict) else lambda key: getattr(config, key, None)
-    keys = config.keys() if isinstance(config, dict) else set(dir(config))
+    if isinstance(config, dict):
+        keys, get = set(config), config.get
+    else:
+        keys, get = set(dir(config)), lambda key: getattr(config, key, None)
     changed: dict[str, Any] = {}
 
     def express(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import hashlib
 import json
@@ -13,6 +12,7 @@ from pathlib import Path
 from leanify.errors import DirectoryError, SourceError
 from leanify.runs import writing
 from leanify.runs.files import read_text
+from leanify.upstream.libraries import nearest
 from leanify.zoo import tiny
 from leanify.zoo.shipped import shipped as shipped
 from leanify.zoo.shipped import supported as supported
@@ -28,9 +28,8 @@ def named(patterns: Sequence[str]) -> list[tuple[str, str]]:
     for pattern in patterns:
         matches = [m for m in models if fnmatch.fnmatch(m[1], pattern) or fnmatch.fnmatch("/".join(m), pattern)]
         if not matches:
-            near = difflib.get_close_matches(pattern.rpartition("/")[2], [name for _, name in models], n=5)
-            hint = f"; nearest: {', '.join(near)}" if near else ""
-            raise SourceError(f"no model of timm or transformers is called {pattern!r}{hint}")
+            near = nearest(pattern.rpartition("/")[2], [name for _, name in models], 5)
+            raise SourceError(f"no model of timm or transformers is called {pattern!r}{near}")
         found += matches
     return list(dict.fromkeys(found))
 
@@ -40,7 +39,16 @@ def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Itera
 
     Raises DirectoryError if the log was made with other code or library versions.
     """
-    done = _read_log(log) if log is not None and log.exists() else {}
+    done: dict[tuple[str, str], ModelVerdict] = {}
+    if log is not None and log.exists():
+        lines = read_text(log, DirectoryError).splitlines(keepends=True)
+        if not lines or json.loads(lines[0]) != made_with():
+            raise DirectoryError(f"{log} was made with other code or library versions; use another --log, or delete it")
+        for line in lines[1:]:
+            if line.endswith("\n"):  # a killed run leaves half a line
+                row = json.loads(line)
+                one = ModelVerdict(**{**row, "untested": tuple(row["untested"])})
+                done[one.library, one.name] = one
     yield from (done[model] for model in models if model in done)
     if log is not None and not log.exists():
         writing.write(log, json.dumps(made_with()) + "\n")
@@ -49,15 +57,6 @@ def checked(models: Sequence[tuple[str, str]], log: Path | None = None) -> Itera
             with writing.appending(log) as file:
                 file.write(json.dumps(one.to_json()) + "\n")
         yield one
-
-
-def _read_log(log: Path) -> dict[tuple[str, str], ModelVerdict]:
-    lines = read_text(log, DirectoryError).splitlines(keepends=True)
-    if not lines or json.loads(lines[0]) != made_with():
-        raise DirectoryError(f"{log} was made with other code or library versions; use another --log, or delete it")
-    rows = (json.loads(line) for line in lines[1:] if line.endswith("\n"))  # a killed run leaves half a line
-    made = (ModelVerdict(**{**row, "untested": tuple(row["untested"])}) for row in rows)
-    return {(one.library, one.name): one for one in made}
 
 
 def update(made: Iterable[ModelVerdict], whole: bool) -> Path:

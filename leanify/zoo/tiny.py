@@ -27,12 +27,16 @@ def warm() -> None:
 
 def build(library: str, name: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
     """Return the small model, and a function that runs it (or a reshaped version) on fixed random inputs."""
-    return _build_timm(name) if library == "timm" else tiny_transformers.build(name)
+    if library == "timm":
+        return _build_timm(name)
+    return tiny_transformers.build(name)
 
 
 def names(library: str) -> list[str]:
     """Every model of a library that may have attention layers."""
-    return timm_names() if library == "timm" else tiny_transformers.names()
+    if library == "timm":
+        return timm_names()
+    return tiny_transformers.names()
 
 
 ONE_LIST = {"embed_dim": 48, "depth": 3, "num_heads": 3}

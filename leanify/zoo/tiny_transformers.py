@@ -202,8 +202,9 @@ def build(kind: str) -> tuple[nn.Module, Any]:
 
     def run(model: nn.Module) -> Any:
         result = model(**inputs)
-        beside = [model.get_submodule(path)(**given) for path, given in towers.items()]
-        return (result, *beside) if beside else result
+        if not towers:
+            return result
+        return (result, *(model.get_submodule(path)(**given) for path, given in towers.items()))
 
     return model, run
 

@@ -1,8 +1,7 @@
-"""Measure a model's latency beside the baseline's, in turn, so that both see the same disturbances.
+"""Measure a model's latency and the baseline's alternately, so that both see the same disturbances.
 
-On a CPU with one thread the clock is the process's own processor time, which other programs hardly change; with
-several threads it is the wall clock. On CUDA it is events on the stream. Disturbances only ever add time, so what
-counts is the least of many rounds; how far the least of the even rounds lies from that of the odd ones is the noise.
+The clock is the process's CPU time on one CPU thread (other programs hardly change it), the wall clock on several, and
+events on the stream on CUDA. Disturbances only add time, so the minimum over many rounds counts.
 """
 
 from __future__ import annotations

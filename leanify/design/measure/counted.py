@@ -1,4 +1,4 @@
-"""What a model costs by counting, as a value, and kept from one time to the next. Imports no torch."""
+"""The costs of a model as a value, and their cache. Imports no torch."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ class Memory:
 
 @dataclass(frozen=True, repr=False)
 class Profile(Tabular):
-    """One model's costs, which show themselves as a table.
+    """One model's costs; shown as a table.
 
-    ``macs`` counts multiply-adds of one sample, ``flops`` twice as many.
-
-    ``attention_kernels``: how often a forward pass called each kernel of attention by name, None if unmeasured.
-    ``not_measured``: what did not fit into the memory, so that it was not tried.
-    ``as_given``: whether ``macs`` and ``latency_s`` are of the whole example that was given, of ``batch_size`` samples.
+    macs               multiply-adds of one sample; ``flops`` are twice as many
+    attention_kernels  calls of each attention kernel in a forward pass, by name; None if unmeasured
+    not_measured       what was not tried because it does not fit into memory
+    as_given           whether ``macs`` and ``latency_s`` are those of the user's whole example
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""What a model is: origin, weights, shape and size, kept from one time to the next. Imports torch only to find out."""
+"""What a model is: origin, weights, shape and size. Cached; imports torch only if it is not."""
 
 from __future__ import annotations
 

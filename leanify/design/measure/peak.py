@@ -1,9 +1,8 @@
-"""The memory of a training step, before it is taken: upstream's own code on tensors that have sizes and no memory.
+"""Predict the memory of a training step: upstream's own code on tensors that have sizes and no memory.
 
-A forward and a backward pass run under torch's `FakeTensorMode`, and every operation's new storages are counted from
-when they are made until the last reference to them goes: what autograd keeps, gradients as they come, and what is on
-the way. Two batches give, at each operation, a constant and a slope; the largest of these lines is the peak of any
-batch. What a kernel takes for itself (scratch space, packed weights) is not seen.
+A forward and a backward pass run under torch's `FakeTensorMode`; each storage counts from its allocation to its last
+reference: saved activations, gradients, temporaries. Two batches give a constant and a slope for each operation; the
+largest of these lines is the peak at any batch size. Memory inside a kernel (scratch space, packed weights) is unseen.
 """
 
 from __future__ import annotations
@@ -86,11 +85,9 @@ def lines_of(
     """The lines of a model's activations and gradients.
 
     ``tokens`` is the length of a text. ``half``: under autocast to bfloat16. ``fused``: attention with dropout is
-    fused, too, as on a GPU. ``again``: of a second pass, whose gradients are added to those of the first.
-    ``weights``: their type, and their gradients', where it is not the model's own.
-
-    Where upstream's code must see values, zeros in memory take the place of sizes. Raises UnsupportedModel where it
-    does not run so either.
+    fused, too, as on a GPU. ``again``: for a second pass, whose gradients are added to those of the first.
+    ``weights``: the type of weights and gradients, if not the model's own. If upstream's code needs values, it runs on
+    zeros in memory. Raises UnsupportedModel if that fails too.
     """
     step = partial(_series, loss=loss, half=half, fused=fused, again=again)
     small, large = _of_sizes(model, tokens, step, weights) or _of_zeros(model, tokens, step)

@@ -140,12 +140,11 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 class Countable(TorchFunctionMode):
-    """Upstream's forward in words that counters and ``meta`` know.
+    """Makes upstream's forward run on ``meta`` and countable.
 
-    A product of rows with their experts' matrices is one with the first's: every row meets one matrix, and all have
-    one size; experts that look which of them were chosen find that it was always the first. A question about values is
-    answered as for a sample without padding: all of a mask holds, and nothing that is looked for occurs. Where a tensor
-    with values (a grid of patches) meets one without, it loses them.
+    All tokens go to the first expert: experts have one size, so the counts are the same. Questions about values are
+    answered as for a sample without padding: masks are true everywhere, and searches find nothing. A tensor with values
+    (a grid of patches) moves to ``meta`` when it meets one without.
     """
 
     answers: Mapping[Any, Callable[[Tensor], Any]] = {
@@ -225,10 +224,8 @@ def zeros(model: nn.Module, device: str | torch.device = "cpu") -> nn.Module:
 
 
 def observed(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> Result:
-    """What ``observe`` finds in a forward pass of a model on ``meta``: there, or where upstream's code must see values
-    (it branches on them, or makes tensors of its own on the CPU) in one of zeros on the CPU.
-
-    Raises UnsupportedModel where neither runs.
+    """The result of ``observe`` in a forward pass on ``meta``, or, if upstream's code needs values (it branches on
+    them, or makes CPU tensors of its own), with zeros on the CPU. Raises UnsupportedModel if neither runs.
     """
     found = observed_on_meta(model, tokens, observe)
     return observed_on_cpu(model, tokens, observe) if found is None else found
@@ -237,7 +234,7 @@ def observed(model: nn.Module, tokens: int | None, observe: Observe[Result]) -> 
 def observed_on_meta(
     model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None
 ) -> Result | None:
-    """What ``observe`` finds in a forward pass without memory; None where it does not run.
+    """The result of ``observe`` in a forward pass on ``meta``; None if that fails.
 
     transformers' own checks of values (as many image tokens as features) are off: meta tensors cannot pass them.
     """
@@ -256,9 +253,9 @@ def observed_on_meta(
 
 
 def observed_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Result], batch: int | None = None) -> Result:
-    """What ``observe`` finds in a forward pass of zeros in memory. Raises UnsupportedModel where it does not run.
+    """The result of ``observe`` in a forward pass of zeros in memory. Raises UnsupportedModel if that fails.
 
-    Attention is computed in plain products: torch's counter does not see into the CPU's fused kernels.
+    Attention is not fused: torch's counter cannot see into the CPU's fused kernels.
     """
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     free = machine.available(torch.device("cpu"))
@@ -313,11 +310,10 @@ def idle_parameters(located: LocatedModel) -> int:
 
 
 def cache_bytes(located: LocatedModel, context: int) -> int:
-    """Bytes that the key/value caches of a model hold after ``context`` tokens of one sequence, as servers keep them.
+    """Bytes of the key/value caches after ``context`` tokens of one sequence, as servers keep them.
 
-    Keys and values of every key/value head, of as many tokens as the layer's window has; under latent attention the
-    latent and the rotary part alone (DeepSeek-V2, §2.1). The keys of a cross-attention are not among them: their number
-    does not grow with the context.
+    Keys and values of every key/value head, up to the layer's window; under latent attention the latent and the rotary
+    part only (DeepSeek-V2, §2.1). Cross-attention does not count: its cache does not grow with the context.
     """
     numbers = 0
     for layer in located.layers:
@@ -329,14 +325,13 @@ def cache_bytes(located: LocatedModel, context: int) -> int:
 
 
 def generation(located: LocatedModel, context: int) -> tuple[int, int]:
-    """What an encoder with its decoder takes to generate: (prefill, decode) in multiply-adds; zeros for other models,
-    and where the forward does not run on meta.
+    """(prefill, decode) of an encoder-decoder in multiply-adds; zeros for other models, or if it does not run on meta.
 
-    prefill  the encoder reads ``context`` tokens (a sound or an image as it is), the decoder its first one
-    decode   one more token of the decoder, behind ``context`` cached ones
+    prefill  the encoder reads ``context`` tokens (or its sound or image), the decoder its first token
+    decode   one more token of the decoder, with ``context`` cached ones
 
-    Two passes of upstream's forward tell, with one decoder token and with two: keys and values of the encoder's output
-    are computed once and cancel, and of the decoder's own maps two tokens take four rows where the first took one.
+    They follow from two forward passes, with one and with two decoder tokens: keys and values of the encoder's output
+    are computed once and cancel; the decoder's own attention maps have one entry for one token and four for two.
     """
     model: Any = located.model
     if not context or not is_hf(model) or not getattr(model.config, "is_encoder_decoder", False):

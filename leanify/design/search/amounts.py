@@ -12,6 +12,7 @@ Budget = float | int | str | None
 COUNTS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+EXAMPLES = {"k": "43M or 43000000", "us": "12ms", "kb": "8GB"}  # by the first of the units
 UNITS = {
     "--target-params": COUNTS,
     "--max-params": COUNTS,
@@ -30,28 +31,21 @@ def parse_budget(name: str, value: float | int | str, baseline: float, units: Ma
     """
     text = str(value).strip().lower().replace("_", "").replace(",", "")
     unit = next((unit for unit in sorted([*units, "%"], key=len, reverse=True) if text.endswith(unit)), "")
+    forms = f"say a share of the baseline (0.5 or 50%) or an amount ({EXAMPLES[next(iter(units))]})"
     try:
         number = float(text.removesuffix(unit))
     except ValueError:
-        raise BudgetError(f"{name} {value!r} is not a valid budget; {_forms(units)}") from None
+        raise BudgetError(f"{name} {value!r} is not a valid budget; {forms}") from None
     if not number > 0 or number == float("inf"):
-        raise BudgetError(f"{name} {value} is not a valid budget: it must be above zero; {_forms(units)}")
+        raise BudgetError(f"{name} {value} is not a valid budget: it must be above zero; {forms}")
     if re.match(r"\s*0,\d", str(value)):
         raise BudgetError(f"{name} {value} has a comma; a fraction has a point, {str(value).replace(',', '.')}")
     share = number / 100 if unit == "%" else number
     if unit in ("%", "") and share <= 1:
         return share * baseline
     if unit == "%" or (not unit and (units is not COUNTS or number < 1000 or number != int(number))):
-        raise BudgetError(f"{name} {value} is above 1 and has no unit; {_forms(units)}")
+        raise BudgetError(f"{name} {value} is above 1 and has no unit; {forms}")
     return number * units.get(unit, 1.0)
-
-
-def _forms(units: Mapping[str, float]) -> str:
-    return f"say a share of the baseline (0.5 or 50%) or an amount ({_example(units)})"
-
-
-def _example(units: Mapping[str, float]) -> str:
-    return {"k": "43M or 43000000", "us": "12ms", "kb": "8GB"}[next(iter(units))]
 
 
 def check_budget(name: str, value: Budget) -> None:
@@ -64,7 +58,9 @@ def check_budget(name: str, value: Budget) -> None:
 
 def amount(name: str, value: str) -> float:
     """An amount with its unit, where there is nothing to be a share of. Raises BudgetError."""
-    found = parse_budget(name, value, 0.0, UNITS[name])
+    units = UNITS[name]
+    found = parse_budget(name, value, 0.0, units)
     if not found:
-        raise BudgetError(f"{name} {value} is a share, and this limit is an amount: {_example(UNITS[name])}")
+        example = EXAMPLES[next(iter(units))]
+        raise BudgetError(f"{name} {value} is a share, and this limit is an amount: {example}")
     return found

@@ -57,8 +57,8 @@ def _with_old_heads(prices: PriceList, shape: Shape) -> Shape:
 def _widened(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, params: int, rules: Rules) -> Shape:
     """The shape with the tower's MLPs widened until it has lean's parameters; ``params`` is the size of lean.
 
-    Parameters are affine in the MLPs, which says the factor for all of them. Every MLP is rounded, and the leading one
-    also tried a step narrower and wider.
+    Parameters are affine in the MLPs, which gives one factor for all of them. Every MLP is rounded; the leading one is
+    also tried one step narrower and wider.
     """
     stages = prices.architecture.stages
     mlps = {}

@@ -16,12 +16,11 @@ SIZES = ("depth", "heads", "head_dim", "inner", "mlp", "experts", "active_expert
 
 @dataclass(frozen=True)
 class Serving:
-    """For one sequence at a context of N tokens.
+    """Costs of one sequence at a context of N tokens.
 
     kv_bytes_per_token  bytes of cache divided by N, at two bytes a number
-    prefill_macs        multiply-adds of a forward pass over N tokens, masked pairs included, as torch counts them. For
-                        an encoder-decoder: the encoder reads N tokens, or its sound or image, the decoder its first one
-    decode_macs         multiply-adds of one token behind N cached ones; layers with a window see at most the window
+    prefill_macs        multiply-adds of a forward pass over N tokens, masked pairs included (`counting.generation`)
+    decode_macs         multiply-adds of one token with N cached ones, or with those in a layer's window
     """
 
     context: int

@@ -107,12 +107,10 @@ def score(prices: PriceList, shape: Shape) -> float:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of the rule for one direction of attention.
+    """The evidence for the rule of one direction of attention.
 
-    rule     in words
-    regret   of its first choice on the tasks of this direction: 0 is the best of ten designs, 1 a random one
-    held_out the same where the rule was chosen on the other tasks
-    tasks    how many tasks
+    regret    of the rule's first choice on ``tasks`` tasks: 0 is the best of ten designs, 1 a random one
+    held_out  the same, with the rule chosen on the other tasks
     """
 
     rule: str
@@ -129,12 +127,9 @@ EVIDENCE = {  # by whether attention is causal; recomputed from recipes/results/
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which design the evidence recommends, and how strong it is.
+    """The recommended design (lean or plain), the held-out regret of the rule, and both in words.
 
-    design    lean or plain
-    regret    of the rule on small tasks that it was not chosen on: 0 the best of ten designs, 1 a random one; None for
-              a ranking of the caller's own
-    evidence  the same in words
+    ``regret`` is None for a ranking of the caller's own.
     """
 
     design: str

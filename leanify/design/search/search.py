@@ -52,9 +52,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class _TowerResult:
-    """For one tower, by index in its grid: the best design with more heads (else the best), the best without, the
-    front.
-    """
+    """Designs of one tower, by index in its grid; the first of ``front`` adds heads if any does."""
 
     grid: Grid
     plain: int | None
@@ -130,9 +128,8 @@ def _with_control(prices: PriceList, grid: Grid, order: NDArray[np.int64], reque
     """The first of the best designs that has a control within 0.1% of its parameters; without such a control, training
     cannot isolate the effect of heads.
 
-    How far a control is off depends on the heads, which it must make up for in whole steps of the MLP, and hardly on
-    the depth; in a mixture a step applies to every expert. So the best designs with a few heads more or less are tried
-    too.
+    The error of a control depends on the heads, which it replaces by whole steps of the MLP (in a mixture, of every
+    expert), and hardly on the depth. So the best designs with a few heads more or less are tried too.
     """
     if request.wants_heads:
         counts, first = np.unique(grid.heads[order], return_index=True)
