@@ -117,9 +117,7 @@ def build(origin: Origin, device: str) -> nn.Module:
         model.eval()
     if "_leanify_origin" not in vars(model):
         set_origin(model, origin)
-    if device == "meta":
-        return on_meta(model)
-    return model
+    return on_meta(model) if device == "meta" else model
 
 
 def _imported(place: str) -> Any:

@@ -79,10 +79,12 @@ def hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> 
             return {}
     if not pairs:
         return {}
-    if isinstance(config, dict):
-        keys, get = set(config), config.get
-    else:
-        keys, get = set(dir(config)), lambda key: getattr(config, key, None)
+    is_dict = isinstance(config, dict)
+    keys = set(config) if is_dict else set(dir(config))
+
+    def get(key: str) -> Any:
+        return config.get(key) if is_dict else getattr(config, key, None)
+
     changed: dict[str, Any] = {}
 
     def express(
