@@ -1,8 +1,8 @@
 """The options of `redesign`: one frozen value that the command line, Python and JSON share.
 
-A field of `Options` is an option. Its annotation holds what every face of it needs: the command line makes the flag
-``--max-macs`` from ``max_macs``, `leanify.redesign` takes it as a keyword argument, and a plan's JSON holds those that
-were set. Imports no torch.
+A field of `Options` is an option. Its annotation holds what every face of it needs: the command line makes
+the flag ``--max-macs`` from ``max_macs``, `leanify.redesign` takes it as a keyword argument, and a plan's
+JSON holds those that were set. Imports no torch.
 """
 
 from __future__ import annotations
@@ -112,11 +112,6 @@ class Options:
     def pins(self) -> dict[str, Pin]:
         """What is fixed, by name; None where the search is free."""
         return {name: getattr(self, name) for name in PINS}
-
-    @property
-    def asks_nothing(self) -> bool:
-        """Whether there is neither a budget nor a pin."""
-        return all(getattr(self, name) is None for name in (*BUDGETS, *PINS))
 
 
 def _defaults() -> dict[str, Any]:

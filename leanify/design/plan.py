@@ -160,8 +160,8 @@ class Plan(Tabular):
         carry: Carry | None = None,
     ) -> nn.Module:
         """The module of a design (the chosen one): initialised by upstream, or with the weights of a SOURCE
-        carried over by ``carry``, which makes a model of another shape from one with weights, loaded when it asks.
-        A module that was given keeps its class, its forward, and of its weights what fits.
+        carried over by ``carry``, which makes a model of another shape from one with weights, loaded when it
+        asks. A module that was given keeps its class, its forward, and of its weights what fits.
         """
         import torch
 
@@ -242,9 +242,10 @@ class Plan(Tabular):
     ) -> Plan:
         """Build a model and write it as a lean directory; the plan that knows where it lies.
 
-        ``choose`` names the design (`picked`). With ``control`` lean and control are written side by side, as ``lean``
-        and ``control`` in the directory. With ``force`` what leanify wrote there before is replaced. ``model_type``
-        writes another type of transformers with the same shape. Raises LeanifyError if there is no such design.
+        ``choose`` names the design (`picked`). With ``control`` lean and control are written side by side, as
+        ``lean`` and ``control`` in the directory. With ``force`` what leanify wrote there before is replaced.
+        ``model_type`` writes another type of transformers with the same shape. Raises LeanifyError if there
+        is no such design.
         """
         from leanify.runs.new_directory import check_new_directory, new_directory
         from leanify.sources import lean_directory

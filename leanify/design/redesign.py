@@ -13,7 +13,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.design.options import Options, check_names, parameters
+from leanify.design.options import BUDGETS, Options, check_names, parameters
 from leanify.design.plan import Plan
 from leanify.design.prices import cache
 from leanify.design.prices.costs import ModelCosts
@@ -24,7 +24,7 @@ from leanify.design.search.control import control as control_of
 from leanify.design.search.design import Design, design_of
 from leanify.design.search.ranking import Ranking, ranked_by, recommendation
 from leanify.design.search.request import Request
-from leanify.design.search.towers import changed_stages, towers
+from leanify.design.search.towers import PINS, changed_stages, towers
 from leanify.design.search.warnings import warnings
 from leanify.errors import ShapeError
 from leanify.runs.recipe import Recipe
@@ -49,16 +49,17 @@ def redesign(
 ) -> Plan:
     """Trade layers for heads: the plan that ``leanify redesign`` prints. Nothing is built but on ``meta``.
 
-    ``source`` is a name, a path, a recipe as a value, a resolved model, or a module of the user's own with ``inputs``,
-    an example of what its forward takes (and ``rows``, as in `leanify.read`); its MACs are those of that example.
-    ``options``, and keyword arguments of the same names (``redesign("vit_base", target_params=0.5)``), are those of the
-    command. A budget is a share of the baseline (``0.5``), a count (``43_000_000``, ``"43M"``), or for latency, memory
-    and cache an amount (``"12ms"``, ``"8GB"``, ``"64KB"`` a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by
-    one. Latency is that of a forward pass, or of one more token (``latency_of``): a few shapes are timed, the search
-    uses a line through them, and all designs that are shown are timed beside the baseline. Memory is predicted for a
-    training step of batch 1. With neither a budget nor a pin it is half of the parameters. Pins fix a value: one
-    number, one for each stage, or one for each tower by name (``depth={"encoder": 5}``). ``overrides`` and ``cls`` are
-    those of `leanify.load`. ``ranking`` scores a grid of designs, lowest is best.
+    ``source`` is a name, a path, a recipe as a value, a resolved model, or a module of the user's own with
+    ``inputs``, an example of what its forward takes (and ``rows``, as in `leanify.read`); its MACs are those
+    of that example. ``options``, and keyword arguments of the same names (``redesign("vit_base",
+    target_params=0.5)``), are those of the command. A budget is a share of the baseline (``0.5``), a count
+    (``43_000_000``, ``"43M"``), or for latency, memory and cache an amount (``"12ms"``, ``"8GB"``, ``"64KB"``
+    a token); ``"encoder=0.75,decoder=0.5"`` limits towers one by one. Latency is that of a forward pass, or
+    of one more token (``latency_of``): a few shapes are timed, the search uses a line through them, and all
+    designs that are shown are timed beside the baseline. Memory is predicted for a training step of batch 1.
+    With neither a budget nor a pin it is half of the parameters. Pins fix a value: one number, one for each
+    stage, or one for each tower by name (``depth={"encoder": 5}``). ``overrides`` and ``cls`` are those of
+    `leanify.load`. ``ranking`` scores a grid of designs, lowest is best.
 
     Raises SourceError, UnsupportedModel, ShapeError, and BudgetError if no sensible design is within the limits.
 
@@ -70,7 +71,7 @@ def redesign(
     check_names("redesign", changes)
     options = replace(options or Options(), **changes)
     source = _with_inputs(source, options, inputs, rows)
-    if options.asks_nothing:
+    if all(getattr(options, name) is None for name in (*BUDGETS, *PINS)):
         options = replace(options, target_params=HALF)
     costs = costs_of(source, options)
     prices = _prices(_name(source), costs, options)

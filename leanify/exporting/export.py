@@ -1,13 +1,7 @@
-"""Write a model for another loader, and check what was written by running it there.
+"""Write a model for another loader (transformers, timm, torch.export, onnxruntime), and check it by running it there.
 
-    hf            config.json and safetensors that plain transformers loads; ``with_code`` adds a modelling file where
-                  transformers cannot express the shape
-    timm          what timm.create_model("local-dir:…") loads
-    torch-export  a .pt2 program (torch.export)
-    onnx          a model for onnxruntime
-
-For hf and timm a process that cannot import leanify loads the directory and runs it. Where the outputs differ, nothing
-is left behind.
+For hf and timm a process that cannot import leanify loads the directory and runs it. Where the outputs
+differ, nothing is left behind.
 """
 
 from __future__ import annotations
@@ -54,13 +48,13 @@ def export(
 ) -> Path:
     """Write the model of any SOURCE with weights for another loader. Returns ``output``.
 
-    ``format`` is ``"hf"``, ``"timm"``, ``"onnx"`` or ``"torch-export"``. ``with_code`` adds a modelling file to "hf"
-    where transformers cannot express the shape. A program takes any batch and any number of tokens up to what the model
-    has positions for; where upstream's forward fixes one, it is refused unless ``fixed``. The export is loaded and must
-    give the same outputs.
+    ``format`` is ``"hf"``, ``"timm"``, ``"onnx"`` or ``"torch-export"``. ``with_code`` adds a modelling file
+    to "hf" where transformers cannot express the shape. A program takes any batch and any number of tokens up
+    to what the model has positions for; where upstream's forward fixes one, it is refused unless ``fixed``.
+    The export is loaded and must give the same outputs.
 
-    Raises UnsupportedModel where the loader cannot take the shape or gives other outputs, DirectoryError for an output
-    that cannot be written, LeanifyError where a package is missing.
+    Raises UnsupportedModel where the loader cannot take the shape or gives other outputs, DirectoryError for
+    an output that cannot be written, LeanifyError where a package is missing.
     """
     if format not in FORMATS:
         raise LeanifyError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
@@ -210,11 +204,11 @@ def _loaded_elsewhere(format: str, model: nn.Module, folder: Path, inputs: Mappi
 
 
 def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Any, str]]:
-    """Exported programs, the freest first: any batch and number of tokens, any batch, these inputs' sizes alone. With
-    each the sizes of its inputs that are fixed, in words; "" where all are free.
+    """Exported programs, the freest first: any batch and number of tokens, any batch, these inputs' sizes
+    alone. With each the sizes of its inputs that are fixed, in words; "" where all are free.
 
-    Which of them upstream's forward allows, only tracing shows; it also names the most tokens where positions stand in
-    a table. Raises UnsupportedModel where none can be made.
+    Which of them upstream's forward allows, only tracing shows; it also names the most tokens where positions
+    stand in a table. Raises UnsupportedModel where none can be made.
     """
     plain = Positional(model, list(inputs), outputs_of).eval()
     batch = {0: torch.export.Dim("batch", min=1)}

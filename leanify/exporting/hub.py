@@ -20,9 +20,9 @@ LEFT_OUT = (".", "work")  # how names begin of what is not pushed
 def push_to_hub(directory: str | Path, repo: str, private: bool = True) -> str:
     """Push a lean directory as the model ``repo`` (``"me/vit-lean"``) and return its address.
 
-    The repository is made where there is none, ``private`` unless asked otherwise. Its card, README.md, tells budget,
-    original, damage by carrying weights over, and evaluation, as far as the directory says. The token is that of
-    ``hf auth login``.
+    The repository is made where there is none, ``private`` unless asked otherwise. Its card, README.md, tells
+    budget, original, damage by carrying weights over, and evaluation, as far as the directory says. The token
+    is that of ``hf auth login``.
 
     Raises DirectoryError for a folder without a model, SourceError where the hub refuses.
     """
@@ -45,8 +45,8 @@ def push_to_hub(directory: str | Path, repo: str, private: bool = True) -> str:
 
 
 def model_card(directory: str | Path, repo: str) -> str:
-    """The README of a lean directory as that of ``repo``: with what the hub reads at its head, and how the model was
-    made at its end.
+    """The README of a lean directory as that of ``repo``: with what the hub reads at its head, and how the
+    model was made at its end.
     """
     folder = Path(directory)
     card = read_json(folder / CARD, DirectoryError)

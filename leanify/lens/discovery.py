@@ -1,8 +1,9 @@
 """Discover how attentions and MLPs without a row are laid out, from one forward pass.
 
-`flow` sees which parameters are an attention's projections and its output projection, `guesses` proposes where heads
-lie in them, and `trials` keeps a guess only if more heads leave the module's outputs as they were. What is found is a
-row as those of `families`. It is kept with the module, so nothing that was learnt of one model is believed of another.
+`flow` sees which parameters are an attention's projections and its output projection, `guesses` proposes
+where heads lie in them, and `trials` keeps a guess only if more heads leave the module's outputs as they
+were. What is found is a row as those of `families`. It is kept with the module, so nothing that was learnt of
+one model is believed of another.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def copied(model: nn.Module) -> nn.Module:
 def run(model: nn.Module) -> Any:
     """One forward pass on the inputs that were given, else on an example of the model's kind of input.
 
-    Random numbers stay as they were, and compiled forwards run as they are written. Raises UnsupportedModel, which says
-    what is missing.
+    Random numbers stay as they were, and compiled forwards run as they are written. Raises UnsupportedModel,
+    which says what is missing.
     """
     own = next(model.parameters(), torch.empty(0))
     try:

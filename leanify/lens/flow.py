@@ -1,8 +1,8 @@
 """Follow tensors through one forward pass, to see which parameters are attentions and MLPs.
 
-Names of classes and attributes differ from author to author; what an attention computes does not. Every call of torch
-on the way of a tensor is seen (`TorchFunctionMode`), and a tensor is described by the linear maps that it comes from
-without another map in between:
+Names of classes and attributes differ from author to author; what an attention computes does not. Every call
+of torch on the way of a tensor is seen (`TorchFunctionMode`), and a tensor is described by the linear maps
+that it comes from without another map in between:
 
     product     a matrix product of two such tensors: q kᵀ is one, softmax(q kᵀ) v is two, as is a fused kernel
     attention   a linear map that takes a tensor with two products: the output projection; the maps that the tensor

@@ -1,10 +1,11 @@
 """Free upstream forwards from the assumption inner == width.
 
-Upstream often writes ``B, N, C = x.shape``, takes ``C // heads`` as head_dim and reshapes the concatenated heads to C.
-A row in `families` says what to replace. Everything else in the forward, including masks and fused kernels, stays
-upstream's. The edit is made once per class, in the installed source, and every phrase to be replaced must occur there:
-a version of upstream with other code is refused rather than guessed at. `free` gives a module a subclass of its own
-class with the edited forward, so ``isinstance``, state dicts, hooks and ``deepcopy`` behave as before.
+Upstream often writes ``B, N, C = x.shape``, takes ``C // heads`` as head_dim and reshapes the concatenated
+heads to C. A row in `families` says what to replace. Everything else in the forward, including masks and
+fused kernels, stays upstream's. The edit is made once per class, in the installed source, and every phrase to
+be replaced must occur there: a version of upstream with other code is refused rather than guessed at. `free`
+gives a module a subclass of its own class with the edited forward, so ``isinstance``, state dicts, hooks and
+``deepcopy`` behave as before.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def gated(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """WavLM's attention (Chen et al. 2022, eqs. 2–5): each head gates the relative bias by its slice of the input.
 
-    If there are more heads than slices, slices are reused cyclically. Shapes: hidden_states B, N, width; position_bias
-    B·h, N, N.
+    If there are more heads than slices, slices are reused cyclically. Shapes: hidden_states B, N, width;
+    position_bias B·h, N, N.
     """
     batch, tokens, heads = *hidden_states.shape[:2], self.num_heads
     if position_bias is None:

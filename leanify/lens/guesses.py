@@ -77,8 +77,8 @@ def attention_guesses(module: nn.Module, path: str, found: Found, numbers: Mappi
 
 
 def _with_sizes(module: nn.Module, row: Reading, sizes: Mapping[str, int]) -> Reading:
-    """The row with what gives the number of heads and their size, where its axes alone do not: numbers of the module
-    that say it by name, though its forward may not read them, else the size itself.
+    """The row with what gives the number of heads and their size, where its axes alone do not: numbers of the
+    module that say it by name, though its forward may not read them, else the size itself.
     """
     named: dict[str, str] = {}
     for name, value in integers_of(module):

@@ -1,10 +1,5 @@
 """A model with its layers located, as passed between reading, writing, counting and measuring.
 
-    Site           a module with a known layout, and the sizes solved from its tensors
-    LocatedLayer   an attention and its MLP
-    LocatedStage   one list of blocks
-    LocatedModel   the model, its sites and its stages
-
 `lens.sites.locate` returns a LocatedModel. It is a snapshot: locate again after changing modules in place.
 """
 

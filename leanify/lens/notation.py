@@ -67,8 +67,8 @@ def evaluate(layout: str, sizes: Sizes) -> int | float:
 def solve(facts: list[tuple[str, int]], known: dict[str, int]) -> dict[str, int]:
     """Solve for the sizes of all symbols from (layout, length) facts, starting from ``known``.
 
-    A layout is linear in each symbol, so one unknown symbol per axis is found by division. A symbol stays unknown if
-    the length is not divisible. Raises ValueError for an axis that contradicts the others.
+    A layout is linear in each symbol, so one unknown symbol per axis is found by division. A symbol stays
+    unknown if the length is not divisible. Raises ValueError for an axis that contradicts the others.
     """
     sizes = dict(known)
     progress = True
@@ -95,9 +95,9 @@ def solve(facts: list[tuple[str, int]], known: dict[str, int]) -> dict[str, int]
 def positions(layout: str, old: Sizes, new: Sizes) -> tuple[Tensor, Tensor]:
     """Map positions of an old axis to the new one: index vectors (from, to) of equal length.
 
-    Heads keep their index and their channels. A split (other head_dim, same inner width) keeps every channel: the
-    concatenated heads are cut into heads of the new size. New positions that are not in ``to`` belong to new heads or
-    units.
+    Heads keep their index and their channels. A split (other head_dim, same inner width) keeps every channel:
+    the concatenated heads are cut into heads of the new size. New positions that are not in ``to`` belong to
+    new heads or units.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Locate a model's layers: attentions and MLPs, in blocks, in stages.
 
-Rows in `families` describe the inside of an attention or MLP. The position of blocks needs no table: a block is the
-innermost list entry that contains an attention and other weights.
+Rows in `families` describe the inside of an attention or MLP. The position of blocks needs no table: a block
+is the innermost list entry that contains an attention and other weights.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from leanify.upstream.spelling import experts_per_token
 def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> LocatedModel:
     """Locate every stage of the model, in module order.
 
-    ``inputs`` are an example of the input of a model of unknown library, and ``rows`` say how its attentions and MLPs
-    are laid out, where the user knows better; both are kept with the model.
+    ``inputs`` are an example of the input of a model of unknown library, and ``rows`` say how its attentions
+    and MLPs are laid out, where the user knows better; both are kept with the model.
 
     Raises UnsupportedModel if there is no attention, or one without a row that cannot be read by trial either.
     """
@@ -204,8 +204,8 @@ def _unknown_attention(model: nn.Module, sites: list[Site]) -> str | None:
 def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[tuple[str, str]]:
     """(list, block) of each attention.
 
-    If there is no list of blocks, the attention's own path stands for the list, and also for the block, unless it is
-    the last attention there, which takes the block's MLP.
+    If there is no list of blocks, the attention's own path stands for the list, and also for the block,
+    unless it is the last attention there, which takes the block's MLP.
     """
     around_mlps = {path for mlp in mlps for path in ancestors(mlp.path)}
     finder = _BlockFinder(model, {a.path for a in attentions}, {mlp.path for mlp in mlps}, around_mlps)
@@ -243,8 +243,8 @@ class _BlockFinder:
     def around(self, attention: Site) -> tuple[str, str]:
         """Return (list, block): the innermost list entry that also contains an MLP; else the attention's path twice.
 
-        An MLP, or anything else with weight matrices that is not an attention, distinguishes a list of blocks from a
-        list inside a block (parallel attentions, T5's sublayers).
+        An MLP, or anything else with weight matrices that is not an attention, distinguishes a list of blocks
+        from a list inside a block (parallel attentions, T5's sublayers).
         """
         of_user = given_to(self.model) is not None
         inner: tuple[str, str] | None = None  # a list entry with only an attention

@@ -37,10 +37,11 @@ Sizes = dict[str, int]
 def read(model: nn.Module, inputs: Any = None, rows: Rows = None) -> Architecture:
     """Read the shape of a transformer from its tensors.
 
-    Of a module that is neither timm's nor transformers', ``inputs`` are an example of what its forward takes: a tensor,
-    a tuple of arguments, or a dictionary by argument. One forward pass shows its attentions and MLPs; what is found is
-    kept with the model, so that later calls need no inputs. ``rows`` say how classes are laid out that are not found:
-    rows as those of ``leanify/lens/families``, as values, as TOML or a TOML file.
+    Of a module that is neither timm's nor transformers', ``inputs`` are an example of what its forward takes:
+    a tensor, a tuple of arguments, or a dictionary by argument. One forward pass shows its attentions and
+    MLPs; what is found is kept with the model, so that later calls need no inputs. ``rows`` say how classes
+    are laid out that are not found: rows as those of ``leanify/lens/families``, as values, as TOML or a TOML
+    file.
 
     Warns of what it could not read. Raises UnsupportedModel if there is no attention, or one whose layout is unknown.
 
@@ -60,9 +61,9 @@ def write(
 ) -> nn.Module:
     """Return a new model with the given shape; ``model`` is not changed. ``inputs`` and ``rows`` are those of `read`.
 
-    ``weights="keep"`` keeps the first blocks, heads and hidden units. New heads and units are initialised by upstream's
-    initialiser with zero output columns, so that a grown model computes the same as before. ``weights="fresh"``
-    initialises the whole model by upstream's initialiser.
+    ``weights="keep"`` keeps the first blocks, heads and hidden units. New heads and units are initialised by
+    upstream's initialiser with zero output columns, so that a grown model computes the same as before.
+    ``weights="fresh"`` initialises the whole model by upstream's initialiser.
 
     Raises ShapeError if the architecture has other stages or widths, or heads that break key/value groups.
 
@@ -123,13 +124,13 @@ def grow(
 ) -> nn.Module:
     """Return a copy with more heads at constant head_dim and unchanged outputs (new output columns are zero).
 
-    ``heads`` is the new number, one for all stages that a redesign changes or one per stage; ``factor`` multiplies the
-    heads of every stage. Under grouped-query attention, whole key/value groups are added. ``inputs`` and ``rows`` are
-    those of `read`.
+    ``heads`` is the new number, one for all stages that a redesign changes or one per stage; ``factor``
+    multiplies the heads of every stage. Under grouped-query attention, whole key/value groups are added.
+    ``inputs`` and ``rows`` are those of `read`.
 
-    A norm over all heads leaves the old heads unchanged only if its mean and variance stay the same. There, new heads
-    are copies of the old ones, equally many of each; UnsupportedModel is raised if the new number is not a multiple.
-    Raises ShapeError for fewer heads than before, or heads that break key/value groups.
+    A norm over all heads leaves the old heads unchanged only if its mean and variance stay the same. There,
+    new heads are copies of the old ones, equally many of each; UnsupportedModel is raised if the new number
+    is not a multiple. Raises ShapeError for fewer heads than before, or heads that break key/value groups.
 
     >>> import leanify, torch
     >>> model = leanify.load("vit_tiny", overrides={"depth": 2, "img_size": 32}).double()
@@ -323,8 +324,8 @@ def _layer_sizes(located: LocatedModel, architecture: Architecture) -> dict[str,
 def _table_sizes(located: LocatedModel, of_layers: dict[str, Sizes]) -> dict[str, Sizes]:
     """Path → new sizes, for every table outside the attentions.
 
-    A per-head table belongs to its enclosing attention, otherwise to every attention under the nearest common parent.
-    A table of blocks belongs to the list inside its module, a router to the mixture beside it.
+    A per-head table belongs to its enclosing attention, otherwise to every attention under the nearest common
+    parent. A table of blocks belongs to the list inside its module, a router to the mixture beside it.
     """
     mixtures: dict[str, Sizes] = {}
     for layer in located.layers:

@@ -168,8 +168,8 @@ def without_hooks(model: nn.Module) -> None:
 def _watched(module: nn.Module) -> Iterator[dict[str, int]]:
     """Record the integers that the forwards of a module and its parts read, by path.
 
-    Those of an object or dictionary that is kept in the module (a configuration) are recorded too. The module must be a
-    copy: its parts get subclasses of their classes in the meantime.
+    Those of an object or dictionary that is kept in the module (a configuration) are recorded too. The module
+    must be a copy: its parts get subclasses of their classes in the meantime.
     """
     found: dict[str, int] = {}
     changed: dict[int, tuple[Any, type]] = {}

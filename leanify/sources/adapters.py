@@ -1,7 +1,7 @@
 """PEFT adapters (LoRA, LoHa, LoKr, IA³): a configuration, and weights to merge into a base model.
 
-PEFT imports modules and opens files named in an adapter's configuration (`megatron_core`, `corda_config`, …). So only
-allow-listed keys reach it: those that define the update to the weights and the layers it applies to.
+PEFT imports modules and opens files named in an adapter's configuration (`megatron_core`, `corda_config`, …).
+So only allow-listed keys reach it: those that define the update to the weights and the layers it applies to.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def read(folder: Path) -> dict[str, Any]:
 def merged(model: nn.Module, folder: Path, keys: dict[str, Any]) -> nn.Module:
     """Return the base model with an adapter merged into it; ``keys`` is what `read` returned.
 
-    Raises SourceError unless the adapter's tensors and the layers that it adapts correspond one to one. PEFT itself
-    ignores tensors that it finds no layer for, and leaves layers without tensors as they are.
+    Raises SourceError unless the adapter's tensors and the layers that it adapts correspond one to one. PEFT
+    itself ignores tensors that it finds no layer for, and leaves layers without tensors as they are.
     """
     base = keys["base_model_name_or_path"]
     with wall(f"the adapter {folder} could not be merged into {base}"):

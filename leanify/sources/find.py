@@ -61,8 +61,8 @@ def load(
     """Return the model that SOURCE names, in eval mode: with its weights if it has any, else initialised by upstream.
 
     ``overrides`` are passed to upstream's constructor (timm) or configuration (transformers); ``cls`` names a
-    transformers class (``AutoModelForCausalLM``); ``pretrained`` fetches timm's pretrained weights for a timm name. On
-    ``device="meta"`` the model has shapes but no weights. Raises SourceError.
+    transformers class (``AutoModelForCausalLM``); ``pretrained`` fetches timm's pretrained weights for a timm
+    name. On ``device="meta"`` the model has shapes but no weights. Raises SourceError.
 
     >>> import leanify
     >>> model = leanify.load("vit_tiny", overrides={"img_size": 32}, device="meta")
@@ -76,8 +76,8 @@ def load(
 def with_weights(found: ModelSource, source: str | Path | None, pretrained: bool = False) -> nn.Module:
     """Return the found model with the weights of ``source`` (a checkpoint file, a directory, a hub id), or its own.
 
-    Without ``source`` these are the model's own weights if it has any, else upstream's for its name; ``pretrained``
-    asks timm for its pretrained weights. Raises SourceError.
+    Without ``source`` these are the model's own weights if it has any, else upstream's for its name;
+    ``pretrained`` asks timm for its pretrained weights. Raises SourceError.
     """
     if source is None and found.weights is not None:
         return weights.load(found)
@@ -97,8 +97,8 @@ def find(
 ) -> ModelSource:
     """Resolve SOURCE to a `ModelSource` without building it (a recipe's model is built on meta to reshape it).
 
-    A module, and what is resolved already, is taken as it is; a recipe may be given as its value. The other arguments
-    are those of `load`. Raises SourceError, with the nearest known names where there are any.
+    A module, and what is resolved already, is taken as it is; a recipe may be given as its value. The other
+    arguments are those of `load`. Raises SourceError, with the nearest known names where there are any.
     """
     wanted = dict(overrides or {})
     if isinstance(source, nn.Module):

@@ -6,9 +6,9 @@
     leanify.json        the card: how upstream builds the source, the architecture, versions, weight checksums
     README.md           the lines of code that load the model
 
-config.json is authoritative; the card is read only if there is none (leanify's own models). Upstream alone loads the
-shapes that it can express. It refuses the others, because their config.json names a model type that only leanify
-registers (`transformers_hooks`, `timm_hooks`).
+config.json is authoritative; the card is read only if there is none (leanify's own models). Upstream alone
+loads the shapes that it can express. It refuses the others, because their config.json names a model type that
+only leanify registers (`transformers_hooks`, `timm_hooks`).
 
 Writing is atomic (`new_directory`).
 """
@@ -58,11 +58,11 @@ def save(
 ) -> Path:
     """Write ``model`` as a lean directory, for `leanify.load` and (once leanify is imported) upstream's own loader.
 
-    Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another transformers type
-    that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README. ``source`` says what builds a
-    module of the user's own, before it was reshaped: ``model.py:make`` or ``package.module:make``. ``made`` is kept in
-    its card: how it was made, for those who ask later. ``name`` is what its README calls it, where it will be moved.
-    Returns the directory.
+    Tokenizer and other side files of its source are copied. ``model_type`` saves the model as another
+    transformers type that can express the shape (a Llama as ``"mistral"``). ``title`` heads its README.
+    ``source`` says what builds a module of the user's own, before it was reshaped: ``model.py:make`` or
+    ``package.module:make``. ``made`` is kept in its card: how it was made, for those who ask later. ``name``
+    is what its README calls it, where it will be moved. Returns the directory.
 
     Raises DirectoryError if it is not empty or cannot be written, SourceError if the model could not be rebuilt.
     """

@@ -27,9 +27,9 @@ DERIVE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidd
 def hf_origin(model_type: Any, config: Mapping[str, Any]) -> Origin:
     """Return the origin of a model type with a configuration.
 
-    The class is the first of the configuration's ``architectures`` that transformers has, else AutoModel's. Warns in
-    two cases: a quantised checkpoint is described by its shapes before quantisation, and a type whose default
-    configuration does not build gets its published checkpoint's. Raises SourceError.
+    The class is the first of the configuration's ``architectures`` that transformers has, else AutoModel's.
+    Warns in two cases: a quantised checkpoint is described by its shapes before quantisation, and a type
+    whose default configuration does not build gets its published checkpoint's. Raises SourceError.
     """
     known = import_transformers().CONFIG_MAPPING
     keys = dict(config)

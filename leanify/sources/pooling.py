@@ -1,7 +1,7 @@
 """Pooling of a text's hidden states into one vector, as sentence-transformers stores it beside a checkpoint.
 
-``modules.json`` lists a Transformer, a Pooling and perhaps more (Normalize, Dense). Modules after the pooling are
-ignored: they do not change whether two embeddings point the same way, as long as both models share them.
+``modules.json`` lists a Transformer, a Pooling and perhaps more (Normalize, Dense). Modules after the pooling
+are ignored: they do not change whether two embeddings point the same way, as long as both models share them.
 """
 
 from __future__ import annotations

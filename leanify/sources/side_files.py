@@ -1,8 +1,8 @@
 """Files that accompany a model's weights: tokenizer, processors, chat template, pooling.
 
-A redesign keeps the vocabulary and the width, so they stay valid and are copied unchanged. If there is no tokenizer to
-copy, transformers would silently build an *empty* one from config.json, with every word unknown. To prevent that, a
-tokenizer.json that no loader accepts is written instead.
+A redesign keeps the vocabulary and the width, so they stay valid and are copied unchanged. If there is no
+tokenizer to copy, transformers would silently build an *empty* one from config.json, with every word unknown.
+To prevent that, a tokenizer.json that no loader accepts is written instead.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def carry(model: Any, folder: Path) -> None:
     """Copy a transformers model's side files from its source into ``folder``, with the folders that
     sentence-transformers' modules.json names (1_Pooling, 2_Normalize, 3_Dense).
 
-    A text model without a tokenizer gets a tokenizer.json that refuses to load. Raises SourceError if the tokenizer has
-    ids beyond the model's embedding.
+    A text model without a tokenizer gets a tokenizer.json that refuses to load. Raises SourceError if the
+    tokenizer has ids beyond the model's embedding.
     """
     source = source_of(model)
     if source is not None:

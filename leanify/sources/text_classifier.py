@@ -39,8 +39,8 @@ def with_head(
 ) -> nn.Module:
     """Return a recipe's model with a new head of ``outputs`` outputs; warn about tensors that were not carried over.
 
-    ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes only.
-    ``task`` is the recipe's and decides the head.
+    ``names`` are class names, stored in transformers' configuration; with ``on_meta`` the model has shapes
+    only. ``task`` is the recipe's and decides the head.
 
     Raises SourceError for a model that takes no text or has no known head.
     """

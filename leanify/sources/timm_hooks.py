@@ -1,9 +1,9 @@
 """How timm loads and saves lean models (listed in `upstream.hooks`).
 
-A shape that timm's constructors cannot express is saved with the architecture ``leanify``, an entry point registered
-with timm; ``model_args`` then hold the base model, its arguments and the lean shape. Without leanify, timm answers
-"Unknown model (leanify)". ``save_config_for_hf``, the only function that writes timm's config.json, is wrapped so that
-it describes the live module.
+A shape that timm's constructors cannot express is saved with the architecture ``leanify``, an entry point
+registered with timm; ``model_args`` then hold the base model, its arguments and the lean shape. Without
+leanify, timm answers "Unknown model (leanify)". ``save_config_for_hf``, the only function that writes timm's
+config.json, is wrapped so that it describes the live module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How transformers builds, loads and saves lean models (listed in `upstream.hooks`).
 
 The lean shape is part of the configuration (`upstream.lean_config`), so AutoModel, Trainer, pipeline, PEFT,
-sentence-transformers and push_to_hub pass it on without knowing about it. Five hooks are enough, because all of these
-go through them:
+sentence-transformers and push_to_hub pass it on without knowing about it. Five hooks are enough, because all
+of these go through them:
 
     PreTrainedConfig._dict_from_json_file   on reading config.json: convert the file's form to the configuration's
     PreTrainedConfig.save_pretrained        on saving: check the values that upstream's constructor accepts
@@ -10,8 +10,8 @@ go through them:
     PreTrainedModel.save_pretrained         before saving: update the configuration's shape from the live module
     __init__ of every model class           after the outermost one: apply the configuration's shape by surgery
 
-The alternative, a lean subclass of every configuration and model class, was rejected: upstream looks model types up by
-name in many places (PEFT's target modules, weight conversions, tokenizers), and there a lean BERT must remain a BERT.
+A lean subclass of every configuration and model class would not do: upstream looks model types up by name in
+many places (PEFT's target modules, weight conversions, tokenizers), and there a lean BERT must remain a BERT.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _reshape(model: Any, config: PretrainedConfig) -> None:
 def aligned(shape: Any, own: Any) -> Any:
     """Rename a shape's stages for another class of the same model: ``encoder.layer`` → ``bert.encoder.layer``.
 
-    Stages that the shape lacks keep the model's own (say, only the encoder of an encoder–decoder is lean). Raises
-    SourceError if they have no stage in common.
+    Stages that the shape lacks keep the model's own (say, only the encoder of an encoder–decoder is lean).
+    Raises SourceError if they have no stage in common.
     """
     from leanify.errors import SourceError
 

@@ -99,8 +99,8 @@ def load(found: ModelSource) -> nn.Module:
 def carried(found: ModelSource, donor: ModelSource, what: str | Path) -> nn.Module:
     """Return the found model with the donor's weights; ``what`` names the donor in messages.
 
-    transformers matches models with and without a head by its own rules; newly initialised tensors raise a warning. For
-    timm and leanify every tensor must fit. Raises SourceError.
+    transformers matches models with and without a head by its own rules; newly initialised tensors raise a
+    warning. For timm and leanify every tensor must fit. Raises SourceError.
     """
     if donor.weights is None:
         raise SourceError(f"{what} has no weights; name a checkpoint, a directory with weights or a hub id")

@@ -39,8 +39,8 @@ MOST_PARTS = 60_000  # modules; even 60 layers with 128 experts as separate modu
 def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
     """Build and initialise a model with upstream's constructor, and stamp it with its origin.
 
-    ``device="meta"`` needs no memory. Raises SourceError, also for a model larger than the memory, and ShapeError for
-    one with too many parts.
+    ``device="meta"`` needs no memory. Raises SourceError, also for a model larger than the memory, and
+    ShapeError for one with too many parts.
     """
     if origin.library in (modules.LIBRARY, modules.LIVE):
         return modules.build(origin, device)
@@ -50,8 +50,8 @@ def build_model(origin: Origin, device: str = "cpu") -> nn.Module:
 
 
 def _built(origin: Origin, device: str) -> nn.Module:
-    """Build by upstream's constructor. Raises ShapeError for more parts than any real model has, which would take
-    minutes.
+    """Build by upstream's constructor. Raises ShapeError for more parts than any real model has, which would
+    take minutes.
     """
     left = MOST_PARTS
 
@@ -102,8 +102,8 @@ def _constructed(origin: Origin) -> nn.Module:
 def check_sizes(options: Any) -> None:
     """Raise SourceError if a configuration, at any level, has more blocks or classes than were ever trained.
 
-    Building each block costs time and memory even on meta; transformers keeps a name for each class, twice, and copies
-    them whenever it copies a configuration.
+    Building each block costs time and memory even on meta; transformers keeps a name for each class, twice,
+    and copies them whenever it copies a configuration.
     """
     if not isinstance(options, Mapping):
         return
@@ -123,8 +123,8 @@ def check_sizes(options: Any) -> None:
 def _check_arguments(origin: Origin) -> None:
     """Raise SourceError for options that are not parameters of a class in the model's timm module.
 
-    Options may come from untrusted recipes and config.json files, and timm's other keywords can open files or contact
-    hubs.
+    Options may come from untrusted recipes and config.json files, and timm's other keywords can open files or
+    contact hubs.
     """
     from timm.models import is_model, model_entrypoint
 
@@ -164,8 +164,8 @@ def _check_wrapped(options: Any) -> None:
 def build_shell(origin: Origin) -> nn.Module:
     """Build a model with real buffers and, if possible, parameters on meta, ready to load weights into.
 
-    Models that compute tables on their parameters' device (Swin v2) or run a part of themselves during construction (a
-    ViT with a ResNet stem) get real parameters, and so do a user's own modules.
+    Models that compute tables on their parameters' device (Swin v2) or run a part of themselves during
+    construction (a ViT with a ResNet stem) get real parameters, and so do a user's own modules.
     """
     if origin.library in (modules.LIBRARY, modules.LIVE):
         return build_model(origin)
@@ -206,8 +206,8 @@ class _Heavy(LeanifyError):
 def _if_it_fits(what: object, build: Callable[[], nn.Module], weigh: Callable[[], nn.Module]) -> nn.Module:
     """``build()``, or SourceError if its parameters take more than the free memory.
 
-    ``weigh`` builds the same model on meta. That costs a part of a second, so it is done only for a model that has been
-    seen to be large: then building starts again, from the same random numbers.
+    ``weigh`` builds the same model on meta. That costs a part of a second, so it is done only for a model
+    that has been seen to be large: then building starts again, from the same random numbers.
     """
     free = machine.free_memory()
     if free is None:

@@ -1,7 +1,7 @@
 """diffusers' transformers that denoise images: built, described and given inputs. Needs the extra ``diffusers``.
 
-Their configuration says the width as heads × head_dim, so a width that is not their product has no words there: such a
-shape is leanify's to load.
+Their configuration says the width as heads × head_dim, so a width that is not their product has no words
+there: such a shape is leanify's to load.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """What ``import leanify`` changes in other libraries, and why. Nothing else in them is changed at import.
 
-Each change is made when its module is imported, before or after leanify; nothing is imported here. Where a library has
-a registry, the change is an entry in it. transformers' ``AutoConfig.register`` would not do: it wants a model type of
-its own for every lean model, but PEFT, tokenizers and weight conversions look types up by name, and to them a lean BERT
-must remain a BERT.
+Each change is made when its module is imported, before or after leanify; nothing is imported here. Where a
+library has a registry, the change is an entry in it. transformers' ``AutoConfig.register`` would not do: it
+wants a model type of its own for every lean model, but PEFT, tokenizers and weight conversions look types up
+by name, and to them a lean BERT must remain a BERT.
 
-With ``LEANIFY_HOOKS=0`` in the environment none of them is made. timm and transformers then refuse the lean models that
-only leanify can express, and so does leanify where it relies on transformers to build or save them. An import of
-torchvision that fails is helped all the same (`_load_torchvision`): without it neither library could be imported.
+With ``LEANIFY_HOOKS=0`` in the environment none of them is made. timm and transformers then refuse the lean
+models that only leanify can express, and so does leanify where it relies on transformers to build or save
+them. An import of torchvision that fails is helped all the same (`_load_torchvision`): without it neither
+library could be imported.
 """
 
 from __future__ import annotations

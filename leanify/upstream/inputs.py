@@ -31,9 +31,9 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """Return a random batch by argument name: images, sound, or token ids (by default 512, or as many as fit).
 
-    transformers models get their main input, their forward's required arguments, and decoder tokens. Floating-point
-    inputs have the model's dtype. Without ``batch`` it is one sample, or the example that a user gave with his module
-    as it is.
+    transformers models get their main input, their forward's required arguments, and decoder tokens.
+    Floating-point inputs have the model's dtype. Without ``batch`` it is one sample, or the example that a
+    user gave with his module as it is.
 
     Raises UnsupportedModel for a module of unknown input without an example of it.
     """

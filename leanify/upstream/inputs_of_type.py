@@ -117,8 +117,8 @@ def _features_and_text(config: PretrainedConfig, batch: int, length: int) -> Mad
 
 
 def _patches_and_text(config: PretrainedConfig, batch: int, length: int) -> Made:
-    """Qwen2-VL: patches of two frames; each square of patches is a token. Positions are given, because upstream would
-    derive them from token values, which ``meta`` does not have.
+    """Qwen2-VL: patches of two frames; each square of patches is a token. Positions are given, because
+    upstream would derive them from token values, which ``meta`` does not have.
     """
     vision, across = config.vision_config, side(length)
     patches = _noise(across**2 * batch, 3 * vision.temporal_patch_size * vision.patch_size**2)

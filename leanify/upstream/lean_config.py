@@ -6,11 +6,11 @@ In memory, ``config.leanify`` is a dictionary with
                    describe the lean model, whose forward and cache read them. The old values are for upstream's
                    constructor, after which surgery makes the lean shape.
 
-In a file, the other keys have the values for upstream's constructor, but the model type is ``leanify_bert`` and the
-architecture ``leanify_BertModel``; the real ones are stored under ``leanify``. Without leanify, transformers and other
-tools do not know such a type and refuse it. A class called by name (``BertModel.from_pretrained``) ignores the type and
-might build a wrong shape that happens to fit. To prevent that, ``dtype`` holds a message: every configuration looks its
-dtype up in torch, which fails there.
+In a file, the other keys have the values for upstream's constructor, but the model type is ``leanify_bert``
+and the architecture ``leanify_BertModel``; the real ones are stored under ``leanify``. Without leanify,
+transformers and other tools do not know such a type and refuse it. A class called by name
+(``BertModel.from_pretrained``) ignores the type and might build a wrong shape that happens to fit. To prevent
+that, ``dtype`` holds a message: every configuration looks its dtype up in torch, which fails there.
 """
 
 from __future__ import annotations

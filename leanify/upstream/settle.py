@@ -70,8 +70,8 @@ def settle(
 def leave_fast_path(model: nn.Module, attention: str) -> None:
     """Make torch's encoder layers around this attention take their plain forward.
 
-    In eval mode without gradients they call a fused kernel instead of the attention's forward, and the kernel knows
-    one shape only: inner == width.
+    In eval mode without gradients they call a fused kernel instead of the attention's forward, and the kernel
+    knows one shape only: inner == width.
     """
     parts = attention.split(".")
     for end in range(len(parts)):
@@ -105,8 +105,8 @@ def _update_depth(model: Any, name: str, old: int, new: int) -> None:
 def _update_rotary_tables(model: Any, old: Architecture, new: Architecture) -> None:
     """Build the rotary tables anew for another head_dim.
 
-    Where upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: tables then get a copy
-    of the configuration with as many heads as give the size that the heads have.
+    Where upstream derives head_dim as hidden_size / heads (Falcon), more heads would shrink it: tables then
+    get a copy of the configuration with as many heads as give the size that the heads have.
     """
     sizes = {layer.head_dim for layer in new.layers()}
     is_derived = isinstance(getattr(type(model.config), "head_dim", None), property)

@@ -69,8 +69,8 @@ def _one_of(architecture: Architecture) -> Stage | None:
 def hf_words(config: PretrainedConfig, old: Architecture, new: Architecture) -> dict[str, Any]:
     """The configuration keys that a new shape changes, with their new values.
 
-    A key applies to all stages that had its old value, and is changed if they change alike. Only stages whose blocks
-    all have the same attention are considered.
+    A key applies to all stages that had its old value, and is changed if they change alike. Only stages whose
+    blocks all have the same attention are considered.
     """
     pairs = [pair for pair in zip(old.stages, new.stages, strict=True) if pair[0].primary]
     for stage in (stage for pair in pairs for stage in pair):

@@ -16,8 +16,8 @@ HEAD_DIMS = range(1, 257)
 def register_head_dims(vision_transformer: Any) -> None:
     """Make timm's vision_transformer accept attentions of any head_dim by name; called when its module is imported.
 
-    timm's Attention has ``attn_head_dim``, but VisionTransformer does not pass it on. A name in ``attn_layer`` is saved
-    in ``model_args`` and resolved here by ``create_model("local-dir:…")``.
+    timm's Attention has ``attn_head_dim``, but VisionTransformer does not pass it on. A name in
+    ``attn_layer`` is saved in ``model_args`` and resolved here by ``create_model("local-dir:…")``.
     """
     attention = vision_transformer.Attention
     layers = getattr(vision_transformer, "ATTN_LAYERS", None)

@@ -16,9 +16,9 @@ T = TypeVar("T")
 def wall(asked: str, error: type[LeanifyError] = SourceError) -> Iterator[None]:
     """Turn any exception inside into ``error``, whose message is ``asked`` and the first line of the original.
 
-    LeanifyErrors pass unchanged. Upstream's exceptions come from a dozen libraries (ZeroDivisionError from a patch
-    size, ImportError from a quantiser, RecursionError from a nested file), so no list of types would be complete. The
-    original is the cause; with ``LEANIFY_DEBUG=1`` the command line prints its traceback.
+    LeanifyErrors pass unchanged. Upstream's exceptions come from a dozen libraries (ZeroDivisionError from a
+    patch size, ImportError from a quantiser, RecursionError from a nested file), so no list of types would be
+    complete. The original is the cause; with ``LEANIFY_DEBUG=1`` the command line prints its traceback.
     """
     try:
         yield

@@ -5,6 +5,5 @@ verdict    one model: its answers at the default configuration on meta, and the 
 answers    read, grow, redesign, control
 laws       what must hold for every redesigned model; `running` runs models for them
 tiny       small versions of both libraries' models
-
 propose    suggest rows for a class without one
 """

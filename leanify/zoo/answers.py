@@ -30,8 +30,8 @@ RULES: dict[str, dict[str, Any]] = {  # command-line flags → arguments, ever l
 class FourAnswers:
     """True, False, or None if the question does not apply.
 
-    ``reason`` explains the first answer other than True; ``flags`` are the options that `redesign` needed besides the
-    budget.
+    ``reason`` explains the first answer other than True; ``flags`` are the options that `redesign` needed
+    besides the budget.
     """
 
     read: bool | None

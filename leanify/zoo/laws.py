@@ -11,8 +11,8 @@ cached    `grown` and `shorter` also hold with a key/value cache
 kept      a saved model loads and computes the same outputs
 priced    the parameters and MACs that a search predicts for a design equal the counted ones, on meta and on the CPU
 
-`grown`, `wider`, `shorter`, `split`, `cached` and `priced` do not apply to every model. They return whether there was
-anything to test, and `hold` reports that per law, so that no law passes silently.
+`grown`, `wider`, `shorter`, `split`, `cached` and `priced` do not apply to every model. They return whether
+there was anything to test, and `hold` reports that per law, so that no law passes silently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Propose rows for classes without one: discover them on a small model, test the laws, print TOML.
 
-`lens.discovery` finds attentions and MLPs and assumes that head_dim must stay; here the `split` law tests whether it
-must.
+`lens.discovery` finds attentions and MLPs and assumes that head_dim must stay; here the `split` law tests
+whether it must.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def propose(library: str, name: str) -> Proposal:
 def _relaxed(model: nn.Module, call: Call) -> list[Reading]:
     """The new rows as a table has them, one per class, kept with all its modules.
 
-    They name the scales of the logits, 1/√head_dim, and separate key and value maps are ``g d``. head_dim is free if
-    the `split` law holds so.
+    They name the scales of the logits, 1/√head_dim, and separate key and value maps are ``g d``. head_dim is
+    free if the `split` law holds so.
     """
     new = [site for site in sites.sites_of(model) if families.attached(site.module)]
     rows: dict[str, Reading] = {}

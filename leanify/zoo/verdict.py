@@ -36,10 +36,10 @@ Status = Literal["supported", "refused", "failing"]
 class ModelVerdict:
     """The verdict on one model.
 
-    It is ``supported`` if all four answers are yes and every applicable law holds at a small size; ``refused`` if
-    leanify refuses it with a reason; ``failing`` if a law is broken or anything else went wrong. ``untested`` lists
-    laws that did not apply at the small size, ``given`` the settings from `unset`, and ``flags`` the options that
-    `redesign` needed besides the budget.
+    It is ``supported`` if all four answers are yes and every applicable law holds at a small size;
+    ``refused`` if leanify refuses it with a reason; ``failing`` if a law is broken or anything else went
+    wrong. ``untested`` lists laws that did not apply at the small size, ``given`` the settings from `unset`,
+    and ``flags`` the options that `redesign` needed besides the budget.
     """
 
     library: str
@@ -160,8 +160,8 @@ _HELD: dict[str, tuple[tuple[str, ...], str]] = {}  # results of the laws, by si
 def signature(model: nn.Module) -> str:
     """A hash of what the laws depend on; models with equal hashes are tested once.
 
-    It covers every kind of module (class, boolean and string attributes, ranks of tensors) and of layer (MHA, GQA or
-    MQA, with or without an MLP), but not sizes or the number of repetitions.
+    It covers every kind of module (class, boolean and string attributes, ranks of tensors) and of layer (MHA,
+    GQA or MQA, with or without an MLP), but not sizes or the number of repetitions.
     """
     kinds = set()
     for module in model.modules():

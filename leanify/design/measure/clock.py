@@ -1,7 +1,7 @@
 """Measure a model's latency and the baseline's alternately, so that both see the same disturbances.
 
-The clock is the process's CPU time on one CPU thread (other programs hardly change it), the wall clock on several, and
-events on the stream on CUDA. Disturbances only add time, so the minimum over many rounds counts.
+The clock is the process's CPU time on one CPU thread (other programs hardly change it), the wall clock on
+several, and events on the stream on CUDA. Disturbances only add time, so the minimum over many rounds counts.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ AGREED = "torch's counter and fvcore agree"  # `Profile.cross_check`
 class Memory:
     """Bytes. Predicted: the peak of a training step, with AdamW's two moments.
 
-    On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide figure; on
-    a CPU they are the process's resident set over what it held before, None where the system does not tell. Of a
-    model that upstream trains with labels alone the training's figures are None.
+    On CUDA the peaks are torch's allocated ones, with its reserved ones beside them and NVML's device-wide
+    figure; on a CPU they are the process's resident set over what it held before, None where the system does
+    not tell. Of a model that upstream trains with labels alone the training's figures are None.
     """
 
     train_predicted_bytes: int | None

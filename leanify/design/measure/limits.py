@@ -1,9 +1,9 @@
 """Limits that need a built or traced model: memory and latency.
 
-Memory: the search is repeated until the chosen design is predicted to train within the limit. Latency: a few shapes are
-timed, a line is fitted to them (`latency`), the search uses the line, and the design that it finds is timed beside the
-baseline. Timings are kept in the user's cache, so that the same question has the same answer; the check at the end is
-always made anew.
+Memory: the search is repeated until the chosen design is predicted to train within the limit. Latency: a few
+shapes are timed, a line is fitted to them (`latency`), the search uses the line, and the design that it finds
+is timed beside the baseline. Timings are kept in the user's cache, so that the same question has the same
+answer; the check at the end is always made anew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Predict the memory of a training step: upstream's own code on tensors that have sizes and no memory.
 
-A forward and a backward pass run under torch's `FakeTensorMode`; each storage counts from its allocation to its last
-reference: saved activations, gradients, temporaries. Two batches give a constant and a slope for each operation; the
-largest of these lines is the peak at any batch size. Memory inside a kernel (scratch space, packed weights) is unseen.
+A forward and a backward pass run under torch's `FakeTensorMode`; each storage counts from its allocation to
+its last reference: saved activations, gradients, temporaries. Two batches give a constant and a slope for
+each operation; the largest of these lines is the peak at any batch size. Memory inside a kernel (scratch
+space, packed weights) is unseen.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ def lines_of(
 ) -> tuple[tuple[int, int], ...]:
     """The lines of a model's activations and gradients.
 
-    ``tokens`` is the length of a text. ``half``: under autocast to bfloat16. ``fused``: attention with dropout is
-    fused, too, as on a GPU. ``again``: for a second pass, whose gradients are added to those of the first.
-    ``weights``: the type of weights and gradients, if not the model's own. If upstream's code needs values, it runs on
-    zeros in memory. Raises UnsupportedModel if that fails too.
+    ``tokens`` is the length of a text. ``half``: under autocast to bfloat16. ``fused``: attention with
+    dropout is fused, too, as on a GPU. ``again``: for a second pass, whose gradients are added to those of
+    the first. ``weights``: the type of weights and gradients, if not the model's own. If upstream's code
+    needs values, it runs on zeros in memory. Raises UnsupportedModel if that fails too.
     """
     step = partial(_series, loss=loss, half=half, fused=fused, again=again)
     small, large = _of_sizes(model, tokens, step, weights) or _of_zeros(model, tokens, step)

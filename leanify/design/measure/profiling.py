@@ -1,8 +1,8 @@
 """What a model costs: counted on ``meta``, cross-checked, and measured on the device.
 
-MACs come from torch's FLOP counter on ``meta``, where it is exact (on a CPU it misses fused kernels). fvcore, given a
-handle for every fused attention, counts the same model from its traced graph; matrix products must agree, and what
-neither counts (activations, softmax, additions) is named.
+MACs come from torch's FLOP counter on ``meta``, where it is exact (on a CPU it misses fused kernels). fvcore,
+given a handle for every fused attention, counts the same model from its traced graph; matrix products must
+agree, and what neither counts (activations, softmax, additions) is named.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ def profile(
 ) -> Profile:
     """The costs of the model that SOURCE names.
 
-    ``tokens`` is the length of a text input; an image's size is an override of the source (``img_size``). Latency is
-    the median of ``repeats`` forward passes at batch 1, throughput that of ``batch_size``, in seconds and per second.
-    A module of the user's own is counted and measured on ``inputs``, an example of what its forward takes, as it is.
+    ``tokens`` is the length of a text input; an image's size is an override of the source (``img_size``).
+    Latency is the median of ``repeats`` forward passes at batch 1, throughput that of ``batch_size``, in
+    seconds and per second. A module of the user's own is counted and measured on ``inputs``, an example of
+    what its forward takes, as it is.
 
     >>> import leanify
     >>> leanify.profile("vit_tiny", measure=False).params
@@ -321,8 +322,8 @@ def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
 def predicted_training_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: bool = True) -> int:
     """The peak of an AdamW step: weights, two moments, and the largest sum of activations and gradients (see `peak`).
 
-    ``fused``: attention with dropout is fused, too, as on a GPU. Raises UnsupportedModel where the model cannot be
-    trained on its example inputs.
+    ``fused``: attention with dropout is fused, too, as on a GPU. Raises UnsupportedModel where the model
+    cannot be trained on its example inputs.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     lines = peak.lines_of(model, tokens, fused=fused)

@@ -1,8 +1,8 @@
 """The user's cache of prices: one JSON file for each key, and the key of a SOURCE. Imports no torch.
 
-A key holds all that a price depends on: the source, the contents of the local files that say its shape, the options
-that change the model, leanify's own code and the versions of the libraries. Damaged or foreign files are ignored;
-writes are atomic.
+A key holds all that a price depends on: the source, the contents of the local files that say its shape, the
+options that change the model, leanify's own code and the versions of the libraries. Damaged or foreign files
+are ignored; writes are atomic.
 """
 
 from __future__ import annotations

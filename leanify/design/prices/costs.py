@@ -1,9 +1,9 @@
 """The costs of a model in any shape: what is known from the user's cache, and what the live model is asked for.
 
-Answers (facts, costs of shapes, tokens, parameters of stages) are kept as JSON in the user's cache, one file for a
-SOURCE with its overrides, class, tokens and context (`cache`). A redesign whose answers are all known imports no torch.
-What is missing is counted by the live model and kept too. A model on the hub is not kept, because its configuration may
-change there. ``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
+Answers (facts, costs of shapes, tokens, parameters of stages) are kept as JSON in the user's cache, one file
+for a SOURCE with its overrides, class, tokens and context (`cache`). A redesign whose answers are all known
+imports no torch. What is missing is counted by the live model and kept too. A model on the hub is not kept,
+because its configuration may change there. ``LEANIFY_PRICES=off`` counts everything anew and keeps nothing.
 """
 
 from __future__ import annotations

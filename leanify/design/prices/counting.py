@@ -142,9 +142,9 @@ def plain(model: nn.Module) -> Iterator[None]:
 class Countable(TorchFunctionMode):
     """Makes upstream's forward run on ``meta`` and countable.
 
-    All tokens go to the first expert: experts have one size, so the counts are the same. Questions about values are
-    answered as for a sample without padding: masks are true everywhere, and searches find nothing. A tensor with values
-    (a grid of patches) moves to ``meta`` when it meets one without.
+    All tokens go to the first expert: experts have one size, so the counts are the same. Questions about
+    values are answered as for a sample without padding: masks are true everywhere, and searches find nothing.
+    A tensor with values (a grid of patches) moves to ``meta`` when it meets one without.
     """
 
     answers: Mapping[Any, Callable[[Tensor], Any]] = {

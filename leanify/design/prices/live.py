@@ -41,7 +41,6 @@ class LiveModel:
 
     def __init__(self, model: nn.Module, tokens: int | None = None, context: int | None = None) -> None:
         self.model, self._length, self._context = model, tokens, context
-        self._written: tuple[Architecture, LocatedModel] | None = None  # a shape's tokens are asked for after its cost
 
     @cached_property
     def located(self) -> LocatedModel:
@@ -75,11 +74,11 @@ class LiveModel:
         )
 
     def cost(self, shape: Architecture) -> Cost:
-        """The cost in this shape. Raises UnsupportedModel, which names the suspect rows of `families` if the model
-        runs in its own shape only.
+        """The cost in this shape. Raises UnsupportedModel, which names the suspect rows of `families` if the
+        model runs in its own shape only.
         """
         try:
-            return count_located(self._shaped(shape), self._length, self.facts.context)
+            return count_located(write_located(self.located, shape), self._length, self.facts.context)
         except UnsupportedModel as error:
             if self.facts.macs is None or shape == self.located.architecture:
                 raise
@@ -109,7 +108,7 @@ class LiveModel:
 
     def tokens(self, shape: Architecture) -> list[int]:
         """The number of tokens N of A in each stage."""
-        return token_counts(self._shaped(shape), self._length)
+        return token_counts(write_located(self.located, shape), self._length)
 
     def params_of(self, stages: Sequence[int]) -> int:
         """The parameters in the blocks of these stages, shared ones counted once.
@@ -127,11 +126,6 @@ class LiveModel:
             for module in modules:
                 sizes.update({id(p): p.numel() for p in module.parameters()})
         return sum(sizes.values())
-
-    def _shaped(self, shape: Architecture) -> LocatedModel:
-        if self._written is None or self._written[0] != shape:
-            self._written = shape, write_located(self.located, shape)
-        return self._written[1]
 
 
 def prices_of(

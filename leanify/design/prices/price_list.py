@@ -60,9 +60,9 @@ class PriceList:
     base     the cost of the model with every changed stage at its minimum depth
     tokens   N of A in each stage
 
-    A block's price is the cost of a model that ends with it, less the cost of one that ends before it, with all blocks
-    of the stage in the same shape: some share tables of positions. Blocks that look alike (same layers, modules,
-    parameters and switches) and have the same MACs share a price.
+    A block's price is the cost of a model that ends with it, less the cost of one that ends before it, with
+    all blocks of the stage in the same shape: some share tables of positions. Blocks that look alike (same
+    layers, modules, parameters and switches) and have the same MACs share a price.
     """
 
     def __init__(self, costs: ModelCosts, changed: Sequence[int] | None = None) -> None:
@@ -124,8 +124,8 @@ class PriceList:
         return max(gaussian_kappa(stage.inner, tokens) for stage, tokens in stages if stage is not None)
 
     def attention_share(self, index: int, shape: StageShape) -> Any:
-        """The share of attention in a block's parameters: of those that grow with heads or with hidden units, and in a
-        mixture of those that one token uses. An array if ``mlp`` is one.
+        """The share of attention in a block's parameters: of those that grow with heads or with hidden units,
+        and in a mixture of those that one token uses. An array if ``mlp`` is one.
         """
         line = self._line(index, self.architecture.stages[index].shortest, self._anchor(index, shape))
         attention = line.per_group.active / line.group * shape.heads

@@ -17,9 +17,9 @@ CLOSE = 0.001  # of lean's parameters
 def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
     """The shape with lean's depth and parameters, the baseline's heads, and wider MLPs in each tower.
 
-    Hidden units are multiples of 64, 32, 16 or 8: the largest that comes within 0.1% of lean's parameters, else the
-    nearest with 8. None if the stages have no MLP to widen or if lean has the baseline's heads: the control is always
-    another design than lean.
+    Hidden units are multiples of 64, 32, 16 or 8: the largest that comes within 0.1% of lean's parameters,
+    else the nearest with 8. None if the stages have no MLP to widen or if lean has the baseline's heads: the
+    control is always another design than lean.
     """
     shape = _with_old_heads(prices, lean)
     if shape == lean or not any(stage and stage.mlp for stage in shape):
@@ -32,8 +32,8 @@ def control(prices: PriceList, lean: Shape, rules: Rules) -> Shape | None:
 
 
 def has_close_control(prices: PriceList, tower: Tower, lean: Shape, params: int, rules: Rules) -> bool:
-    """Whether one tower's lean shape has a control within 0.1% of ``params``, the whole model's; True if no MLP is
-    known that it could widen.
+    """Whether one tower's lean shape has a control within 0.1% of ``params``, the whole model's; True if no
+    MLP is known that it could widen.
     """
     old = _with_old_heads(prices, lean)
     if not any(stage and stage.mlp for stage in old):
@@ -57,8 +57,8 @@ def _with_old_heads(prices: PriceList, shape: Shape) -> Shape:
 def _widened(prices: PriceList, tower: Tower, shape: Shape, lean: Shape, params: int, rules: Rules) -> Shape:
     """The shape with the tower's MLPs widened until it has lean's parameters; ``params`` is the size of lean.
 
-    Parameters are affine in the MLPs, which gives one factor for all of them. Every MLP is rounded; the leading one is
-    also tried one step narrower and wider.
+    Parameters are affine in the MLPs, which gives one factor for all of them. Every MLP is rounded; the
+    leading one is also tried one step narrower and wider.
     """
     stages = prices.architecture.stages
     mlps = {}

@@ -85,9 +85,9 @@ def fit(prices: PriceList, timed: Sequence[Timed]) -> Latency:
 
 
 def shapes_to_time(prices: PriceList, grids: Sequence[Grid], count: int = SHAPES) -> list[Shape]:
-    """The baseline and the most informative shapes of a search: each time the shape whose terms are farthest from those
-    chosen so far (greedy D-optimal design, Fedorov 1972), of every depth and head count with the narrowest, a middle
-    and the widest MLP.
+    """The baseline and the most informative shapes of a search: each time the shape whose terms are farthest
+    from those chosen so far (greedy D-optimal design, Fedorov 1972), of every depth and head count with the
+    narrowest, a middle and the widest MLP.
     """
     pool = [prices.baseline]
     for grid in grids:

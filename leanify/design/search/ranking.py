@@ -1,7 +1,7 @@
 """Which design is preferred: the order of a tower's designs, and the evidence that it rests on.
 
-The rule is one of small models, trained briefly (`recipes/results/ranking.md`). Which design keeps its quality no
-ranking knows: training beside the control shows it.
+The rule is one of small models, trained briefly (`recipes/results/ranking.md`). Which design keeps its
+quality no ranking knows: training beside the control shows it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def rank(
        they see earlier ones only: no larger share of attention than of the MLP, and then as many layers as possible.
        Shares within 0.02 are alike; among them the depth nearest to the baseline's is first.
 
-    `EVIDENCE` has the figures for 3, and `tests/benchmarks/ranking_rules.py` computes them. A ``ranking`` of the
-    caller's own replaces 2 and 3.
+    `EVIDENCE` has the figures for 3, and `tests/benchmarks/ranking_rules.py` computes them. A ``ranking`` of
+    the caller's own replaces 2 and 3.
     """
     narrow_heads = np.maximum(0, min(grid.old.head_dim, ENOUGH_HEAD_DIM) - grid.head_dim)
     keys: tuple[NDArray[Any], ...]
@@ -66,10 +66,10 @@ def score_of(attention: Any, causal: bool) -> Any:
 def is_usual(grid: Grid, request: Request) -> NDArray[np.bool_]:
     """Which designs have an MLP of at least two widths or the baseline's, a gated one by its parameters.
 
-    The rule is monotone, so with attention in both directions it picks the narrowest MLP allowed. It was measured on
-    small models only, and every published lean model has an MLP of two widths or more, so lean does not go further by
-    itself; the alternatives show what lies beyond. Nothing was published on mixtures, so their experts only keep to the
-    limits, as every design does under ``--min-mlp``.
+    The rule is monotone, so with attention in both directions it picks the narrowest MLP allowed. It was
+    measured on small models only, and every published lean model has an MLP of two widths or more, so lean
+    does not go further by itself; the alternatives show what lies beyond. Nothing was published on mixtures,
+    so their experts only keep to the limits, as every design does under ``--min-mlp``.
     """
     if request.options.min_mlp is not None or grid.old.experts:
         return np.ones(len(grid), bool)

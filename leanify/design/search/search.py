@@ -1,8 +1,8 @@
 """Budget → the proposed design: the best one that trades layers for heads, tower by tower.
 
-A budget is divided among the towers in proportion to their blocks; if a tower cannot become so small, the others save
-the rest. Lean is the best design with fewer layers and at least a quarter more heads, or any more heads if no such
-design is within the budget. Plain is the best design without more heads.
+A budget is divided among the towers in proportion to their blocks; if a tower cannot become so small, the
+others save the rest. Lean is the best design with fewer layers and at least a quarter more heads, or any more
+heads if no such design is within the budget. Plain is the best design without more heads.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def search(
 ) -> SearchResult:
     """The best design within the limits, and the best ``most`` of its Pareto front, or all.
 
-    Raises BudgetError if no sensible design is within them; it names a budget that would do and what loosening each
-    rule would gain.
+    Raises BudgetError if no sensible design is within them; it names a budget that would do and what
+    loosening each rule would gain.
     """
     grids = grids_of(prices, request)
     shares = share_out(prices, request, grids)
@@ -125,11 +125,11 @@ def _first(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
 
 
 def _with_control(prices: PriceList, grid: Grid, order: NDArray[np.int64], request: Request) -> int:
-    """The first of the best designs that has a control within 0.1% of its parameters; without such a control, training
-    cannot isolate the effect of heads.
+    """The first of the best designs that has a control within 0.1% of its parameters; without such a control,
+    training cannot isolate the effect of heads.
 
-    The error of a control depends on the heads, which it replaces by whole steps of the MLP (in a mixture, of every
-    expert), and hardly on the depth. So the best designs with a few heads more or less are tried too.
+    The error of a control depends on the heads, which it replaces by whole steps of the MLP (in a mixture, of
+    every expert), and hardly on the depth. So the best designs with a few heads more or less are tried too.
     """
     if request.wants_heads:
         counts, first = np.unique(grid.heads[order], return_index=True)

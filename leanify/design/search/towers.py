@@ -1,7 +1,7 @@
 """Which stages change together: a search treats a tower as one model.
 
-CLIP has a text and a vision tower, T5 an encoder and a decoder. All stages of a Swin are one tower: its deepest stage
-leads, and the others follow in proportion.
+CLIP has a text and a vision tower, T5 an encoder and a decoder. All stages of a Swin are one tower: its
+deepest stage leads, and the others follow in proportion.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The layout of heads and hidden units in upstream's classes: tables of data, one row per layout.
 
-The rows are in `timm.toml`, `transformers.toml` and `leanify.toml` beside this file. A row (`Reading`) names the
-upstream classes that it describes and the layout of their tensors, in the notation of `notation`. Parts that a class
-does not have are skipped, so similar classes can share a row:
+The rows are in `timm.toml`, `transformers.toml` and `leanify.toml` beside this file. A row (`Reading`) names
+the upstream classes that it describes and the layout of their tensors, in the notation of `notation`. Parts
+that a class does not have are skipped, so similar classes can share a row:
 
     classes     dotted paths: ``models.xcit.XCA`` in timm, ``bert.BertAttention`` in transformers' modeling files
     when        attributes that a module must have for this row to apply, if one class has two layouts
@@ -21,22 +21,13 @@ does not have are skipped, so similar classes can share a row:
     refused     the reason why models with this class cannot be redesigned
     kept        the reason why this class keeps its shape although it has heads or looks like an attention
 
-A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block. A row with
-neither is a table (per head or per block) outside the attentions that must follow them, or it only edits a part. The
-lists of blocks need no table: `sites` finds them.
+A row with an ``h`` in its columns is an attention, one with an ``m`` an MLP, one with both a parallel block.
+A row with neither is a table (per head or per block) outside the attentions that must follow them, or it only
+edits a part. The lists of blocks need no table: `sites` finds them.
 
-``edits`` exist because about thirty upstream forwards assume that the concatenated heads are as wide as the input:
-
-    B, N, C = x.shape
-    qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads)
-    x = (attn @ v).transpose(1, 2).reshape(B, N, C)
-
-which is right only if inner == width. ``{ "C // self.num_heads" = "-1", ", C)" = ", -1)" }`` makes the same code take
-the sizes from the tensors. `forwards` applies the replacements once per class, in the installed version's source, and
-refuses a version in which any of the phrases is missing. Edits should be as short as possible and unambiguous.
-
-To add a family, add rows for its attention and its MLP: ``leanify zoo --propose NAME`` prints them, ``leanify zoo
---check NAME`` tests the model against the laws, and docs/CONTRIBUTING.md explains the steps.
+``edits`` exist because about thirty upstream forwards assume that the concatenated heads are as wide as the input, as
+in ``C // self.num_heads`` and ``reshape(B, N, C)``, which is right only if inner == width (`forwards`). They should be
+as short as possible and unambiguous. docs/CONTRIBUTING.md explains the steps to add a family.
 """
 
 from __future__ import annotations
