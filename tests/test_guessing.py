@@ -58,8 +58,8 @@ def test_columns_are_guessed_by_their_cells(tmp_path: Path, columns: Any, task: 
     data = defaults.of_data(found, str(tmp_path)).data
     assert data is not None
     assert data.task == task
-    read = own_texts.KINDS[task][0](tmp_path / "train.jsonl", data, Faults())
-    assert len(read.rows) == len(TEXTS)  # type: ignore[attr-defined]
+    read = own_texts.KINDS[task][0].read(tmp_path / "train.jsonl", data, Faults())
+    assert len(read.rows) == len(TEXTS)
     assert names is None or read.names == names
 
 
@@ -184,7 +184,7 @@ def test_a_table_of_any_name_with_or_without_a_header(
     assert data is not None
     file = own_texts.find_table(tmp_path, "train")
     assert file == tmp_path / name
-    read = own_texts.KINDS[data.task][0](file, data, Faults())
+    read = own_texts.KINDS[data.task][0].read(file, data, Faults())
     assert [row[0] for row in read.rows] == [(line,) for line in TEXTS]  # type: ignore[attr-defined]
 
 

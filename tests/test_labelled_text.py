@@ -59,7 +59,7 @@ def read(file: Path, **settings: Any) -> Labelled:
 @pytest.mark.parametrize("suffix", columns.TABLES)
 def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) -> None:
     table = read(write(tmp_path / f"train{suffix}", ROWS))
-    assert (table.texts, table.label, table.names) == (("review",), "stars", ["neg", "pos"])
+    assert (table.columns, table.names) == ("review → stars", ["neg", "pos"])
     assert table.rows == [((row["review"],), row["stars"]) for row in ROWS]
     here = recognise(tmp_path)
     assert here is not None
@@ -109,7 +109,7 @@ def test_columns_that_are_proposed_are_there(tmp_path: Path, names: tuple[str, s
     )
     assert value.data is not None
     found = Labelled.read(file, value.data, Faults())
-    assert (found.texts, found.label) == (names[:1], names[1])
+    assert found.columns == f"{names[0]} → {names[1]}"
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:

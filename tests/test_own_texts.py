@@ -15,8 +15,9 @@ import leanify
 from leanify.data.faults import Faults
 from leanify.data.found import recognise
 from leanify.data.samples import IGNORED
-from leanify.data.tables import columns, conll
-from leanify.data.texts.multi_label import MultiLabelled
+from leanify.data.tables import columns
+from leanify.data.tables.rows import rows_of_table
+from leanify.data.texts.labelled_text import MultiLabelled
 from leanify.data.texts.tagged_text import Tagged, TaggedSentences, first_pieces
 from leanify.data.texts.vocabulary import tokenizer_of
 from leanify.errors import DataError
@@ -83,7 +84,7 @@ def test_a_dirty_sentence_is_named_or_skipped(tmp_path: Path, row: dict[str, Any
 def test_a_line_without_a_tag_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("Ada B-PER\nmet\n")
     with pytest.raises(leanify.DataError, match=r"a\.conll, line 2: 'met'"):
-        list(conll.rows(tmp_path / "a.conll", Faults()))
+        list(rows_of_table(tmp_path / "a.conll", Faults()))
 
 
 def test_the_first_piece_of_a_token_has_its_tag() -> None:

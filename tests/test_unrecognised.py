@@ -159,7 +159,7 @@ def test_shards_of_parquet_are_one_table(tmp_path: Path) -> None:
     assert (found.kind, found.validated, found.samples, found.classes) == ("sentences", True, 30, 2)
     assert "(of 3 shards)" in found.description
     data = DataSection("data", "text-classification", path=str(tmp_path))
-    tables = (own_texts._train(data, Faults()), own_texts._validation(data, Faults()))
+    tables = (own_texts.table_of(data, "train", Faults()), own_texts.table_of(data, "validation", Faults()))
     assert [list(table.lines) for table in tables] == [TEXTS[:30], TEXTS[30:]]
 
 

@@ -1,4 +1,4 @@
-"""Helpers that data sets share: subsets and hold-outs, file locations, and checks against the model's inputs."""
+"""Helpers that data sets share: subsets and hold-outs, file locations, checks against the model's inputs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from leanify.runs.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf, is_own, origin_of
 
+HOLD_OUT = "to hold out a tenth of train instead: --set data.holdout=0.1"
+
 
 def subset(whole: Any, data: DataSection) -> Any:
     """The subset given by ``data.samples`` and ``data.subset``; all samples if not set."""
@@ -26,10 +28,9 @@ def subset(whole: Any, data: DataSection) -> Any:
 
 
 def chosen(whole: Any, samples: int, how: str) -> np.ndarray:
-    """Sorted indices of ``samples`` samples: the first ones, or a random subset that does not depend on the run's seed.
+    """Sorted indices of the first samples, or of a random subset that does not depend on the run's seed.
 
-    A random subset keeps the classes' proportions, if there are classes. Data sets are often stored class by class, so
-    the first samples may be of one class only.
+    A random subset keeps the classes' proportions: the first samples of a data set may be of one class only.
     """
     samples = min(samples, len(whole))
     if how == "first" or samples == len(whole):
@@ -55,10 +56,9 @@ def shares(counts: np.ndarray, samples: int) -> np.ndarray:
 
 
 def held_out(whole: Any, share: float, unchanged: Any = None) -> tuple[Any, Any]:
-    """Split off a random share for validation. Returns (train, validation).
+    """Split off a random share, which the run's seed does not change, for validation: (train, validation).
 
-    The split does not depend on the run's seed, so that runs are compared on the same samples. ``unchanged`` is the
-    same data without augmentation, for the validation part. Raises DataError if a part would be empty.
+    ``unchanged`` is the same data without augmentation, for validation. Raises DataError for an empty part.
     """
     order = permutation(HOLDOUT, 0, 0, len(whole))
     cut = math.ceil(share * len(whole))
@@ -96,26 +96,24 @@ def refuse(data: DataSection, *keys: str) -> None:
 
 
 def vocabulary_of(model: nn.Module, task: str) -> tuple[int, int | None]:
-    """Return a text model's vocabulary size and number of positions (None if unlimited). Raises DataError."""
+    """A text model's vocabulary size and number of positions (None if unlimited). Raises DataError."""
     any_model: Any = model
-    if is_hf(model) and hasattr(any_model.config.get_text_config(), "vocab_size"):
-        config = any_model.config.get_text_config()
-        longest = getattr(config, "max_position_embeddings", None)
-        return config.vocab_size, None if longest is None else longest - _first_position(model)
     if is_own(model) and hasattr(any_model, "vocab"):
         return any_model.vocab, any_model.length
-    raise DataError(f"{task} needs a text model, but {origin_of(model)} takes images")
-
-
-def _first_position(model: nn.Module) -> int:
-    """The first usable position: RoBERTa's family starts after the position reserved for padding."""
-    tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
-    first = next((getattr(table, "padding_idx", None) for table in tables), None)
-    return 0 if first is None else first + 1
+    config: Any = any_model.config.get_text_config() if is_hf(model) else None
+    if not hasattr(config, "vocab_size"):
+        raise DataError(f"{task} needs a text model, but {origin_of(model)} takes images")
+    longest = getattr(config, "max_position_embeddings", None)
+    for name, table in model.named_modules():  # RoBERTa's family starts after the position reserved for padding
+        if longest is not None and name.endswith("position_embeddings"):
+            first = getattr(table, "padding_idx", None)
+            longest -= 0 if first is None else first + 1
+            break
+    return config.vocab_size, longest
 
 
 def length_of(data: DataSection, model: nn.Module) -> int | None:
-    """The longest sample in tokens: data.length, else the model's positions; None if unlimited. Raises DataError."""
+    """The longest sample in tokens: data.length, else the model's positions; None if unlimited."""
     _, positions = vocabulary_of(model, data.task)
     if positions is not None and data.length is not None and data.length > positions:
         raise DataError(
@@ -126,9 +124,9 @@ def length_of(data: DataSection, model: nn.Module) -> int | None:
 
 
 def length_of_text(data: DataSection, model: nn.Module) -> int:
-    """`length_of` for text that is cut into pieces, which needs a finite length. Raises RecipeError and DataError."""
-    for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
-        if value is not None:
+    """`length_of` for text that is cut into pieces, so that it must be finite."""
+    for key in ("img_size", "rand_augment"):
+        if getattr(data, key) is not None:
             raise RecipeError(f"data.{key} is for images, but the task is {data.task}")
     length = length_of(data, model)
     if length is None:

@@ -1,4 +1,4 @@
-"""Handle unreadable samples as data.on_error asks: stop with an error that names the sample, or skip and record it."""
+"""Unreadable samples, as data.on_error asks: stop with an error that names the sample, or skip and record it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leanify.errors import DataError
 
 @dataclass
 class Faults:
-    """Collects unreadable samples. ``skip`` is data.on_error == "skip"; ``names`` describe the skipped samples."""
+    """Collects unreadable samples. ``skip`` is data.on_error == "skip"; ``names`` describe those skipped."""
 
     skip: bool = False
     names: list[str] = field(default_factory=list)

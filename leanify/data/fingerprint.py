@@ -1,8 +1,9 @@
 """A fingerprint of a run's data, cheap enough to take at every start.
 
-For files: all names and sizes per folder, and the contents of up to 256 evenly spaced files (sixteen pieces of 64 KiB
-for a large one). For a hub data set: the fingerprint that ``datasets`` keeps. For data that comes with a library:
-sixteen samples. A change that keeps all names and sizes and misses the sampled contents goes unnoticed.
+For files: all names and sizes per folder, and the contents of up to 256 evenly spaced files (sixteen pieces
+of 64 KiB for a large one). For a hub data set: the fingerprint that ``datasets`` keeps. For data that comes
+with a library: sixteen samples. A change that keeps names and sizes and misses the sampled contents goes
+unnoticed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from leanify.data import hub
 from leanify.data.samples import Splits
-from leanify.data.tables.columns import CONLL, IMAGES
+from leanify.data.tables.columns import CONLL, IMAGES, TABLES
 from leanify.errors import DataError
 from leanify.runs.files import check_links, opened
 from leanify.runs.places import is_run
@@ -26,38 +27,35 @@ from leanify.runs.recipe import DataSection
 
 FILES, SAMPLES, PIECES, PIECE = 256, 16, 16, 1 << 16
 SHOWN = 3  # changes listed in a message
+SUFFIXES = {*TABLES, *CONLL, *IMAGES, ".txt", ".arrow", ".npz", ".tar"}  # of data files
 
 
 def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
-    """Take the fingerprint: ``samples`` per split, ``folders`` → [files, bytes, digest], ``contents``: file → digest.
-
-    A folder's digest is that of its files' names and sizes.
-    """
+    """Sizes of the splits, and of every folder [files, bytes, digest of names and sizes]; digests of some files."""
     facts: dict[str, Any] = {"samples": {"train": len(splits.train), "validation": len(splits.validation)}}
     if hub.is_meant(data):
         return facts | {"contents": {data.name: str(hub.rows(data.name, data.train)._fingerprint)}}
     root = None if data.path is None else Path(data.path).expanduser()
     if root is None or not root.exists():  # data that comes with a library has no path
         return facts | {"contents": {data.name: _of_samples(splits.train)}}
-    files = list(_files(root)) if root.is_dir() else [(root.name, root.stat().st_size)]
-    top = root if root.is_dir() else root.parent
+    files, top = [(root.name, root.stat().st_size)], root.parent
+    if root.is_dir():
+        files, top = list(_files(root)), root
     spread: Any = np.unique(np.linspace(0, len(files) - 1, FILES).astype(int)) if files else []
-    chosen = [files[place] for place in spread]
-    return facts | {
-        "folders": _by_folder(files),
-        "contents": {name: _of_file(top / name, size) for name, size in chosen},
-    }
+    contents = {files[place][0]: _of_file(top / files[place][0], files[place][1]) for place in spread}
+    return facts | {"folders": _by_folder(files), "contents": contents}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe what changed between two fingerprints; None if nothing did, or if the first is empty or malformed."""
-    if not before or not _is_whole(before):
+    """What changed between two fingerprints; None if nothing did, or if the first is empty or malformed."""
+    folders, contents = before.get("folders", {}), before.get("contents", {})
+    if not before or not isinstance(contents, Mapping) or not _are_folders(folders):
         return None
-    found = [*_of_folders(before.get("folders", {}), now.get("folders", {}))]
-    contents, others = (facts.get("contents", {}) for facts in (before, now))
-    found += [
-        f"the content of {name} changed" for name in contents if others.get(name, contents[name]) != contents[name]
-    ]
+    found = list(_of_folders(folders, now.get("folders", {})))
+    others = now.get("contents", {})
+    for name, digest in contents.items():
+        if others.get(name, digest) != digest:
+            found.append(f"the content of {name} changed")
     if not found and before.get("samples") != now.get("samples"):
         found = [f"samples: {before.get('samples')} → {now.get('samples')}"]
     if len(found) > SHOWN:
@@ -65,13 +63,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     return "; ".join(found) or None
 
 
-def _is_whole(facts: Mapping[str, Any]) -> bool:
-    """Whether a fingerprint read from a file has the structure that `taken` gives it."""
-    folders, contents = (facts.get(name, {}) for name in ("folders", "contents"))
-    tables = isinstance(folders, Mapping) and isinstance(contents, Mapping)
-    return tables and all(
-        isinstance(entry, list) and [*map(type, entry)] == [int, int, str] for entry in folders.values()
-    )
+def _are_folders(folders: Any) -> bool:
+    """Whether folders read from a file have the structure that `taken` gives them."""
+    if not isinstance(folders, Mapping):
+        return False
+    return all(isinstance(entry, list) and [*map(type, entry)] == [int, int, str] for entry in folders.values())
 
 
 def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -88,36 +84,25 @@ def _of_folders(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def _files(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield (relative name, size in bytes) of every data file under a folder, sorted; runs in it are skipped."""
-    suffixes = {
-        ".txt",
-        ".csv",
-        ".tsv",
-        ".jsonl",
-        ".parquet",
-        ".arrow",
-        ".npz",
-        ".tar",
-        *CONLL,
-        *IMAGES,
-    }
+    """Yield (relative name, size) of every data file under a folder, sorted; runs in it are skipped."""
     check_links(root, DataError)
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = sorted(name for name in below if not name.startswith(".") and not is_run(Path(folder, name)))
         for name in sorted(names):
             path = Path(folder, name)
-            if path.suffix.lower() in suffixes and path.is_file():
+            if path.suffix.lower() in SUFFIXES and path.is_file():
                 yield path.relative_to(root).as_posix(), path.stat().st_size
 
 
 def _by_folder(files: list[tuple[str, int]]) -> dict[str, list[Any]]:
-    found: dict[str, list[tuple[str, int]]] = {}
+    inside: dict[str, list[tuple[str, int]]] = {}
     for name, size in files:
-        found.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
-    return {
-        folder: [len(some), sum(size for _, size in some), hashlib.sha256(repr(some).encode()).hexdigest()[:16]]
-        for folder, some in found.items()
-    }
+        inside.setdefault(os.path.dirname(name) or ".", []).append((name, size))  # noqa: PTH120  a million times
+    found: dict[str, list[Any]] = {}
+    for folder, some in inside.items():
+        digest = hashlib.sha256(repr(some).encode()).hexdigest()[:16]
+        found[folder] = [len(some), sum(size for _, size in some), digest]
+    return found
 
 
 def _of_file(path: Path, size: int) -> str:

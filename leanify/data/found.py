@@ -1,4 +1,4 @@
-"""Recognise the user's data at a path: images, labelled or tagged texts, plain text. Does not import torch."""
+"""Recognise the user's data at a path: images, labelled or tagged texts, plain text. No torch."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ class Found:
         if self.columns is None:
             return []
         texts, label = self.columns
-        if self.kind == "images":
-            return [f"data.image={json.dumps(texts[0])}", f"data.label={json.dumps(label)}"]
-        return [f"data.text={json.dumps(texts)}", f"data.label={json.dumps(label)}"]
+        samples = f"data.image={json.dumps(texts[0])}" if self.kind == "images" else f"data.text={json.dumps(texts)}"
+        return [samples, f"data.label={json.dumps(label)}"]
 
     @property
     def recipe(self) -> str:
@@ -67,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Named:
-    """What the user specified about a table: text or image columns, label column, task; the rest is guessed."""
+    """What the user specified about a table: columns of texts, images and labels, task; the rest is guessed."""
 
     texts: tuple[str, ...] = ()
     label: str | None = None
@@ -83,7 +82,7 @@ class Named:
         return columns.one_of(columns.LABELS, names)
 
     def picture_in(self, row: Row) -> str | None:
-        """The column of images: the one asked for, else one of a usual name, else the only one with such cells."""
+        """The column of images: the one asked for, one of a usual name, the only one with such cells."""
         asked = self.image if self.image in row else columns.one_of(columns.PICTURES, list(row))
         if asked is not None and (_is_picture(row[asked]) or self.image == asked):
             return asked
@@ -113,8 +112,7 @@ def _folder(place: Path, named: Named) -> Found | None:
     if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _on_disk(place)
     train = folder_of_split(place, "train") or place
-    counts = {folder.name: _images(folder) for folder in _folders(train)}
-    counts = {name: number for name, number in counts.items() if number}
+    counts = _images_by_folder(train)
     if len(counts) > 1 and not splits_among(list(counts)):
         return _of_classes(place, train, counts)
     from leanify.data.images import tar_shards  # imports numpy
@@ -136,12 +134,12 @@ def _of_shards(place: Path, shards: Sequence[Path]) -> Found:
     """Tar shards; without a number of classes where they are damaged, which their reader reports."""
     from leanify.data.images import tar_shards  # imports numpy
 
-    text, known = f"{len(shards)} tar shard{'s' * (len(shards) != 1)} of images in {place}", None
+    text = f"{_times(len(shards), 'tar shard')} of images in {place}"
+    samples = classes = None
     with contextlib.suppress(DataError, OSError):
         _, labels = tar_shards.read(shards, Faults(skip=True))
-        known = len(labels), len(set(labels))
-        text = f"{text}, {known[0]:,} images of {known[1]:,} classes"
-    samples, classes = known or (None, None)
+        samples, classes = len(labels), len(set(labels))
+        text += f", {samples:,} images of {classes:,} classes"
     return Found("images", text, bool(tar_shards.of(place, "validation")), classes=classes, samples=samples)
 
 
@@ -168,36 +166,39 @@ def _on_disk(place: Path) -> Found | None:
 
 
 def _of_classes(place: Path, train: Path, counts: Mapping[str, int]) -> Found:
-    names = sorted(counts)
-    description = f"{sum(counts.values()):,} images of {len(names):,} classes ({few(names, SHOWN)}) in {train}"
+    names, samples = sorted(counts), sum(counts.values())
+    description = f"{samples:,} images of {len(names):,} classes ({few(names, SHOWN)}) in {train}"
     inside = _same_folders([train / name for name in names])
     if inside:
         description += f"; each of these folders has the folders {few(inside)}: if those are the classes, name one of "
         description += "the outer ones"
-    other = folder_of_split(place, "validation")
-    validated = other is not None and train != place
-    if validated and other is not None:
-        description += f", {sum(_images(folder) for folder in _folders(other)):,} in {other}"
-    return Found("images", description, validated, classes=len(names), samples=sum(counts.values()))
+    other = folder_of_split(place, "validation") if train != place else None
+    if other is not None:
+        description += f", {sum(_images_by_folder(other).values()):,} in {other}"
+    return Found("images", description, other is not None, classes=len(names), samples=samples)
 
 
 def _folders(place: Path) -> Iterator[Path]:
     return (Path(entry.path) for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _images(folder: Path) -> int:
-    return sum(1 for _ in images_below(folder))
+def _images_by_folder(place: Path) -> dict[str, int]:
+    """The number of images in each folder of a folder, where it has any."""
+    counts = {folder.name: sum(1 for _ in images_below(folder)) for folder in _folders(place)}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _same_folders(classes: Sequence[Path]) -> list[str]:
     """The folders in every class, where all have the same two or more and no image beside them; else []."""
-    inside = [sorted(folder.name for folder in _folders(place)) for place in classes]
-    if len(inside[0]) < 2 or any(names != inside[0] for names in inside):
-        return []
+    shared: list[str] | None = None
     for place in classes:
+        inside = sorted(folder.name for folder in _folders(place))
+        if len(inside) < 2 or shared not in (None, inside):
+            return []
         if any(path.name.lower().endswith(columns.IMAGES) for path in place.iterdir()):
             return []
-    return inside[0]
+        shared = inside
+    return shared or []
 
 
 def _file(file: Path, validation: Path | None, named: Named) -> Found | None:
@@ -216,14 +217,14 @@ def _file(file: Path, validation: Path | None, named: Named) -> Found | None:
 
 
 def _of_rows(file: Path, rows: Sequence[Row], validation: Path | None, named: Named) -> Found | None:
-    """What the rows of a table are: tagged sentences, images with labels, texts with labels, or texts alone."""
+    """What the rows of a table are: tagged sentences, labelled images, labelled texts, or texts alone."""
     if not rows:
         return None
     tagged = named.tagged_in(rows[0])
     if tagged is not None:
         return _validated(_tagged(file, rows, *tagged), validation, tagged[1])
     names = list(rows[0])
-    texts, label = named.texts_in(names), named.label_in(names)
+    by_name = texts, label = named.texts_in(names), named.label_in(names)
     picture = named.picture_in(rows[0])
     if picture is not None:
         answer = label or guessing.label_in(rows, (picture,))
@@ -231,7 +232,6 @@ def _of_rows(file: Path, rows: Sequence[Row], validation: Path | None, named: Na
             found = _validated(_labelled(file, rows, "images", (picture,), answer), validation, answer)
             named_so = (picture, answer) == (columns.one_of(columns.PICTURES, names), label)
             return found if named_so else replace(found, columns=((picture,), answer))
-    by_name = (texts, label)
     if named.task not in columns.WITHOUT_LABELS:
         texts = texts or guessing.text_in(rows)
         if texts and (label is None or (label in texts and named.label is None)):
@@ -264,31 +264,35 @@ def _labelled(file: Path, rows: Sequence[Row], kind: Kind, of: tuple[str, ...], 
         cells.append(guessing.flags_set(row, flags) if flags else columns.by_class_name(row.get(label), order))
     task: str | None = None if kind == "images" else "text-classification"
     without = 0
-    classes: int | None
     if task and columns.have_several(cells):
         task, separator = "multi-label-classification", columns.separator_of(cells)
         names = flags or _distinct(columns.labels_of(cell, separator) for cell in cells)
-        classes, what = len(names), f"any number of {len(names)} labels: {few(names, SHOWN)}"
+        what = f"any number of {len(names)} labels: {few(names, SHOWN)}"
     else:
         labels = [columns.label_of(cell) for cell in cells]
         without = labels.count(None)
         names = columns.in_order({name for name in labels if name is not None}, order)
-        classes, what = len(names), f"{len(names)} classes: {few(names, SHOWN)}"
-        if all(_is_number(name) for name in names) and any(float(name) % 1 for name in names):
-            task, classes, what = task and "text-regression", None, "a number"
+        what = f"{len(names)} classes: {few(names, SHOWN)}"
+    classes: int | None = len(names)
+    if task != "multi-label-classification" and _are_scores(names):
+        task, classes, what = task and "text-regression", None, "a number"
     samples = "images" if kind == "images" else "rows of texts"
     name = "columns of 0 and 1" if flags else label
-    samples = f"{samples} ({' and '.join(of)}) with labels ({name}, {what})"
-    description = f"{_many(rows)} {samples} in {columns.described(file)}"
+    description = f"{_many(rows)} {samples} ({' and '.join(of)}) with labels ({name}, {what})"
+    description += f" in {columns.described(file)}"
     if without:
         description += f"; {_times(without, 'row')} without a label: skip such rows with --set data.on_error=skip"
     found = Found(kind, description, False, task, classes, _count(rows))
     if kind == "images":
         return found
-    texts = [" ".join(str(row.get(name, "")) for name in of).lower().split() for row in rows]
-    lengths = sorted(len(words) for words in texts)
-    vocabulary = {word for words in texts for word in words}
-    return replace(found, words=lengths[int(0.95 * (len(lengths) - 1))], vocabulary=len(vocabulary))
+    vocabulary: set[str] = set()
+    lengths = []
+    for row in rows:
+        words = " ".join(str(row.get(name, "")) for name in of).lower().split()
+        vocabulary.update(words)
+        lengths.append(len(words))
+    long = sorted(lengths)[int(0.95 * (len(lengths) - 1))]
+    return replace(found, words=long, vocabulary=len(vocabulary))
 
 
 def _tagged(file: Path, rows: Sequence[Row], tokens: str, tags: str) -> Found:
@@ -327,8 +331,7 @@ def _is_picture(cell: Any) -> bool:
     return isinstance(cell, bytes) or (isinstance(cell, dict) and "bytes" in cell)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return abs(float(text)) < float("inf")
-    except ValueError:
-        return False
+def _are_scores(labels: Sequence[str]) -> bool:
+    """Whether all labels are numbers, and one has a fraction."""
+    numbers = [columns.number_in(label) for label in labels]
+    return None not in numbers and any(number is not None and number % 1 for number in numbers)

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, loaded through ``datasets``: ``data.name`` with a slash and no ``data.path``."""
+"""Data sets of the Hugging Face hub, through ``datasets``: ``data.name`` with a slash and no ``data.path``."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def split_of(name: str, split: str) -> str:
         known = datasets.get_dataset_split_names(name)
     except Exception as error:  # the hub client raises from several libraries
         raise DataError(_unreached(name, error)) from error
-    found = next((word for word in SPLITS.get(split, (split,)) if word in known), None)
-    if found is None:
-        raise DataError(f"the data set {name!r} has no split {split!r}; it has {', '.join(known)}")
-    return found
+    for word in SPLITS.get(split, (split,)):
+        if word in known:
+            return word
+    raise DataError(f"the data set {name!r} has no split {split!r}; it has {', '.join(known)}")
 
 
 def rows(name: str, split: str) -> Any:
     """Load a split through ``datasets``, memory-mapped from its cache. Raises DataError."""
-    datasets, called = library(f"the data set {name!r}"), split_of(name, split)
+    called = split_of(name, split)
     try:
-        return datasets.load_dataset(name, split=called)
+        return library(name).load_dataset(name, split=called)
     except Exception as error:
         raise DataError(_unreached(name, error)) from error
 
@@ -59,10 +59,7 @@ def _unreached(name: str, error: Exception) -> str:
 
 
 def parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file in batches, with all columns or only the first of ``columns`` that it has.
-
-    Raises DataError.
-    """
+    """Yield a Parquet file's rows, with all columns or the first of ``columns`` that it has."""
     try:
         import pyarrow.parquet
     except ImportError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from leanify.data.images.batches import ImageFolder
 from leanify.data.texts import text
 from leanify.errors import DataError
+from leanify.runs.files import few
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.origin import is_hf
 from leanify.upstream.wall import wall, walled
@@ -27,13 +28,15 @@ class Feed:
 
     description: str
     batches: Iterator[InputBatch]
-    folder: ImageFolder | None = field(default=None)
+    folder: ImageFolder | None = None
 
     @property
     def notes(self) -> list[str]:
         skipped = self.folder.skipped if self.folder else []
-        names = ", ".join(path.name for path in skipped[:3]) + (", …" if len(skipped) > 3 else "")
-        return [f"{len(skipped)} images could not be read and were skipped: {names}"] if skipped else []
+        if not skipped:
+            return []
+        names = few([path.name for path in skipped])
+        return [f"{len(skipped)} images could not be read and were skipped: {names}"]
 
 
 def feed(
@@ -47,10 +50,9 @@ def feed(
     directory: Path | None = None,
     device: str = "cpu",
 ) -> Feed:
-    """Return batches of the model's kind of input, from an image folder, a text file or a table, else random.
+    """Batches of the model's kind of input, from images, texts or a table, else random. Raises DataError.
 
-    ``tokens`` is the length of a text sample; ``directory`` is the model's directory, whose tokenizer is used if it has
-    one. Raises DataError.
+    ``tokens`` is the length of a text sample; ``directory`` is the model's, whose tokenizer is used.
     """
     if samples < 1:
         raise DataError(f"the number of samples is {samples}; it must be at least 1")
@@ -74,16 +76,19 @@ def _found(
     name, example = next(iter(example_inputs(model, 1, tokens).items()))
     if data is None:
         return Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
+    if name == "input_ids":
+        return _texts(model, data_file(data), samples, batch_size, example.shape[-1], directory)
     if not data.exists():
         raise DataError(f"{data} does not exist")
-    if name == "input_ids":
-        return _texts(model, data, samples, batch_size, example.shape[-1], directory)
     if name == "points":
         raise DataError("this model takes points, which are always generated; omit the data")
     if not data.is_dir():
         raise DataError(f"{data} is a file, but this model takes images; name a folder of images")
     folder = ImageFolder(data, seed)
-    mean, std = _scale(model, example.shape[1])
+    channels, known = example.shape[1], getattr(model, "pretrained_cfg", None) or {}
+    mean, std = (list(known.get(key) or [0.5]) for key in ("mean", "std"))
+    if len(mean) != channels:
+        mean, std = mean[:1] * channels, std[:1] * channels
     batches = folder.batches(samples, batch_size, example.shape[1:], mean, std)
     return Feed(f"images from {data}", ({name: batch} for batch in batches), folder)
 
@@ -104,24 +109,19 @@ def _random_words(name: str, example: Tensor) -> str:
 
 
 def data_file(data: Path) -> Path:
-    """A folder's training split, where it has one: what `leanify train` would take from it. Raises DataError."""
+    """A folder's training split, where it has one: what `leanify train` would take. Raises DataError."""
     if not data.exists():
         raise DataError(f"{data} does not exist")
-    return next((data / name for name in SPLITS if (data / name).exists()), data) if data.is_dir() else data
+    for name in SPLITS if data.is_dir() else ():
+        if (data / name).exists():
+            return data / name
+    return data
 
 
 def _texts(model: nn.Module, data: Path, samples: int, batch_size: int, tokens: int, directory: Path | None) -> Feed:
-    data = data_file(data)
     if data.is_dir():
         raise DataError(f"{data} is a folder, but this model takes text; name a .txt, .csv, .tsv or .jsonl file")
     any_model: Any = model
     vocab = any_model.config.vocab_size if is_hf(model) else any_model.vocab
     encode, description = text.encoder(directory, vocab)
     return Feed(f"text from {data} by {description}", text.batches(data, encode, samples, batch_size, tokens))
-
-
-def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel for the model's images; 0.5 if upstream does not specify them."""
-    known = getattr(model, "pretrained_cfg", None) or {}
-    mean, std = (list(known.get(key) or [0.5]) for key in ("mean", "std"))
-    return (mean, std) if len(mean) == channels else (mean[:1] * channels, std[:1] * channels)

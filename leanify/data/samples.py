@@ -1,7 +1,8 @@
 """The interface between data sets and the training loop: samples by index, read in batches.
 
-A data set provides one of three methods: ``batch(indices)`` if it is in memory, ``draw(seed, keys)`` if it generates or
-randomly changes samples, ``__getitem__`` if it reads files. Anything random is a function of (seed, epoch, index).
+A data set provides one of three methods: ``batch(indices)`` if it is in memory, ``draw(seed, keys)`` if it
+generates or randomly changes samples, ``__getitem__`` if it reads files. Anything random is a function of
+(seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ IGNORED = -100  # a target that the loss ignores: torch's default ignore_index
 
 
 class Samples(Protocol):
-    """A data set. ``targets``: targets per sample, None if one each; ``workers``: a good number of reading processes.
+    """A data set. ``targets``: how many a sample has, None if one; ``workers``: processes that should read.
 
-    Optional attributes: ``lengths`` if batches are padded, so that samples of similar length share a batch
-    (`sampling.Order`); ``labels`` if classes are known without reading the samples.
+    Optional: ``lengths`` if batches are padded, to batch samples of similar length (`sampling.Order`);
+    ``labels`` if classes are known without reading the samples.
     """
 
     @property
     def targets(self) -> np.ndarray | None: ...
-
     @property
     def workers(self) -> int: ...
 
@@ -46,10 +46,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """The data sets of a recipe. ``description`` is printed and stored; ``constant`` is train's most frequent class.
-
-    ``scale`` normalises a batch on the device: images are moved there as bytes, which is faster.
-    """
+    """The data sets of a recipe."""
 
     train: Samples
     validation: Samples
@@ -59,8 +56,8 @@ class Splits:
     bytes_per_target: float | None = None
     tokenizer: Any = None  # transformers' tokenizer, saved with the run
     test: Samples | None = None
-    constant: int | None = None
-    scale: Callable[[Any], Any] | None = None
+    constant: int | None = None  # train's most frequent class
+    scale: Callable[[Any], Any] | None = None  # normalises a batch on the device: bytes are moved there faster
     names: tuple[str, ...] = ()  # class names in order, saved with the run
     pooling: tuple[str, ...] = ()  # pooling modes of the embeddings that are the targets
     skipped: tuple[str, ...] = ()  # samples skipped while reading, under data.on_error = "skip"
@@ -76,14 +73,16 @@ class Selection:
     def __init__(self, whole: Any, indices: np.ndarray) -> None:
         self.whole, self.indices = whole, indices
         self.workers: int = whole.workers
-        self.targets = None if whole.targets is None else whole.targets[indices]
-        lengths = getattr(whole, "lengths", None)
-        self.lengths = None if lengths is None else lengths[indices]
-        labels = getattr(whole, "labels", None)
-        self.labels = None if labels is None else labels[indices]
         self.skips = getattr(whole, "skips", False)
+        for name in ("targets", "lengths", "labels"):
+            values = getattr(whole, name, None)
+            setattr(self, name, None if values is None else values[indices])
         if hasattr(whole, "batch"):
             self.batch = lambda some: whole.batch(indices[some])
+
+    targets: np.ndarray | None
+    lengths: Any
+    labels: Any
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -109,9 +108,10 @@ class Keyed(Dataset[Any]):
             return self.samples.batch(np.array([index for _, index in keys]))
         faults = Faults(getattr(self.samples, "skips", False))
         found = []
-        for key in keys:
+        for epoch, index in keys:
+            seed_everything(SAMPLE, self.seed, epoch, index)
             try:
-                found.append(self._one(*key))
+                found.append(self.samples[index])
             except DataError as error:
                 if not faults.skip:
                     raise
@@ -120,16 +120,12 @@ class Keyed(Dataset[Any]):
             raise DataError(f"none of a batch's {len(keys)} samples can be read: {faults.names[0]}")
         return (*default_collate(found), faults.names)
 
-    def _one(self, epoch: int, index: int) -> Any:
-        seed_everything(SAMPLE, self.seed, epoch, index)
-        return self.samples[index]
-
 
 class Reader:
-    """Iterate over batches in the order of their keys. The number of workers affects only speed, not the samples.
+    """Iterate over batches in the order of their keys. Workers affect only speed, not the samples.
 
-    ``again`` keeps the workers alive between iterations; each keeps ``prefetch`` batches ready. ``skipped`` collects
-    unreadable samples if the data set skips them; their batches are then smaller.
+    ``again`` keeps the workers alive between iterations; each keeps ``prefetch`` batches ready. ``skipped``
+    collects unreadable samples if the data set skips them; their batches are then smaller.
     """
 
     def __init__(
@@ -150,7 +146,7 @@ class Reader:
             batch_sampler=keys,
             num_workers=number,
             worker_init_fn=_deaf,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             pin_memory=pin,
             persistent_workers=again and number > 0,
             prefetch_factor=prefetch if number > 0 else None,
@@ -168,9 +164,9 @@ class Reader:
 
 
 def _deaf(worker: int) -> None:
-    """Leave signals that reach the whole group (`timeout`, scancel, a closed shell) to the process that trains.
+    """Ignore signals that reach the whole group (`timeout`, scancel, a closed shell) in a worker.
 
-    It saves first, for which it may need the batch that a worker reads; workers end with it.
+    The process that trains saves first, for which it may need a batch; workers end with it.
     """
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
@@ -189,5 +185,5 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

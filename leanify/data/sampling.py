@@ -1,7 +1,7 @@
 """The order of samples and all random numbers of a run, as functions of (seed, step) without stored state.
 
-A resumed run draws exactly what the uninterrupted run would have drawn: no generator state needs saving, the number of
-workers does not matter, and a step sees the same samples for any number of processes.
+A resumed run draws exactly what the uninterrupted run would have drawn: no generator state needs saving, the
+number of workers does not matter, and a step sees the same samples for any number of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def seed_everything(purpose: int, seed: int, major: int = 0, minor: int = 0) -> 
 
 
 def seed_mixing(seed: int, step: int) -> None:
-    """Seed numpy's generator, which timm's mixup uses, identically in every process and forward pass of a step."""
+    """Seed numpy's generator, which timm's mixup uses, alike in every process and pass of a step."""
     np.random.seed(_states(STEP, seed, step, 0)[1])
 
 
@@ -82,8 +82,10 @@ class Order:
         if step < len(self._growing):
             return self._growing[step]
         epoch, place = divmod(step - len(self._growing), self.steps_per_epoch)
+        if self._growing:
+            epoch += self._growing[-1][0] + 1
         start = place * self.batch_size
-        return self._growing_epochs + epoch, start, min(start + self.batch_size, self.samples)
+        return epoch, start, min(start + self.batch_size, self.samples)
 
     @cached_property
     def _growing(self) -> list[tuple[int, int, int]]:
@@ -96,10 +98,6 @@ class Order:
             places.append((epoch, start, stop))
             epoch, start = (epoch, stop) if stop < self.samples else (epoch + 1, 0)
         return places
-
-    @property
-    def _growing_epochs(self) -> int:
-        return self._growing[-1][0] + 1 if self._growing else 0
 
     def position(self, step: int) -> float:
         """Progress before a step, in steps of full batches; equals ``step`` without a ramp."""
@@ -123,8 +121,8 @@ class Order:
     def whole(self, epoch: int) -> np.ndarray:
         """All sample indices in the order of an epoch.
 
-        With ``lengths``, samples are sorted by length within groups of 50 batches, then the batches are shuffled; an
-        incomplete batch stays last.
+        With ``lengths``, samples are sorted by length within groups of 50 batches, then the batches are
+        shuffled; an incomplete batch stays last.
         """
         drawn = permutation(ORDER, self.seed, epoch, self.samples)
         if self.lengths is None:
@@ -145,10 +143,10 @@ class Order:
         return {}
 
     def passes(self, step: int) -> list[list[Key]]:
-        """Sample keys of each forward pass of this process.
+        """Sample keys of each forward pass of this process: as many passes in every process.
 
-        All processes run the same number of passes in a step, as collective operations require. Passes for which this
-        process has no sample come last; they get the step's first sample, which must not be counted (see `counted`).
+        Passes for which this process has no sample come last; they get the step's first sample, which must
+        not be counted (see `counted`).
         """
         batch, epoch = self.batch(step), self.place(step)[0]
         own = [key.tolist() for key in self._parts(batch) if len(key)]
@@ -160,7 +158,7 @@ class Order:
         return sum(len(part) > 0 for part in self._parts(self.batch(step)))
 
     def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
-        """This process's samples of a batch, by pass; with fewer samples than passes, the last parts are empty."""
+        """This process's samples of a batch, by pass; the last parts may be empty."""
         own = batch[self._owners(batch) == self.rank]
         firsts = np.arange(0, len(own), self.together)
         starts = [part[0] if len(part) else len(own) for part in np.array_split(firsts, self._number(batch))]
@@ -190,9 +188,6 @@ class Passes:
 
 
 def in_turn(indices: np.ndarray | Sequence[int], batch_size: int, rank: int, world: int) -> list[list[Key]]:
-    """One process's batches of an evaluation; over all processes every sample occurs exactly once.
-
-    Processes may get different numbers of batches.
-    """
+    """One process's batches of an evaluation. Over all processes every sample occurs exactly once."""
     parts = (indices[start : start + batch_size][rank::world] for start in range(0, len(indices), batch_size))
     return [[(0, int(index)) for index in part] for part in parts if len(part)]

@@ -38,17 +38,12 @@ def splits_of(data: DataSection, model: nn.Module) -> Splits:
         raise RecipeError(f"{data.name} is not a data set for {data.task}; built in: {', '.join(NAMED)}")
     with wall(f"the data {data.name!r} cannot be read", DataError):
         found: Splits = importlib.import_module(f"leanify.{file}").splits(data, model)
-    if data.judge and found.test is None:
-        found = _halved(found)
+    if data.judge and found.test is None:  # every other validation sample then chooses nothing
+        count = len(found.validation)
+        if count < 2:
+            raise DataError(f"{found.description}: one validation sample cannot both choose and judge; two are needed")
+        choosing = Selection(found.validation, np.arange(0, count, 2))
+        found = replace(found, validation=choosing, test=Selection(found.validation, np.arange(1, count, 2)))
     if data.test is not None and found.test is None:
         raise RecipeError(f"data.test is {data.test}, but there is no such split of {found.description}; remove it")
     return found
-
-
-def _halved(found: Splits) -> Splits:
-    """Every other validation sample as the test split, which chooses nothing. Raises DataError for a single one."""
-    count = len(found.validation)
-    if count < 2:
-        raise DataError(f"{found.description}: one validation sample cannot both choose and judge; two are needed")
-    choosing, judging = (Selection(found.validation, np.arange(start, count, 2)) for start in (0, 1))
-    return replace(found, validation=choosing, test=judging)

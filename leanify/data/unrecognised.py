@@ -85,18 +85,16 @@ def _of_table(file: Path, place: Path) -> str:
         rows = [row for _, row in islice(rows_of_table(file, faults), found.SOME)]
     except DataError as error:
         return str(error)
+    if not rows and faults.names:
+        return f"no row of {file} can be read, the first: {faults.names[0]}. Tables are read as UTF-8"
     if not rows:
-        return (
-            f"no row of {file} can be read, the first: {faults.names[0]}. Tables are read as UTF-8"
-            if faults.names
-            else f"{file} has no rows"
-        )
-    texts, label, names = _texts_like(rows), _label_like(rows), few(list(map(str, rows[0])), 8)
+        return f"{file} has no rows"
+    text, label, names = _texts_like(rows), _label_like(rows), few(list(map(str, rows[0])), 8)
     line = f"leanify compare {quote(str(place))}"
     named = f"--set data.label={quote(label or 'COLUMN')}"
-    if texts is not None:
+    if text is not None:
         what = "which columns are texts and labels" if label else "which column has the labels"
-        cells = quote(f"data.text={json.dumps([texts], ensure_ascii=False)}")
+        cells = quote(f"data.text={json.dumps([text], ensure_ascii=False)}")
         return f"{what} is not clear in {file}, which has {names}. Name them: {line} --set {cells} {named}"
     if place.is_dir() and next(images_below(place), None) is not None:
         return (
@@ -138,45 +136,44 @@ def _of_folder(place: Path) -> str:
             "of what datasets saves to disk only images with classes are read: write texts as train.parquet, with its "
             "to_parquet"
         )
-    readable = [folder for folder in folders if found.recognise(folder) is not None]
     tables = [file for file in files if file.suffix in (*columns.TABLES, *columns.CONLL)]
-    if (table := columns.file_of(place, "train", columns.TABLES) or next(iter(tables[:1]), None)) is not None:
-        others = f"; it has {len(tables):,} tables, of which none is called train" * (len(tables) > 1)
-        if len(tables) == 1 or columns.stem_of(table) in columns.SPLITS["train"]:
-            return _of_table(table, place)
-        return f"{others[2:]}: {few([file.name for file in tables])}. Name one of them"
-    inner = [*folders, *(inside for folder in folders for inside in folder.iterdir() if inside.is_dir())]
-    if len(texts := sorted({folder.name for folder in inner if any(folder.glob("*.txt"))})) > 1:
+    table = columns.file_of(place, "train", columns.TABLES) or next(iter(tables), None)
+    if table is not None and (len(tables) == 1 or columns.stem_of(table) in columns.SPLITS["train"]):
+        return _of_table(table, place)
+    if tables:
+        names = few([file.name for file in tables])
+        return f"it has {len(tables):,} tables, of which none is called train: {names}. Name one of them"
+    texts: set[str] = set()
+    for folder in folders:
+        inner = [folder, *(inside for inside in folder.iterdir() if inside.is_dir())]
+        texts.update(place.name for place in inner if any(place.glob("*.txt")))
+    if len(texts) > 1:
         return (
-            f"texts in folders of their classes ({few(texts)}) are not read: write a table, train.csv, with the "
-            "columns text and label"
+            f"texts in folders of their classes ({few(sorted(texts))}) are not read: write a table, train.csv, with "
+            "the columns text and label"
         )
-    return _of_images(place, folders, readable) or _of_rest(files, folders, readable)
-
-
-def _of_images(place: Path, folders: Sequence[Path], readable: Sequence[Path]) -> str | None:
+    readable = [folder for folder in folders if found.recognise(folder) is not None]
+    if len(readable) == 1:
+        return f"but {readable[0]} is data: name it"
     if readable:
-        return f"but {readable[0]} is data: name it" if len(readable) == 1 else None
+        return f"its folders {few([folder.name for folder in readable])} are data, each for itself. Name one of them"
+    pictures = _of_images(place, folders)
+    if pictures is not None:
+        return pictures
+    for kind in (PACKED, OTHERWISE):
+        for file in files:
+            if file.suffix.lower() in kind:
+                return _of_file(file)
+    return f"found {few([entry.name for entry in (*files, *folders)], 5)}. It looks for {LAYOUTS}"
+
+
+def _of_images(place: Path, folders: Sequence[Path]) -> str | None:
     inside = {folder.name: sum(1 for _ in images_below(folder)) for folder in folders}
     pictures = [name for name in inside if inside[name]]
     many = sum(1 for _ in images_below(place))
     if len(pictures) > 1 and splits_among(pictures):
         return f"its folders of images, {', '.join(pictures)}, are named as splits, and none of them is train"
     if many and len(pictures) == 1 and many == inside[pictures[0]]:
-        return (
-            f"its {many:,} images are all in one folder, {pictures[0]}; with one folder per class it takes two or more"
-        )
-    if many:
-        return f"its {many:,} images are not in folders of their classes. It looks for {LAYOUTS}"
-    return None
-
-
-def _of_rest(files: Sequence[Path], folders: Sequence[Path], readable: Sequence[Path]) -> str:
-    packed = [file for file in files if file.suffix.lower() in PACKED]
-    other = [file for file in files if file.suffix.lower() in OTHERWISE]
-    if readable:
-        return f"its folders {few([folder.name for folder in readable])} are data, each for itself. Name one of them"
-    if packed or other:
-        return _of_file([*packed, *other][0])
-    here = few([entry.name for entry in (*files, *folders)], 5)
-    return f"found {here}. It looks for {LAYOUTS}"
+        where = f"its {many:,} images are all in one folder, {pictures[0]}"
+        return f"{where}; with one folder per class it takes two or more"
+    return f"its {many:,} images are not in folders of their classes. It looks for {LAYOUTS}" if many else None

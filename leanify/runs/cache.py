@@ -9,9 +9,10 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,13 +26,11 @@ if TYPE_CHECKING:
 
 Arrays: TypeAlias = "dict[str, np.ndarray]"
 Value = TypeVar("Value")
-
-
 NAMES = "__names__"  # the member of an archive that lists the others: damage may rename one
 
 
 def home() -> Path:
-    """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify; a temporary one for a user without home."""
+    """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify; a temporary one without a home."""
     with contextlib.suppress(RuntimeError):  # no HOME, and no user of this number either
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"
     return _of_user(Path(tempfile.gettempdir()) / f"leanify-{os.getuid()}")
@@ -49,29 +48,43 @@ def _of_user(place: Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Check that a path is a regular file. Raises SourceError for a pipe, a device or a file of the kernel."""
+    """Check that a path is a regular file. Raises SourceError for a pipe, a device or a kernel's file."""
     opened(path).close()
     return path
 
 
-def beside(place: Path, what: str) -> Path:
-    """A new hidden folder beside a place of the cache, to be renamed to it. Raises DataError."""
+@contextlib.contextmanager
+def filling(place: Path, what: str) -> Iterator[Path]:
+    """Yield a new folder that is renamed to a place of the cache. Raises DataError if it cannot be written.
+
+    Where another process is faster, its content stays: concurrent writers produce the same.
+    """
+    folder: Path | None = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+        yield folder
+        if not place.exists():
+            folder.rename(place)
     except OSError as error:
-        raise DataError(
-            f"{what} could not be saved in {place.parent} ({error.strerror}); choose another folder with XDG_CACHE_HOME"
-        ) from error
+        if folder is None:
+            raise DataError(
+                f"{what} could not be saved in {place.parent} ({error.strerror}); choose another folder with "
+                "XDG_CACHE_HOME"
+            ) from error
+        if not place.is_dir():
+            raise DataError(f"{what} could not be cached in {place}: {error.strerror or error}") from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def cached(
     name: str, options: Mapping[str, Any], make: Callable[[], Arrays], folder: Path | None = None
 ) -> tuple[Arrays, Path]:
-    """Return the arrays that ``make()`` yields for these options, and the file that caches them.
+    """The arrays that ``make()`` yields for these options, and the file that caches them. Raises DataError.
 
-    The file's name contains a hash of ``options``. It is written under a temporary name, then renamed; a damaged file
-    is rebuilt. Raises DataError if it cannot be written.
+    The file's name contains a hash of ``options``. A damaged file is rebuilt.
     """
     import numpy as np  # here alone: values are read where nothing else needs it
 

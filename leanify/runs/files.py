@@ -1,7 +1,7 @@
 """Read files from untrusted sources: regular files only, with limits on size and JSON nesting.
 
-A file is opened once; what the descriptor says is checked, and what it gives is read. A path that is checked and then
-opened again may be another file by then.
+A file is opened once; what the descriptor says is checked, and what it gives is read. A path that is checked
+and then opened again may be another file by then.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def read_text(path: Path, error: type[LeanifyError] = SourceError, largest: int 
 
 
 def check_size(path: Path, error: type[LeanifyError] = SourceError, largest: int = LARGEST) -> None:
-    """Raise ``error`` unless a path is a regular file of at most ``largest`` bytes: for libraries that want a path."""
+    """Raise ``error`` unless a path is a regular file of at most ``largest`` bytes."""
     opened(path, error, largest).close()
 
 
 def inside(folder: Path, name: str, error: type[LeanifyError] = SourceError) -> Path:
-    """The path that a file of a folder names. Raises ``error`` if it leads out of the folder, also through links."""
+    """The path that a file of a folder names. Raises ``error`` if it leads out, also through links."""
     path, home = folder / name, folder.resolve()
     try:
         leads = path.resolve()
@@ -100,7 +100,7 @@ def inside(folder: Path, name: str, error: type[LeanifyError] = SourceError) -> 
 
 
 def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
-    """A folder and those below it, by path: links are followed, each is met once, ``closed`` ones are not entered.
+    """A folder and those below it, by path; links are followed, each once, ``closed`` ones are not entered.
 
     Hidden folders, virtual environments and what may not be read are left out.
     """
@@ -122,10 +122,10 @@ def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: 
 
 
 def check_regular(folder: Path, error: type[LeanifyError] = SourceError, *below: str) -> None:
-    """Raise ``error`` if a folder, or one below that matches a pattern, has a pipe, a device or a file of the kernel.
+    """Raise ``error`` if a folder, or one that matches a pattern, has a pipe, a device or a kernel's file.
 
-    Upstream's loaders open whatever they find: a pipe would block for ever, and /dev/zero never ends. Folders may be
-    links, which a search of everything below would not enter, or not leave.
+    Upstream's loaders open whatever they find: a pipe would block for ever, and /dev/zero never ends. Folders
+    may be links, which a search of everything below would not enter, or not leave.
     """
     for place in (folder, *(found for pattern in below for found in folder.glob(pattern))):
         for path in place.iterdir() if place.is_dir() else ():
@@ -136,7 +136,7 @@ def check_regular(folder: Path, error: type[LeanifyError] = SourceError, *below:
 
 
 def check_links(folder: Path, error: type[LeanifyError] = SourceError) -> None:
-    """Raise ``error`` if links below a folder lead back to where they lie, or again and again to the same folder.
+    """Raise ``error`` if links below a folder lead back to where they lie, or often to the same folder.
 
     Readers of folders follow links: one loop gives every file forty times, and two of them never end.
     """
@@ -156,8 +156,13 @@ def few(names: Sequence[str], shown: int = 3) -> str:
     return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")
 
 
+def listing(folder: Path, shown: int = 5) -> str:
+    """The names of the first things in a folder, for an error message."""
+    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:shown]) or "nothing"
+
+
 def read_json(path: Path, error: type[LeanifyError] = SourceError) -> Any:
-    """Parse a small JSON file. Raises ``error`` as `read_text` does, and for invalid or too deeply nested JSON.
+    """Parse a small JSON file. Raises ``error`` as `read_text` does, and for invalid or too deep JSON.
 
     transformers writes an infinite number as {"__float__": "Infinity"}, since JSON has no word for it.
     """

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leanify.data.tables.columns import IMAGES
 from leanify.errors import DataError
 from leanify.runs.files import opened
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 class ImageFolder:
@@ -21,32 +20,30 @@ class ImageFolder:
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder = folder
-        named = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.is_dir())
+        named = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES and not path.is_dir())
         self.paths = [path for path in named if path.is_file()]  # opening a pipe would block
         self.skipped = [path for path in named if not path.is_file()]
         if not self.paths:
-            raise DataError(f"no image in {folder}; looked for {', '.join(SUFFIXES)} there and in its subfolders")
+            raise DataError(f"no image in {folder}; looked for {', '.join(IMAGES)} there and in its subfolders")
         random.Random(seed).shuffle(self.paths)
 
     def batches(
         self, samples: int, batch_size: int, shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
     ) -> Iterator[Tensor]:
-        """Yield up to ``samples`` normalised images in batches (B, *shape); unreadable images are replaced by others.
+        """Yield up to ``samples`` normalised images in batches (B, *shape); unreadable ones are replaced.
 
-        ``shape`` is (channels, height, width); ``mean`` and ``std`` have one number per channel. Raises DataError if no
-        image can be read.
+        ``shape`` is (channels, height, width); ``mean`` and ``std`` have one number per channel. Raises
+        DataError.
         """
         batch: list[Tensor] = []
         left = samples
         for path in self.paths:
-            if not left:
-                break
-            image = self._read(path, shape)
+            image = self._read(path, shape) if left else None
             if image is None:
                 continue
             batch.append((image - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
             left -= 1
-            if len(batch) == batch_size:
+            if len(batch) == batch_size or not left:
                 yield torch.stack(batch)
                 batch = []
         if batch:
@@ -55,7 +52,7 @@ class ImageFolder:
             raise DataError(f"none of the {len(self.paths)} images in {self.folder} could be read")
 
     def _read(self, path: Path, shape: Sequence[int]) -> Tensor | None:
-        """Read an image as (C, H, W) in 0 … 1: scaled to cover the size, then centre-cropped; None if unreadable."""
+        """An image as (C, H, W) in 0 … 1, scaled to cover the size and centre-cropped; None if unreadable."""
         from PIL import Image, ImageOps
 
         channels, height, width = shape

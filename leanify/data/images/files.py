@@ -24,8 +24,8 @@ SYNONYMS = (  # folder names of a split, in order of preference, in upper or low
 class ImageFiles:
     """The images of FOLDER/CLASS/…, with the interface of a timm reader: index → (open file, class).
 
-    An image belongs to the class folder that it lies below, however deep. timm's own reader takes the innermost
-    folder's name, and so loses what lies deeper or gives it another class.
+    timm's own reader takes the innermost folder's name, and so loses what lies deeper or gives it another
+    class.
     """
 
     def __init__(self, root: Path, classes: Mapping[str, int]) -> None:
@@ -65,7 +65,7 @@ def names_of(split: str) -> tuple[str, ...]:
 
 
 def folder_of_split(folder: Path, split: str) -> Path | None:
-    """The folder of a split, by its name or a usual synonym, in upper or lower case; None if there is none."""
+    """The folder of a split, by its name or a usual synonym in upper or lower case; None if there is none."""
     exact = next((folder / name for name in (split, *names_of(split)) if (folder / name).is_dir()), None)
     if exact is not None or not folder.is_dir():
         return exact

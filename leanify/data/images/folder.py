@@ -1,11 +1,12 @@
 """Image classification from FOLDER/SPLIT/CLASS/… or the hub, with timm's readers and transforms.
 
-timm replaces an image that it cannot read by the next one, which is then seen twice in an epoch. Here, training stops
-with an error that names the image, or skips it under data.on_error = "skip".
+timm replaces an image that it cannot read by the next one, which is then seen twice in an epoch. Here,
+training stops with an error that names the image, or skips it under data.on_error = "skip".
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from leanify.data.images.files import ImageFiles, folder_of_split, images_below,
 from leanify.data.samples import Selection, Splits
 from leanify.data.tables.columns import IMAGES
 from leanify.errors import DataError, RecipeError
-from leanify.runs.files import check_links
+from leanify.runs.files import check_links, listing
 from leanify.runs.recipe import DataSection
 from leanify.upstream.inputs import example_inputs
 from leanify.upstream.libraries import first_line
@@ -32,7 +33,7 @@ SKIP = ", or skip such images with --set data.on_error=skip"
 
 
 class Scale:
-    """Normalise a batch of bytes to the model's mean and standard deviation; floats are taken as normalised already."""
+    """Normalise a batch of bytes to the model's mean and standard deviation; floats are normalised already."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (mean, std))
@@ -67,12 +68,14 @@ class Pictures:
 
 
 def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
-    """Read an image and its class from a timm reader; ``mode`` is Pillow's. Raises DataError that names the file."""
+    """Read an image and its class from a timm reader, in Pillow's ``mode``. Raises DataError."""
     name = Path(str(files.filename(index, absolute=True)))
     if hasattr(files, "samples") and not name.is_file():
-        what = "is a pipe or a device" if name.exists() else "is missing"
+        what = "is missing"
         if name.is_symlink():
             what = "is a broken link"
+        elif name.exists():
+            what = "is a pipe or a device"
         raise DataError(f"the image {name} {what}: remove it", SKIP)
     try:
         file, label = files[index]
@@ -83,7 +86,7 @@ def opened(files: Any, index: int, mode: str) -> tuple[Any, int]:
 
 
 def decoded(file: Any, mode: str, name: Any) -> Any:
-    """Decode an image from a file object or a path into Pillow's ``mode``. Raises DataError that names it."""
+    """Decode an image from a file object into Pillow's ``mode``. Raises DataError that names it."""
     from PIL import Image
 
     try:
@@ -97,10 +100,7 @@ def decoded(file: Any, mode: str, name: Any) -> Any:
 
 
 def eight_bits(image: Any, name: Any) -> Any:
-    """An image of 16 bits a pixel with its highest 8; any other as it is. Raises DataError for an unknown range.
-
-    Pillow's convert makes white of every value above 255.
-    """
+    """An image of 16 bits a pixel with its highest 8: Pillow's convert makes white of every value above 255."""
     if not image.mode.startswith(("I", "F")):
         return image
     values = np.asarray(image)
@@ -116,7 +116,7 @@ def eight_bits(image: Any, name: Any) -> Any:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test images of a folder, a table or a hub data set. Raises DataError and RecipeError."""
+    """Training, validation and test images of a folder, a table or the hub."""
     if is_own(model):
         raise DataError(f"image classification needs an image model; {origin_of(model)} is a text model")
     if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
@@ -131,14 +131,13 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     train = subset(train, data)
     held = f"{len(validation):,}{' held out' * bool(data.holdout)} to validate"
     about = f"{len(train):,} images of {len(classes):,} classes in {where} to train and {held}"
-    tested = next(iter(test), None)
     return Splits(
         train,
         validation,
         about,
         images=True,
         classes=len(classes),
-        test=tested,
+        test=next(iter(test), None),
         scale=scale,
         names=tuple(classes),
         unchanged=unchanged(train, plain),
@@ -161,10 +160,7 @@ def read(data: DataSection) -> tuple[list[Any], list[str], str]:
 
 
 def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], str]:
-    """Readers for training, validation and test folders; with ``data.holdout`` the first two read the same folder.
-
-    Raises DataError for a missing split or a class that training lacks.
-    """
+    """Readers for training, validation and test folders; ``data.holdout`` takes validation from training."""
     if not folder.is_dir():
         raise DataError(
             f"{folder} is a file; classification needs a folder with one subfolder of images per class, or a table "
@@ -172,37 +168,40 @@ def in_folder(data: DataSection, folder: Path) -> tuple[list[Any], list[str], st
         )
     whole = data.holdout and folder_of_split(folder, data.train) is None
     train = folder if whole else split_folder(folder, data.train)
-    classes = classes_in(train)
     places = [train, train if data.holdout else split_folder(folder, data.validation)]
-    places += [split_folder(folder, data.test)] if data.test is not None else []
-    for place in places[1:]:
-        if unknown := sorted(set(classes_in(place)) - set(classes)):
-            raise DataError(f"{place} has classes that {train} lacks: {', '.join(unknown[:5])}")
+    if data.test is not None:
+        places.append(split_folder(folder, data.test))
+    classes = classes_in(train)
     labels = {name: index for index, name in enumerate(classes)}
+    for place in places[1:]:
+        unknown = sorted(set(classes_in(place)) - set(classes))
+        if unknown:
+            raise DataError(f"{place} has classes that {train} lacks: {', '.join(unknown[:5])}")
     for place in dict.fromkeys(places):
         check_links(place, DataError)
-    readers = [ImageFiles(place, labels) for place in places]
-    return readers, classes, str(folder)
+    return [ImageFiles(place, labels) for place in places], classes, str(folder)
 
 
 def on_hub(data: DataSection) -> tuple[list[Any], list[str], str]:
-    """timm readers for a hub data set, from its first image column and its first class column. Raises DataError."""
-    splits = [data.train, data.train if data.holdout else data.validation]
-    splits += [data.test] if data.test is not None else []
-    features = hub.rows(data.name, data.train).features
-    kinds = {kind: [key for key, value in features.items() if type(value).__name__ == kind] for kind in HUB_KINDS}
-    missing = [what for kind, what in HUB_KINDS.items() if not kinds[kind]]
-    if missing:
-        raise DataError(f"the data set {data.name!r} has no column of {' or of '.join(missing)}; it has {features}")
-    image, label = (kinds[kind][0] for kind in HUB_KINDS)
+    """timm readers for a hub data set, from its first image column and its first class column."""
     from timm.data import create_dataset
 
-    readers = [
-        create_dataset(
-            f"hfds/{data.name}", root=None, split=hub.split_of(data.name, split), input_key=image, target_key=label
-        ).reader
-        for split in splits
-    ]
+    features = hub.rows(data.name, data.train).features
+    first: dict[str, str] = {}  # the first column of each kind
+    for column, feature in features.items():
+        first.setdefault(type(feature).__name__, column)
+    missing = [what for kind, what in HUB_KINDS.items() if kind not in first]
+    if missing:
+        raise DataError(f"the data set {data.name!r} has no column of {' or of '.join(missing)}; it has {features}")
+    image, label = first["Image"], first["ClassLabel"]
+    splits = [data.train, data.train if data.holdout else data.validation]
+    if data.test is not None:
+        splits.append(data.test)
+    readers = []
+    for split in splits:
+        own = hub.split_of(data.name, split)
+        place = f"hfds/{data.name}"
+        readers.append(create_dataset(place, root=None, split=own, input_key=image, target_key=label).reader)
     return readers, list(features[label].names), f"{data.name} of the hub"
 
 
@@ -213,37 +212,35 @@ def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, by its name or a usual synonym. Raises DataError that lists what is there."""
     found = folder_of_split(folder, split)
     if found is None:
-        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+        names = " or ".join(dict.fromkeys((split, *names_of(split))))
         raise DataError(
-            f"{folder} has no folder {' or '.join(dict.fromkeys((split, *names_of(split))))}; found {here}. "
+            f"{folder} has no folder {names}; found {listing(folder)}. "
             "To hold out a tenth of the training images instead: --set data.holdout=0.1"
         )
     return found
 
 
 def classes_in(folder: Path) -> list[str]:
-    """The classes of a split in timm's numbering order. Raises DataError for an empty class or fewer than two."""
+    """The classes of a split in timm's order. Raises DataError for an empty class or fewer than two."""
     from timm.utils.misc import natural_key
 
-    found = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
-    if not found:
-        raise DataError(f"{folder} has no class folders; images must be in FOLDER/CLASS/")
-    for name, place in list(found.items()):
+    classes = []
+    folders = [entry for entry in folder.iterdir() if entry.is_dir()]
+    for place in folders:
         if next(images_below(place), None) is not None:
-            continue
-        if not name.startswith(BESIDE):
-            raise DataError(f"the class {name} in {folder} has no images ({', '.join(IMAGES)}): remove the folder")
-        del found[name]  # timm's reader sees no class there either
-    if len(found) == 1:
-        raise DataError(f"{folder} has only one class, {next(iter(found))}; classification needs two or more")
-    return sorted(found, key=natural_key)
+            classes.append(place.name)
+        elif not place.name.startswith(BESIDE):  # timm's reader sees no class there either
+            images = ", ".join(IMAGES)
+            raise DataError(f"the class {place.name} in {folder} has no images ({images}): remove the folder")
+    if not folders:
+        raise DataError(f"{folder} has no class folders; images must be in FOLDER/CLASS/")
+    if len(classes) == 1:
+        raise DataError(f"{folder} has only one class, {classes[0]}; classification needs two or more")
+    return sorted(classes, key=natural_key)
 
 
 def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, str]:
-    """Return timm's training and evaluation transforms (to bytes), the model's `Scale`, and Pillow's image mode.
-
-    Raises RecipeError if data.img_size is not the model's input size.
-    """
+    """timm's training and evaluation transforms (to bytes), the model's `Scale`, and Pillow's image mode."""
     from timm.data import create_transform, resolve_data_config
     from timm.data.random_erasing import RandomErasing
     from torchvision.transforms import Compose
@@ -258,7 +255,10 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     if not is_hf(model):
         known = resolve_data_config({}, model=model)
     shape = (channels, *size)
-    fixed = {name: _per_channel(known[name], channels) for name in ("mean", "std")}
+    fixed = {}
+    for name in ("mean", "std"):
+        values = tuple(known[name])
+        fixed[name] = values if len(values) == channels else (sum(values) / len(values),) * channels
     scale = Scale(**fixed)
     to_bytes = {**fixed, "use_prefetcher": True}  # makes timm return bytes; `Scale` and erasing are applied later
     changed = create_transform(
@@ -271,36 +271,21 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
         interpolation="random",
         **to_bytes,
     )
-    for operation in _operations(changed):
-        if operation.name.startswith("Posterize"):
-            operation.aug_fn = posterize
+    for part in changed.transforms:  # timm's random augmentation has its operations in one of two attributes
+        operations = [*getattr(part, "ops", ()), *itertools.chain(*getattr(part, "policy", ()))]
+        for operation in operations:
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = posterize
     if data.erase:
         changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
     plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **to_bytes)
     return changed, plain, scale, "L" if channels == 1 else "RGB"
 
 
-def _operations(transform: Any) -> list[Any]:
-    """The operations of timm's random augmentation, if the transforms include one."""
-    operations: list[Any] = []
-    for part in transform.transforms:
-        if hasattr(part, "ops"):
-            operations += part.ops
-        elif hasattr(part, "policy"):
-            for some in part.policy:
-                operations += some
-    return operations
-
-
 def posterize(image: Any, bits: int, **_: Any) -> Any:
-    """Keep the highest bits of each channel. At full strength timm asks for 0 bits, which Pillow ≥ 13 refuses."""
+    """Keep the highest bits of each channel. timm may ask for 0 bits, which Pillow ≥ 13 refuses."""
     from PIL import Image, ImageOps
 
     if bits < 1:
         return Image.new(image.mode, image.size)  # black, as in earlier versions of Pillow
     return image if bits >= 8 else ImageOps.posterize(image, bits)
-
-
-def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """One value per channel; the mean value if their numbers differ."""
-    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

@@ -1,9 +1,9 @@
 """Images in tables: CSV, TSV or JSON lines with paths, Parquet with bytes, or a data set saved by ``datasets``.
 
-``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), a folder of tar shards
-(`tar_shards`), or the output of ``datasets``' ``save_to_disk``. ``data.image`` and ``data.label`` name the columns; by
-default they are guessed by name. Paths are relative to the table. Parquet images are kept in memory, still encoded;
-those of ``datasets`` are memory-mapped.
+``data.path`` is a table, a folder with train.csv and validation.csv (or .tsv, .jsonl, .parquet), a folder of
+tar shards (`tar_shards`), or the output of ``datasets``' ``save_to_disk``. ``data.image`` and ``data.label``
+name the columns; by default they are guessed by name. Paths are relative to the table. Parquet images are
+kept in memory, still encoded; those of ``datasets`` are memory-mapped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from leanify.data import hub
+from leanify.data.common import HOLD_OUT
 from leanify.data.faults import Faults
 from leanify.data.images import tar_shards
 from leanify.data.tables import columns
@@ -67,36 +68,34 @@ def lies_at(place: Path, split: str) -> bool:
     """Whether a path has a table of images or a data set on disk, rather than folders of classes."""
     if (place / split).is_dir() and any(entry.is_dir() for entry in (place / split).iterdir()):
         return (place / ON_DISK[0]).is_file()  # otherwise folders of classes, even if there are tables beside them
-    if any((place / name).is_file() for name in ON_DISK):
-        return True
-    if tar_shards.of(place, split):
+    if any((place / name).is_file() for name in ON_DISK) or tar_shards.of(place, split):
         return True
     table = find_table(place, split)
-    named = table is not None and columns.stem_of(table) in columns.SPLITS.get(split, (split,))
-    return named or (table is not None and (place.is_file() or sum(entry.is_dir() for entry in place.iterdir()) < 2))
+    if table is None or place.is_file() or columns.stem_of(table) in columns.SPLITS.get(split, (split,)):
+        return table is not None
+    return sum(entry.is_dir() for entry in place.iterdir()) < 2
 
 
 def readers(data: DataSection, place: Path) -> tuple[list[Rows], list[str], str]:
-    """Return readers for training, validation and test, the training classes, and a description with the columns.
-
-    Raises DataError.
-    """
-    splits = [data.train, data.train if data.holdout else data.validation, *([data.test] if data.test else [])]
+    """Readers for training, validation and test, the classes, and a description. Raises DataError."""
+    splits = [data.train, data.train if data.holdout else data.validation]
+    if data.test:
+        splits.append(data.test)
     if any((place / name).is_file() for name in ON_DISK):
         return _on_disk(data, place, splits)
     if tar_shards.of(place, data.train):
         return _in_shards(data, place, splits)
-    files = [find_table(place, split) for split in splits]
-    for split, file in zip(splits, files, strict=True):
+    tables, read, about = [], {}, ""
+    for split in splits:
+        file = find_table(place, split)
         if file is None:
-            raise DataError(
-                f"{place} has no table for {split}; to hold out a tenth of train instead: --set data.holdout=0.1"
-            )
-    read = {}
-    for file in files:
-        if file is not None and file not in read:  # one table may be two splits
+            raise DataError(f"{place} has no table for {split}; {HOLD_OUT}")
+        if file not in read:  # one table may be two splits
             read[file] = _read(file, data)
-    return _numbered([(file, *read[file][:2]) for file in files if file is not None], read[files[0]][2])  # type: ignore[index]
+        pictures, labels, source = read[file]
+        tables.append((file, pictures, labels))
+        about = about or source
+    return _numbered(tables, about)
 
 
 def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
@@ -107,12 +106,13 @@ def _read(file: Path, data: DataSection) -> tuple[list[Any], list[str], str]:
         if not image:
             image, label = _columns(file, list(row), data)
         picture, kind = _picture(row.get(image), file.parent), columns.label_of(row.get(label))
-        if picture is None or kind is None:
-            name = label if picture else image
-            faults.found(f"{file}, {place}: {name} is {row.get(name)!r:.40}, {'no label' if picture else 'no image'}")
-            continue
-        pictures.append(picture)
-        labels.append(kind)
+        if picture is None:
+            faults.found(f"{file}, {place}: {image} is {row.get(image)!r:.40}, no image")
+        elif kind is None:
+            faults.found(f"{file}, {place}: {label} is {row.get(label)!r:.40}, no label")
+        else:
+            pictures.append(picture)
+            labels.append(kind)
     if not pictures:
         raise DataError(f"{file} has no row with an image and a label")
     return pictures, labels, f"({image} → {label})"
@@ -135,23 +135,25 @@ def _columns(file: Path, found: Sequence[str], data: DataSection) -> tuple[str, 
             f"text model can, leanify train bert --set data.path={quote(str(file))}. "
             "--set data.image=COLUMN names images"
         )
-    if image not in found or label not in found:
-        asked = [(name,) if name else () for name in (data.image, data.label)]
-        raise columns.missing_columns(file, found, image=(asked[0], columns.PICTURES), label=(asked[1], columns.LABELS))
-    return str(image), str(label)
+    wanted = (image,) if image else (), (label,) if label else ()
+    picked = columns.pick(file, found, image=(wanted[0], columns.PICTURES), label=(wanted[1], columns.LABELS))
+    return picked["image"][0], picked["label"][0]
 
 
 def _numbered(tables: Sequence[tuple[Path, Any, list[str]]], source: str) -> tuple[list[Rows], list[str], str]:
     """Readers with labels turned into indices of the first table's sorted classes."""
+    first = tables[0][0]
     names = columns.in_order(set(tables[0][2]))
     if len(names) < 2:
-        raise DataError(f"{tables[0][0]} has only one class, {names[0]}; classification needs two or more")
+        raise DataError(f"{first} has only one class, {names[0]}; classification needs two or more")
     number = {name: index for index, name in enumerate(names)}
-    for file, _, labels in tables:
-        if unknown := sorted(set(labels) - set(names)):
-            raise DataError(f"{file} has classes that {tables[0][0]} lacks: {', '.join(unknown[:5])}")
-    found = [Rows(file, pictures, [number[label] for label in labels]) for file, pictures, labels in tables]
-    return found, names, f"{tables[0][0]} {source}"
+    found = []
+    for file, pictures, labels in tables:
+        unknown = sorted(set(labels) - set(names))
+        if unknown:
+            raise DataError(f"{file} has classes that {first} lacks: {', '.join(unknown[:5])}")
+        found.append(Rows(file, pictures, [number[label] for label in labels]))
+    return found, names, f"{first} {source}"
 
 
 def _in_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[list[Rows], list[str], str]:
@@ -159,10 +161,7 @@ def _in_shards(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[l
     for split in dict.fromkeys(splits):
         shards = tar_shards.of(place, split)
         if not shards:
-            raise DataError(
-                f"{place} has no shards for {split}, {split}-*.tar; to hold out a tenth of train instead: "
-                "--set data.holdout=0.1"
-            )
+            raise DataError(f"{place} has no shards for {split}, {split}-*.tar; {HOLD_OUT}")
         found[split] = (place, *tar_shards.read(shards, Faults(data.on_error == "skip")))
     many = len(tar_shards.of(place, splits[0]))
     return _numbered([found[split] for split in splits], f"({many} shard{'s' * (many != 1)})")
@@ -176,16 +175,15 @@ def _on_disk(data: DataSection, place: Path, splits: Sequence[str]) -> tuple[lis
         raise DataError(f"{place} is not a data set that the library datasets can load: {error}") from error
     found = []
     for split in splits:
-        spelled = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in loaded), None)
-        if isinstance(loaded, dict) and spelled is None:
-            raise DataError(
-                f"{place} has no split {split}; it has {', '.join(loaded)}. To hold out a tenth of train instead: "
-                "--set data.holdout=0.1"
-            )
-        rows = loaded[spelled] if isinstance(loaded, dict) else loaded
+        rows = loaded
+        if isinstance(loaded, dict):
+            spelled = next((name for name in (split, *columns.SPLITS.get(split, ())) if name in loaded), None)
+            if spelled is None:
+                hold_out = HOLD_OUT.capitalize()
+                raise DataError(f"{place} has no split {split}; it has {', '.join(loaded)}. {hold_out}")
+            rows = loaded[spelled]
         image, label = _columns(place, rows.column_names, data)
-        kind = rows.features[label]
-        labels = [kind.int2str(value) if hasattr(kind, "int2str") else str(value) for value in rows[label]]
+        name_of = getattr(rows.features[label], "int2str", str)
         raw = rows.cast_column(image, datasets.Image(decode=False))
-        found.append((place, Column(raw, image), labels))
+        found.append((place, Column(raw, image), [name_of(value) for value in rows[label]]))
     return _numbered(found, f"({image} → {label})")

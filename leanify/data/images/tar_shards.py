@@ -1,8 +1,8 @@
-"""Images in tar shards, as WebDataset writes them: KEY.jpg beside KEY.cls in train-000000.tar, train-000001.tar, ….
+"""Images in tar shards, as WebDataset writes them: KEY.jpg beside KEY.cls in train-000000.tar, ….
 
-The shards' headers are read once and kept as an index in the cache; an image is then read from its place in a shard.
-Order, resuming and the division over processes are therefore those of any other data set: no sample is lost or doubled.
-KEY.cls or KEY.txt holds a class as text, KEY.json as ``label`` or another usual name. Does not import torch.
+The shards' headers are read once and kept as an index in the cache; an image is then read from its place in a
+shard. Order, resuming and the division over processes are therefore those of any other data set. KEY.cls or
+KEY.txt holds a class as text, KEY.json as ``label`` or another usual name. Does not import torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Pieces(Sequence[Piece]):
 
 
 def of(place: Path, split: str) -> list[Path]:
-    """The shards of a split: SPLIT*.tar in a folder, *.tar in its folder SPLIT, or the one file that is named."""
+    """The shards of a split: SPLIT*.tar in a folder, *.tar in its folder SPLIT, or the one file named."""
     if place.is_file():
         return [place] if place.suffix == ".tar" else []
     for name in columns.SPLITS.get(split, (split,)):
@@ -109,7 +109,7 @@ def _indexed(shards: Sequence[Path]) -> Arrays:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose size is no negative number: that would lead back to where its reader came from, for ever."""
+    """A member without a negative size, which would lead back to where its reader came from, for ever."""
 
     def _block(self, count: int) -> int:
         if count < 0:

@@ -40,7 +40,7 @@ SPLITS = {  # file names of a split, in order of preference
 
 
 def one_of(names: Sequence[str], found: Sequence[str]) -> str | None:
-    """Return the column that matches the first of ``names`` (case-insensitive), as spelt in the file; or None."""
+    """The column that matches the first of ``names``, as spelt in the file, in upper or lower case; or None."""
     known = {name.lower(): name for name in found if isinstance(name, str)}  # a row with a cell too many has no name
     return next((known[name.lower()] for name in names if name.lower() in known), None)
 
@@ -54,44 +54,45 @@ def texts_in(found: Sequence[str]) -> tuple[str, ...]:
     return ()
 
 
-def missing_columns(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]) -> DataError:
-    """What is wrong with the columns that are asked for, and settings that name columns which the file has.
+def pick(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequence[str]]) -> dict[str, list[str]]:
+    """The columns that are asked for, else those of a usual name, as spelt in the file. Raises DataError.
 
-    ``wanted`` has, by key (``text`` for data.text), the names that the recipe asks for and the usual ones, which are
-    looked for if it asks for none. A column is proposed by its spelling, by its name, or because no other is left.
+    ``wanted`` has, by key (``text`` for data.text), the names that the recipe asks for and the usual ones.
+    The error proposes columns that the file has: by spelling, by name, or because no other is left.
     """
     known = {str(name).lower(): str(name) for name in found}
-    right: dict[str, list[str | None]] = {}
-    wrong: dict[str, list[str | None]] = {}
+    right: dict[str, list[str]] = {}
     for key, (asked, usual) in wanted.items():
-        column = one_of(usual, list(known.values()))
-        there = [known.get(name.lower()) for name in asked] or [column]
-        (wrong if None in there else right)[key] = there
-    taken = {name for names in right.values() for name in names}
-    left = [name for name in known.values() if name not in taken]
+        names = asked or [one_of(usual, list(known.values())) or ""]
+        if all(name.lower() in known for name in names):
+            right[key] = [known[name.lower()] for name in names]
+    if len(right) == len(wanted):
+        return right
+    left = [name for name in known.values() if all(name not in names for names in right.values())]
     missing, settings = [], []
-    for key in wrong:
-        asked, usual = wanted[key]
+    for key, (asked, usual) in wanted.items():
+        if key in right:
+            continue
         absent = [name for name in asked if name.lower() not in known]
         named = " and ".join(f"no column {name[:80]}" for name in absent)
         missing.append(named or f"no column of {MEANT.get(key, key)}")
         proposed = _proposed(absent, usual, left)
         left = [name for name in left if name not in proposed]
         settings.append(f"--set {quote(f'data.{key}={_as_setting(key, proposed)}')}")
-    return DataError(
+    raise DataError(
         f"{file} has {' and '.join(missing)}; it has {few([*known.values()], 8)}. Name one that it has: "
         f"{' '.join(settings)}"
     )
 
 
 def _proposed(absent: Sequence[str], usual: Sequence[str], left: Sequence[str]) -> list[str]:
-    """The columns that were meant: those spelt nearly so, one of a usual name, the only one left; else ``COLUMN``."""
+    """The columns that were meant: of a similar spelling, of a usual name, the only one left; or "COLUMN"."""
     lower = {name.lower(): name for name in left}
-    near = []
+    near: list[str] = []
     for name in absent:
-        near += [lower[match] for match in get_close_matches(name.lower(), lower, 1)]
+        near += get_close_matches(name.lower(), lower, 1)
     if near:
-        return near
+        return [lower[name] for name in near]
     guess = one_of(usual, left)
     if guess is not None:
         return [guess]
@@ -99,7 +100,7 @@ def _proposed(absent: Sequence[str], usual: Sequence[str], left: Sequence[str]) 
 
 
 def _as_setting(key: str, names: Sequence[str]) -> str:
-    """The value of a setting that names columns: text takes a list, the others one, quoted where TOML needs it."""
+    """The value of a setting that names columns: text takes a list, the others one, quoted for TOML."""
     if key == "text":
         return json.dumps(names, ensure_ascii=False)
     is_plain = re.fullmatch(r"(?!true$|false$)[A-Za-z_][\w-]*", names[0])
@@ -107,24 +108,20 @@ def _as_setting(key: str, names: Sequence[str]) -> str:
 
 
 def file_of(folder: Path, split: str, suffixes: Sequence[str]) -> Path | None:
-    """A split's file under one of its usual names, or the first of its Parquet shards; None if there is none."""
+    """A split's file under one of its usual names, or the first of its Parquet shards; None if none."""
     stems = (split, *SPLITS.get(split, ()))
     for stem in stems:
         for suffix in suffixes:
             if (folder / f"{stem}{suffix}").is_file():
                 return folder / f"{stem}{suffix}"
-    if ".parquet" not in suffixes or not folder.is_dir():
-        return None
     first_shards = {}
-    for path in sorted(folder.iterdir()):
-        part = SHARD.fullmatch(path.name)
-        if part and int(part[2]) == 0:
-            first_shards[part[1]] = path
+    for path in sorted(folder.glob("*-00000-of-*.parquet")) if ".parquet" in suffixes else ():
+        first_shards[stem_of(path)] = path
     return next((first_shards[stem] for stem in stems if stem in first_shards), None)
 
 
 def shards_of(file: Path) -> list[Path]:
-    """The Parquet files that one of them stands for, NAME-00000-of-00002.parquet, in order; else the file itself."""
+    """The Parquet files that one stands for, NAME-00000-of-00002.parquet, in order; else the file itself."""
     first = SHARD.fullmatch(file.name)
     if first is None or int(first[2]):
         return [file]
@@ -137,7 +134,7 @@ def shards_of(file: Path) -> list[Path]:
 
 
 def stem_of(file: Path) -> str:
-    """A file's name without its suffix and without the number of a shard: ``test`` of test-00000-of-00001.parquet."""
+    """A file's name without suffix and number of a shard: ``test`` of test-00000-of-00001.parquet."""
     part = SHARD.fullmatch(file.name)
     return part[1] if part else file.stem
 
@@ -149,14 +146,14 @@ def described(file: Path) -> str:
 
 
 def only_file(folder: Path, suffixes: Sequence[str]) -> Path | None:
-    """The one file of a folder that ends so, whatever its name: what there is to train on; None if there are more."""
+    """The one file of a folder that ends so, which is the one to train on; None if there are more."""
     found = [file for suffix in suffixes for file in folder.glob(f"*{suffix}") if file.is_file()]
     one = len(found) == 1 and stem_of(found[0]) not in SPLITS["validation"]
     return found[0] if one else None
 
 
 def class_names(file: Path, column: str) -> tuple[str, ...]:
-    """The names of a column's integer classes, as ``datasets`` writes them into Parquet files (ClassLabel); else ()."""
+    """The names of a column's integer classes, as ``datasets`` writes them into Parquet files; else ()."""
     if file.suffix != ".parquet":
         return ()
     import pyarrow.parquet
@@ -164,18 +161,19 @@ def class_names(file: Path, column: str) -> tuple[str, ...]:
     try:
         written = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}")
         feature = json.loads(written).get("info", {}).get("features", {}).get(column)
-    except (pyarrow.ArrowException, OSError, ValueError, RecursionError, AttributeError):
+        if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
+            feature = feature.get("feature")
+        if isinstance(feature, list) and len(feature) == 1:
+            feature = feature[0]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else []
+        whole = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    except (pyarrow.ArrowException, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return ()  # what reads the table says what is wrong with it
-    if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
-        feature = feature.get("feature")
-    feature = feature[0] if isinstance(feature, list) and len(feature) == 1 else feature
-    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
-    whole = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-    return tuple(names) if names and whole else ()
+    return tuple(names) if isinstance(names, list) and whole else ()
 
 
 def by_class_name(cell: Any, names: Sequence[str]) -> Any:
-    """A cell with classes by name, where it is an index into ``names`` or a list of them; any other as it is."""
+    """A cell with classes by name, where it is an index into ``names`` or a list of them."""
     if isinstance(cell, (list, tuple)):
         return [by_class_name(each, names) for each in cell]
     return names[cell] if type(cell) is int and 0 <= cell < len(names) else cell
@@ -189,7 +187,9 @@ def tagged_in(
     if tokens is None or tags is None:
         return None
     words, kinds = parts_of(row[tokens]), parts_of(row[tags])
-    return (tokens, tags) if words is not None and kinds is not None and len(words) == len(kinds) else None
+    if words is None or kinds is None or len(words) != len(kinds):
+        return None
+    return tokens, tags
 
 
 def parts_of(cell: Any) -> tuple[str, ...] | None:
@@ -202,16 +202,18 @@ def parts_of(cell: Any) -> tuple[str, ...] | None:
 
 
 def labels_of(cell: Any, separator: str | None) -> tuple[str, ...] | None:
-    """The distinct labels in a cell: a list's entries, or a string's parts; () if empty, None for anything else."""
-    if cell is None or isinstance(cell, (str, int)):
-        text = "" if cell is None else str(cell)
-        parts: Iterable[Any] = text.split(separator) if separator else [text]
+    """The distinct labels in a cell, a list or a string; () if it is empty, None for anything else."""
+    parts: Iterable[Any]
+    if cell is None:
+        parts = ()
+    elif isinstance(cell, (str, int)):
+        parts = str(cell).split(separator) if separator else [cell]
     elif isinstance(cell, (list, tuple)) and all(isinstance(each, (str, int)) for each in cell):
         parts = cell
     else:
         return None
-    names = [str(part).strip() for part in parts]
-    return tuple(dict.fromkeys(name for name in names if name))
+    names = dict.fromkeys(str(part).strip() for part in parts)
+    return tuple(name for name in names if name)
 
 
 def separator_of(cells: Sequence[Any]) -> str | None:
@@ -221,10 +223,11 @@ def separator_of(cells: Sequence[Any]) -> str | None:
     """
     texts = {cell for cell in cells if isinstance(cell, str)}
     for separator in SEPARATORS:
-        if any(separator in text for text in texts):
-            labels = {label for text in texts for label in labels_of(text, separator) or ()}
-            if 1 < len(labels) < len(texts):
-                return separator
+        labels: set[str] = set()
+        for text in texts:
+            labels.update(labels_of(text, separator) or ())
+        if any(separator in text for text in texts) and 1 < len(labels) < len(texts):
+            return separator
     return None
 
 
@@ -238,8 +241,17 @@ def label_of(cell: Any) -> str | None:
     return str(cell).strip() or None if isinstance(cell, (str, int, float)) else None
 
 
+def number_in(text: str) -> float | None:
+    """The finite number that a label stands for; None if it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None
+
+
 def in_order(labels: Iterable[str], order: Sequence[str] = ()) -> list[str]:
-    """Sort labels: as in ``order`` if all are there, else numerically if all are integers, else alphabetically."""
+    """Sort labels: as in ``order`` if all are there, else as numbers if all are integers, else by letters."""
     labels = list(labels)
     if set(labels) <= set(order):
         return [name for name in order if name in labels]

@@ -23,7 +23,7 @@ def text_in(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def label_in(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
-    """The column beside the texts, if it is the only one and has few values, lists of them, or fractions.
+    """The only column beside the texts, if it has few values, lists of them, or fractions.
 
     Else columns of 0 and 1, joined by commas. None where nothing fits.
     """
@@ -31,7 +31,7 @@ def label_in(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
     if len(left) == 1:
         ((name, cells),) = left.items()
         return name if _is_label(cells) or _are_fractions(cells) or _are_several(cells) else None
-    flags = bool(left) and all("," not in name and _are_flags(cells) for name, cells in left.items())
+    flags = bool(left) and all("," not in name and None not in map(_flag, cells) for name, cells in left.items())
     return ",".join(left) if flags else None
 
 
@@ -48,9 +48,10 @@ def flags_set(row: Row, flags: Sequence[str]) -> list[str] | None:
 
 
 def is_headless(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line of a table is a sample, not names: it has one of a column's labels, or a fraction.
+    """Whether a table's first line is a sample, not names: it has one of a column's labels, or a fraction.
 
-    Names that say what a column holds, and 0, 1, …, as pandas writes for columns without a name, are a header.
+    Names that say what a column holds, and 0, 1, …, as pandas writes for columns without a name, are a
+    header.
     """
     if any(name.strip().lower() in KNOWN for name in names) or [*names] == [str(i) for i in range(len(names))]:
         return False
@@ -94,9 +95,11 @@ def _is_label(cells: Sequence[Any]) -> bool:
 
 def _are_several(cells: Sequence[Any]) -> bool:
     """Whether cells are lists of labels: a few strings or whole numbers, again and again."""
-    if not all(isinstance(cell, list) for cell in cells):
-        return False
-    labels = [label for cell in cells for label in cell]
+    labels: list[Any] = []
+    for cell in cells:
+        if not isinstance(cell, list):
+            return False
+        labels += cell
     return all(isinstance(label, (str, int)) for label in labels) and 2 <= len(set(labels)) <= len(cells) / EACH
 
 
@@ -105,10 +108,6 @@ def _are_fractions(cells: Sequence[Any]) -> bool:
         return any(float(cell) % 1 for cell in cells)
     except (TypeError, ValueError):
         return False
-
-
-def _are_flags(cells: Sequence[Any]) -> bool:
-    return all(_flag(cell) is not None for cell in cells)
 
 
 def _flag(cell: Any) -> bool | None:

@@ -1,8 +1,8 @@
-"""Text for causal language models: one long sequence of token ids, cut so that every token is a target once.
+"""Text for causal language models: one sequence of token ids, cut so that every token is a target once.
 
-Sources: a file of plain text, or of stories separated by ``<|endoftext|>`` (TinyStories' layout); a table of texts
-(``.jsonl``, ``.parquet``); a hub data set, named with a slash; Python's own standard library (``data.name=python``).
-Token ids are bytes, or those of a Hugging Face tokenizer.
+Sources: a file of plain text, or of stories separated by ``<|endoftext|>`` (TinyStories' layout); a table of
+texts (``.jsonl``, ``.parquet``); a hub data set, named with a slash; Python's own standard library
+(``data.name=python``). Token ids are bytes, or those of a Hugging Face tokenizer.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from leanify.data.texts import tokens, vocabulary
 from leanify.data.texts.tokens import END as END
 from leanify.data.texts.tokens import Encode, Text
 from leanify.errors import DataError
+from leanify.runs.files import listing
 from leanify.runs.recipe import DataSection
 
 PYTHON_BYTES = 4_000_000  # of the standard library's sources, so that every Python version gives the same amount
 
 
 class Corpus:
-    """Token ids, in memory or memory-mapped.
-
-    Sample i has the inputs ids[i · length : (i + 1) · length]; its targets are the same slice shifted by one.
-    """
+    """Token ids: sample i has the inputs ids[i · length : (i + 1) · length], and targets shifted by one."""
 
     workers = 0
 
@@ -68,33 +66,26 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 def corpora(
     data: DataSection, length: int, vocabulary: int, faults: Faults | None = None
 ) -> tuple[Corpus, Corpus, float, str, Corpus | None]:
-    """Return training and validation samples, mean bytes per token, a description, and test samples or None.
-
-    Raises DataError, for instance if the text has token ids beyond the vocabulary.
-    """
+    """Training and validation samples, mean bytes per token, a description, and test samples or None."""
     encode, by = encoder(data.tokenizer, vocabulary)
     sources, where = texts_of(data, faults or Faults())
-    found = [
-        tokens.of(iter([source]), encode) if isinstance(source, str) else tokens.of_text(source, encode, by)
-        for source in sources
-    ]
-    top = max(part.top for part in found)
-    if top >= vocabulary:
-        raise DataError(f"{where} {by} has token id {top}, but the model's vocabulary has only {vocabulary} ids")
-    names = ("train", "validate", "test")
-    train, validation, *test = (
-        Corpus(part.ids, length, f"{where} to {what}") for part, what in zip(found, names, strict=False)
-    )
+    found, samples = [], []
+    for source, what in zip(sources, ("train", "validate", "test"), strict=False):
+        part = tokens.of(iter([source]), encode) if isinstance(source, str) else tokens.of_text(source, encode, by)
+        found.append(part)
+        if part.top >= vocabulary:
+            raise DataError(
+                f"{where} {by} has token id {part.top}, but the model's vocabulary has only {vocabulary} ids"
+            )
+        samples.append(Corpus(part.ids, length, f"{where} to {what}"))
+    train, validation, *test = samples
     description = f"{where} {by}, {len(found[0].ids):,} tokens to train and {len(found[1].ids):,} to validate"
     share = found[1].bytes / len(found[1].ids)
     return train, validation, share, description, next(iter(test), None)
 
 
 def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
-    """Return a function from text to token ids, and its description: bytes, or a tokenizer from a directory or the hub.
-
-    Raises DataError if the vocabulary is too small for bytes or the tokenizer cannot be loaded.
-    """
+    """A function from text to token ids, and its description: bytes, or a tokenizer. Raises DataError."""
     if tokenizer is None:
         if size < 256:
             raise DataError(f"text as bytes needs a vocabulary of at least 256 ids, but the model has {size}")
@@ -102,19 +93,25 @@ def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
     found = vocabulary.load(
         tokenizer, "name another directory with --set data.tokenizer=DIR, or train on bytes, --set data.tokenizer="
     )
-    return (
-        lambda text: np.array(found(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
-    ), f"by the tokenizer {tokenizer}"
+
+    def encode(text: str) -> np.ndarray:
+        return np.array(found(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+
+    return encode, f"by the tokenizer {tokenizer}"
 
 
 def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
-    """Return the texts for training, validation and (if the recipe names such a split) test, and where they are from.
+    """The texts for training, validation and test, where that is named, and where they are from.
 
     A text that must be split is read into memory; one that is larger than memory needs a file per split.
     """
     if data.name == "python" and data.path is None:
-        return [*_cut(_python(), data)], "Python's own sources"
-    splits = [data.train, data.validation, *([data.test] if data.test is not None else [])]
+        files = sorted(Path(os.__file__).parent.glob("*.py"))  # of the standard library
+        whole = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+        return [*_cut(whole[:PYTHON_BYTES], data)], "Python's own sources"
+    splits = [data.train, data.validation]
+    if data.test is not None:
+        splits.append(data.test)
     if hub.is_meant(data):
         found = [Text((data.name, split), faults) for split in splits]
         where = f"{data.name} of the hub"
@@ -125,8 +122,15 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
         unvalidated = data.validation == "validation" and _text_in(path, data.validation) is None
         if data.holdout or unvalidated:
             splits[1] = data.train
-        found = [Text(_in_folder(path, split), faults) for split in splits]
-        where = str(path)
+        found, where = [], str(path)
+        for split in splits:
+            place = _text_in(path, split)
+            if place is None:
+                names = " and ".join(f"{split}{suffix}" for suffix in (".txt", *columns.TABLES))
+                raise DataError(
+                    f"{path} has no text for the split {split!r}: looked for {names}, found {listing(path)}"
+                )
+            found.append(Text(place, faults))
         if unvalidated and not data.holdout:
             return [*_cut(found[0].read(), data), *found[2:]], f"{found[0]} (a tenth of it held out)"
     if data.samples is not None or data.holdout:
@@ -135,8 +139,9 @@ def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
 
 
 def _text_in(path: Path, split: str) -> Path | None:
-    """A split's file under one of its usual names, or None. The only text of a folder is the one to train on, and
-    several are one text, unless a name says what one of them is for.
+    """A split's file under one of its usual names, or None.
+
+    A folder's only text is the one to train on; several are one text, unless a name says what one is for.
     """
     suffixes = (".txt", *columns.TABLES)
     file = columns.file_of(path, split, suffixes)
@@ -145,15 +150,6 @@ def _text_in(path: Path, split: str) -> Path | None:
     texts = {file.stem for file in path.glob("*.txt")}
     several = len(texts) > 1 and not texts & set(columns.SPLITS["validation"])
     return columns.only_file(path, suffixes) or (path if several else None)
-
-
-def _in_folder(path: Path, split: str) -> Path:
-    found = _text_in(path, split)
-    if found is None:
-        names = [f"{split}{suffix}" for suffix in (".txt", *columns.TABLES)]
-        here = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise DataError(f"{path} has no text for the split {split!r}: looked for {' and '.join(names)}, found {here}")
-    return found
 
 
 def _cut(whole: str, data: DataSection) -> tuple[str, str]:
@@ -166,11 +162,4 @@ def _cut(whole: str, data: DataSection) -> tuple[str, str]:
         place = len(whole) - math.ceil(share * len(whole))
         return whole[:place], whole[place:]
     place = len(stories) - math.ceil(share * len(stories))
-    return tuple(END.join(part) + END for part in (stories[:place], stories[place:]))  # type: ignore[return-value]
-
-
-def _python() -> str:
-    """The top-level modules of Python's standard library, sorted by name."""
-    folder = Path(os.__file__).parent
-    files = sorted(folder.glob("*.py"))
-    return "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)[:PYTHON_BYTES]
+    return END.join(stories[:place]) + END, END.join(stories[place:]) + END

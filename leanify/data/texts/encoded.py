@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor
 
 from leanify.data.texts import vocabulary
 from leanify.upstream.origin import is_hf
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Target = float | int | list[float]  # a score, a class, or a 1 or 0 for each label
 Row = tuple[tuple[str, ...], float | int]  # texts and label
@@ -29,7 +26,7 @@ class Sentences:
     def __init__(
         self,
         rows: Sequence[tuple[tuple[str, ...], Target]],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Any,
         length: int,
         types: bool,
         offsets: bool = False,
@@ -52,16 +49,19 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """→ input_ids (and token_type_ids) (B, N), attention_mask if there is padding; labels (B,) or (B, labels)"""
+    def layout(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """→ (B, N) where the samples have tokens, and where these lie among all tokens"""
         lengths = self.lengths[indices, None]
         places = np.arange(lengths.max())
         there = places < lengths
-        spots = np.where(there, self.starts[indices, None] + places, 0)
-        inputs = {
-            name: torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))
-            for name, (flat, pad) in self.flat.items()
-        }
+        return there, np.where(there, self.starts[indices, None] + places, 0)
+
+    def batch(self, indices: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+        """→ input_ids (and token_type_ids) (B, N), attention_mask if padded; labels (B,) or (B, labels)"""
+        there, spots = self.layout(indices)
+        inputs = {}
+        for name, (flat, pad) in self.flat.items():
+            inputs[name] = torch.from_numpy(np.where(there, flat[spots], pad).astype(np.int64))
         if not there.all():
             inputs["attention_mask"] = torch.from_numpy(there.astype(np.int64))
         return inputs, torch.from_numpy(self.labels[indices])

@@ -1,16 +1,16 @@
 """Text for masked language models: documents, joined by the tokenizer's separator and cut into samples.
 
-Samples are packed to the full length, so that there is no padding (Crammed BERT's packing, Geiping & Goldstein 2022,
-section 4.4). A share of each sample's tokens is masked: 80% of these become the mask token, 10% a random token, and
-10% stay (Devlin et al. 2019, section 3.1). The number of masked tokens is that share, rounded, rather than random, so
-that each sample's number of targets is known in advance.
+Samples are packed to the full length, so that there is no padding (Crammed BERT's packing, Geiping &
+Goldstein 2022, section 4.4). A share of each sample's tokens is masked: 80% of these become the mask token,
+10% a random token, and 10% stay (Devlin et al. 2019, section 3.1). The number of masked tokens is that share,
+rounded, rather than random, so that each sample's number of targets is known in advance.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from leanify.data.texts.tokens import Encode, Text
 from leanify.errors import DataError, RecipeError
 from leanify.runs.recipe import DataSection
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token, and a random one; the rest stays
 
 
@@ -39,19 +36,18 @@ class Masked:
 
     workers = 0
 
-    def __init__(
-        self, ids: np.ndarray, length: int, share: float, tokenizer: PreTrainedTokenizerBase, where: str, fixed: bool
-    ) -> None:
+    def __init__(self, ids: np.ndarray, length: int, share: float, tokenizer: Any, where: str, fixed: bool) -> None:
         if len(ids) < length:
             raise DataError(f"{where} has {len(ids)} tokens, less than one sample of {length}; reduce data.length")
         self.rows = ids[: len(ids) // length * length].reshape(-1, length)
         self.mask, self.vocabulary, self.fixed = tokenizer.mask_token_id, len(tokenizer), fixed
-        marks = (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
         self.ordinary = np.ones(self.vocabulary, dtype=bool)
-        self.ordinary[[mark for mark in marks if mark is not None]] = False
-        counts = np.concatenate(
-            [self.ordinary[part].sum(1) for part in np.array_split(self.rows, 1 + len(ids) // 2**24)]
-        )
+        for role in ("pad", "cls", "sep", "mask"):
+            mark = getattr(tokenizer, f"{role}_token_id")
+            if mark is not None:
+                self.ordinary[mark] = False
+        parts = np.array_split(self.rows, 1 + len(ids) // 2**24)  # a large text would need much memory at once
+        counts = np.concatenate([self.ordinary[part].sum(1) for part in parts])
         self.targets = np.maximum(1, np.rint(share * counts).astype(np.int64))
 
     def __len__(self) -> int:
@@ -68,10 +64,8 @@ class Masked:
         chosen = rank < self.targets[indices, None]
         any_word = ((fate - MASKED) / ANY * self.vocabulary).astype(np.int64)
         changed = np.where(fate < MASKED, self.mask, np.where(fate < MASKED + ANY, any_word, rows))
-        return (
-            {"input_ids": torch.from_numpy(np.where(chosen, changed, rows))},
-            torch.from_numpy(np.where(chosen, rows, IGNORED)),
-        )
+        inputs = {"input_ids": torch.from_numpy(np.where(chosen, changed, rows))}
+        return inputs, torch.from_numpy(np.where(chosen, rows, IGNORED))
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
@@ -88,22 +82,21 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     vocabulary.check_fit(tokenizer, size, by)
     if tokenizer.mask_token_id is None:
         raise DataError(f"{where} {by}: the tokenizer has no mask token, which masked language models need")
-    samples = [
-        Masked(encoded(part, tokenizer), length, data.mask, tokenizer, f"{where} {by} to {what}", what != "train")
-        for part, what in zip(texts, ("train", "validate", "test"), strict=False)
-    ]
+    samples = []
+    for part, what in zip(texts, ("train", "validate", "test"), strict=False):
+        ids, of = encoded(part, tokenizer), f"{where} {by} to {what}"
+        samples.append(Masked(ids, length, data.mask, tokenizer, of, fixed=what != "train"))
     train, validation, *test = samples
-    summary = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
-    return Splits(
-        train, validation, summary, test=next(iter(test), None), tokenizer=tokenizer, skipped=tuple(faults.names)
-    )
+    about = f"{where} {by}, {train.rows.size:,} tokens to train and {validation.rows.size:,} to validate"
+    skipped = tuple(faults.names)
+    return Splits(train, validation, about, test=next(iter(test), None), tokenizer=tokenizer, skipped=skipped)
 
 
-# -- text ---------------------------------------------------------------------------------------------------------
+# -- text ----------
 
 
 def lines_of(text: str | Text) -> Iterator[str]:
-    """Yield a text line by line: encoding a long text at once would need about a hundred times its size in memory."""
+    """Yield a text line by line: encoding it at once would need about a hundred times its size in memory."""
     for block in tokens.blocks(iter([text]) if isinstance(text, str) else text.pieces()):
         yield from block.replace(tokens.END, "\n").splitlines(keepends=True)
 
@@ -118,8 +111,8 @@ def key_of(text: str | Text) -> str:
     return digest.hexdigest()
 
 
-def encoded(text: str | Text, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Token ids of a text's documents with a separator after each, as uint16 if the vocabulary allows, else int32."""
+def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
+    """Token ids of a text's documents, a separator after each; uint16 if the vocabulary allows, else int32."""
     encode = encoder(tokenizer)
     if isinstance(text, str):
         return tokens.of(iter([text]), encode).ids
@@ -127,8 +120,8 @@ def encoded(text: str | Text, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     return tokens.of_text(text, encode, f"with separators by {identity}").ids
 
 
-def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
-    """Return a function from a block of text to ids, which adds the separator after each non-blank document."""
+def encoder(tokenizer: Any) -> Encode:
+    """A function from a block of text to ids, which adds the separator after each non-blank document."""
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.int32
     end = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
 
@@ -138,11 +131,10 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
         asked = {"add_special_tokens": False, "verbose": False}
         ids = iter(vocabulary.encoded(tokenizer, lines, **asked)["input_ids"] if lines else [])
         found: list[int] = []
-        for place, document in enumerate(documents):
+        for place, document in enumerate(documents, 1):
             for _ in document:
                 found += next(ids)
-            is_last = place == len(documents) - 1
-            if not is_last and any(line.strip() for line in document):
+            if place < len(documents) and "".join(document).strip():
                 found += end
         return np.array(found, dtype=kind)
 

@@ -1,9 +1,9 @@
 """Sentences for embedding models: the texts of a table (labels are ignored), or the lines of a text file.
 
-``data.path`` is a file (CSV, TSV, JSON lines, Parquet, or text with one sentence per line), or a folder with such a
-``train`` file and optionally a ``validation`` file; a folder without one is the sentences of all its ``.txt`` files.
-``data.text`` names the columns, by default guessed by name; each column yields separate sentences. Sentences are
-truncated to ``data.length`` tokens.
+``data.path`` is a file (CSV, TSV, JSON lines, Parquet, or text with one sentence per line), or a folder with
+such a ``train`` file and optionally a ``validation`` file; a folder without one is the sentences of all its
+``.txt`` files. ``data.text`` names the columns, by default guessed by name; each column yields separate
+sentences. Sentences are truncated to ``data.length`` tokens.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ from torch import nn
 from leanify.data.common import folder_of, held_out, length_of_text, refuse, subset, vocabulary_of
 from leanify.data.faults import Faults
 from leanify.data.samples import Selection, Splits
-from leanify.data.tables.columns import TABLES, missing_columns, texts_in
+from leanify.data.tables.columns import TABLES, pick, texts_in
 from leanify.data.tables.rows import rows_of_table
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.own_texts import find_table
 from leanify.errors import DataError
-from leanify.runs.files import opened_text
+from leanify.runs.files import listing, opened_text
 from leanify.runs.recipe import DataSection
 
 HOLDOUT = 0.1  # share held out if there is no validation file and no data.holdout
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training and validation sentences; their targets, embeddings, come from a teacher. Raises DataError.
-
-    Validation is sorted by length, to minimise padding.
-    """
+    """Training and validation sentences, sorted by length; their targets come from a teacher."""
     refuse(data, "img_size", "rand_augment", "label", "mask")
     length = length_of_text(data, model)
     size, _ = vocabulary_of(model, data.task)
@@ -41,7 +38,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     vocabulary.check_fit(tokenizer, size, by)
     faults = Faults(skip=data.on_error == "skip")
 
-    def encoded(*files: Path) -> Sentences:
+    def encoded(*files: Path) -> Any:
         rows = [((text,), 0) for file in files for text in sentences_in(file, data, faults)]
         if not rows:
             raise DataError(f"{_named(files)} has no sentences")
@@ -49,8 +46,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
     files = _files(data, data.train)
     other = None if data.holdout else find_file(folder_of(data), data.validation)
-    train: Any = encoded(*[file for file in files if file != other])
-    validation: Any
+    train = encoded(*[file for file in files if file != other])
     if other is None:
         train, validation = held_out(train, data.holdout or HOLDOUT)
     else:
@@ -63,7 +59,7 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 
 
 def find_file(path: Path, split: str) -> Path | None:
-    """The table or text file of a split: the file itself for train, or the first match in the folder; or None."""
+    """The table or text file of a split: the file itself for train, or the first match in the folder."""
     table = find_table(path, split)
     if table is not None or path.is_file():
         return table or (path if split == "train" else None)
@@ -80,8 +76,7 @@ def _files(data: DataSection, split: str) -> list[Path]:
     if texts := sorted(folder.glob("*.txt")):
         return texts
     names = ", ".join(split + suffix for suffix in (*TABLES, ".txt"))
-    here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
-    raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {here}")
+    raise DataError(f"{folder} has no file for the split {split!r}: looked for {names}, found {listing(folder)}")
 
 
 def _named(files: Sequence[Path]) -> str:
@@ -98,16 +93,10 @@ def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]
         except UnicodeDecodeError as error:
             raise DataError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
         return
-    columns: tuple[str, ...] = ()
+    columns: list[str] = []
     for place, row in rows_of_table(file, faults):
-        columns = columns or _columns(file, list(row), data)
-        cells = [faults.text(row.get(name), f"{file}, {place}: {name}") for name in columns]
-        yield from (cell for cell in cells if cell is not None and cell.strip())
-
-
-def _columns(file: Path, found: list[str], data: DataSection) -> tuple[str, ...]:
-    known = {name.lower(): name for name in found}
-    wanted = data.text or texts_in(found)
-    if not wanted or any(name.lower() not in known for name in wanted):
-        raise missing_columns(file, found, text=(data.text, ()))
-    return tuple(known[name.lower()] for name in wanted)
+        columns = columns or pick(file, list(row), text=(data.text or texts_in(list(row)), ()))["text"]
+        for name in columns:
+            cell = faults.text(row.get(name), f"{file}, {place}: {name}")
+            if cell is not None and cell.strip():
+                yield cell

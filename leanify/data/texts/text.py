@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from leanify.data.faults import Faults
 from leanify.data.tables.columns import TABLES
@@ -23,9 +24,8 @@ COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
     """Return a function from text to token ids, and its description: the directory's tokenizer, else bytes."""
     if directory is None or not vocabulary.lies_in(directory):
-        return (
-            lambda text, _: [byte % vocab for byte in text.encode()]
-        ), f"bytes modulo {vocab}, as there is no tokenizer"
+        words = f"bytes modulo {vocab}, as there is no tokenizer"
+        return (lambda text, _: [byte % vocab for byte in text.encode()]), words
     tokenizer = vocabulary.load(directory, "put the tokenizer that the model was trained with there")
 
     def encode(text: str, around: bool) -> list[int]:
@@ -35,29 +35,25 @@ def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
 
 
 def batches(path: Path, encode: Encode, samples: int, batch_size: int, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """Yield batches of input_ids and attention_mask (B, N), right-padded, with up to ``samples`` samples in all.
+    """Yield batches of input_ids and attention_mask (B, N), right-padded, with up to ``samples`` samples.
 
-    In a table (.csv, .tsv, .jsonl, .parquet) each row is a sample, truncated to ``tokens``. A text file is cut into
-    pieces of ``tokens``; an incomplete last piece is dropped unless it is the only one. Raises DataError.
+    In a table each row is a sample, truncated to ``tokens``. A text file is cut into pieces of ``tokens``; an
+    incomplete last piece is dropped unless it is the only one. Raises DataError.
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist")
-    rows = rows_in(path) if path.suffix in TABLES else None
-    found = (encode(text, True)[:tokens] for text in rows) if rows else _pieces(path, encode, tokens)
+    found = _pieces(path, encode, tokens)
+    if path.suffix in TABLES:
+        found = (encode(text, True)[:tokens] for text in rows_in(path))
     wanted = islice((ids for ids in found if ids), samples)
     empty = True
     while batch := list(islice(wanted, batch_size)):
         empty = False
-        yield _padded(batch)
+        rows = pad_sequence([torch.tensor(ids) for ids in batch], batch_first=True)
+        mask = pad_sequence([torch.ones(len(ids), dtype=torch.long) for ids in batch], batch_first=True)
+        yield {"input_ids": rows, "attention_mask": mask}
     if empty:
         raise DataError(f"{path} has no text")
-
-
-def _padded(batch: list[list[int]]) -> dict[str, Tensor]:
-    longest = max(len(ids) for ids in batch)
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in batch])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in batch])
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
@@ -65,31 +61,27 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     held: list[int] = []
     whole = False
     with opened_text(path, DataError) as file:
-        while part := _some_lines(file, path):
-            held += encode(part, False)
-            while len(held) >= tokens:
-                whole = True
-                yield held[:tokens]
-                held = held[tokens:]
+        try:
+            while part := "".join(islice(file, 64)):
+                held += encode(part, False)
+                while len(held) >= tokens:
+                    whole = True
+                    yield held[:tokens]
+                    held = held[tokens:]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 text: {error.reason}") from None
     if held and not whole:
         yield held
 
 
-def _some_lines(file: Iterator[str], path: Path) -> str:
-    try:
-        return "".join(islice(file, 64))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error.reason}") from None
-
-
 def rows_in(path: Path, faults: Faults | None = None) -> Iterator[str]:
-    """Yield the texts of a table. Raises DataError that names a row without text, unless ``faults`` are skipped."""
+    """Yield the texts of a table. Raises DataError for a row without text, unless ``faults`` are skipped."""
     faults = faults or Faults()
-    yield from column_of_texts(path, rows_of_table(path, faults, COLUMNS), faults)
+    return column_of_texts(path, rows_of_table(path, faults, COLUMNS), faults)
 
 
 def column_of_texts(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults) -> Iterator[str]:
-    """Yield the texts of (place, row) pairs, from the first usual text column of the first row. Raises DataError."""
+    """Yield the texts of (place, row) pairs, from the first usual text column of the first row."""
     column = None
     for place, row in rows:
         column = column or next((name for name in COLUMNS if name in row), None)
@@ -98,5 +90,7 @@ def column_of_texts(path: Path, rows: Iterator[tuple[str, Row]], faults: Faults)
             raise DataError(f"{path} has no text column: looked for {', '.join(COLUMNS)}, found {names}")
         if column not in row:
             faults.found(f"{path}, {place} has no {column}")
-        elif (found := faults.text(row[column], f"{path}, {place}: {column}")) is not None:
+            continue
+        found = faults.text(row[column], f"{path}, {place}: {column}")
+        if found is not None:
             yield found

@@ -1,7 +1,7 @@
 """Text of any size as token ids: in memory if small, in a memory-mapped cache file if large.
 
-Text is always read and encoded in blocks that end after an end mark or a line, so that large and small texts get the
-same ids. Cache files are written atomically, under a hash of text and tokenizer.
+Text is always read and encoded in blocks that end after an end mark or a line, so that large and small texts
+get the same ids. Cache files are written atomically, under a hash of text and tokenizer.
 """
 
 from __future__ import annotations
@@ -52,14 +52,17 @@ class Text:
 
     @property
     def is_large(self) -> bool:
-        return not isinstance(self.place, Path) or sum(file.stat().st_size for file in self._files(self.place)) >= LARGE
+        return not isinstance(self.place, Path) or sum(file.stat().st_size for file in self._files) >= LARGE
 
-    @staticmethod
-    def _files(place: Path) -> list[Path]:
-        return sorted(place.glob("*.txt")) if place.is_dir() else shards_of(place)
+    @property
+    def _files(self) -> list[Path]:
+        """The files of the text; [] on the hub."""
+        if not isinstance(self.place, Path):
+            return []
+        return sorted(self.place.glob("*.txt")) if self.place.is_dir() else shards_of(self.place)
 
     def pieces(self) -> Iterator[str]:
-        """Yield the text in order, in pieces of any size, with end marks between a table's texts. Raises DataError."""
+        """Yield the text in pieces of any size, with end marks between a table's texts. Raises DataError."""
         some = False
         for piece in self._pieces():
             some = some or bool(piece.strip())
@@ -69,28 +72,29 @@ class Text:
 
     def _pieces(self) -> Iterator[str]:
         if isinstance(self.place, Path) and self.place.suffix not in TABLES:
-            for number, file in enumerate(self._files(self.place)):
+            for number, file in enumerate(self._files):
                 yield END * bool(number)
                 yield from _decoded(file)
             return
-        rows = text.rows_in(self.place, self.faults) if isinstance(self.place, Path) else self._rows_of(*self.place)
+        if isinstance(self.place, Path):
+            rows = text.rows_in(self.place, self.faults)
+        else:
+            name, split = self.place
+            rows = text.column_of_texts(Path(name), tables.numbered(hub.rows(name, split)), self.faults)
         for number, row in enumerate(rows):
             yield END + row if number else row
-
-    def _rows_of(self, name: str, split: str) -> Iterator[str]:
-        return text.column_of_texts(Path(name), tables.numbered(hub.rows(name, split)), self.faults)
 
     def read(self) -> str:
         """The whole text."""
         return "".join(self.pieces())
 
     def key(self) -> str:
-        """A cache key that changes with the text: path, size and modification time, or the hub's fingerprint."""
-        if isinstance(self.place, Path):
-            facts = [(file.resolve(), file.stat()) for file in self._files(self.place)]
-            names = " ".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts)
-            return f"{names}{' skip' * self.faults.skip}"
-        return f"{hub.rows(*self.place)._fingerprint}"
+        """A cache key that changes with the text: its files' sizes and times, or the hub's fingerprint."""
+        if not isinstance(self.place, Path):
+            return f"{hub.rows(*self.place)._fingerprint}"
+        facts = [(file.resolve(), file.stat()) for file in self._files]
+        names = " ".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts)
+        return f"{names}{' skip' * self.faults.skip}"
 
 
 def _decoded(path: Path) -> Iterator[str]:
@@ -135,12 +139,13 @@ def of(pieces: Iterator[str], encode: Encode) -> Ids:
 
 
 def of_text(source: Text, encode: Encode, by: str) -> Ids:
-    """Encode a text, through the memory-mapped cache if it is large; ``by`` identifies ``encode`` in the cache key."""
+    """Encode a text, through the memory-mapped cache if it is large; ``by`` is ``encode`` in the key."""
     if not source.is_large:
         return of(source.pieces(), encode)
     digest = hashlib.sha256(f"{source.key()} {by}".encode()).hexdigest()[:24]
     home = cache.home() / "tokens" / digest
-    if (kept := _read(home)) is None:
+    kept = _read(home)
+    if kept is None:
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
         _keep(source, encode, home)
         kept = _read(home)
@@ -155,17 +160,17 @@ def _read(home: Path) -> tuple[Ids, list[str]] | None:
     try:
         card = read_json(home / "card.json")
         ids = np.memmap(cache.regular(home / "ids.bin"), dtype=card["dtype"], mode="r")
-        whole = len(ids) == card["ids"] and ids.dtype.kind in "iu"
-        return (Ids(ids, int(card["bytes"]), int(card["top"])), list(map(str, card["skipped"]))) if whole else None
+        if len(ids) != card["ids"] or ids.dtype.kind not in "iu":
+            return None
+        return Ids(ids, int(card["bytes"]), int(card["top"])), list(map(str, card["skipped"]))
     except Exception:  # a damaged card raises what its words happen to be taken for
         return None
 
 
 def _keep(source: Text, encode: Encode, home: Path) -> None:
-    """Write the cache atomically: to a temporary folder, then renamed. Concurrent writers produce the same content."""
+    """Write the ids and a card about them to the cache."""
     size, count, top, kind, known = 0, 0, 0, "", len(source.faults.names)
-    folder = cache.beside(home, f"the token ids of {source}")
-    try:
+    with cache.filling(home, f"the token ids of {source}") as folder:
         with writing.replacing(folder / "ids.bin", sync=False) as file:
             for block in blocks(source.pieces()):
                 ids = encode(block)
@@ -175,10 +180,3 @@ def _keep(source: Text, encode: Encode, home: Path) -> None:
         facts = {"dtype": kind, "ids": count, "bytes": size, "top": top, "text": str(source)}
         facts["skipped"] = source.faults.names[known:]
         writing.write(folder / "card.json", json.dumps(facts), sync=False)
-        if not home.exists():
-            folder.rename(home)
-    except OSError as error:
-        if not home.is_dir():
-            raise DataError(f"the token ids of {source} could not be cached in {home}: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

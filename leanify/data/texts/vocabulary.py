@@ -15,7 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leanify.errors import DataError
 from leanify.runs import cache
@@ -23,9 +23,6 @@ from leanify.runs.files import check_regular, check_size
 from leanify.units import percent
 from leanify.upstream.libraries import import_transformers
 from leanify.upstream.wall import wall
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Lines = Callable[[], Iterable[str]]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -37,10 +34,10 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
-    """Return a transformers tokenizer and its description.
+    """A transformers tokenizer and its description. Raises DataError.
 
-    A WordPiece is trained on ``lines()``, which may be called more than once, and cached under ``key``, which must
-    identify that text. Raises DataError.
+    A WordPiece is trained on ``lines()``, which may be called twice, and cached under ``key``, which must
+    identify that text.
     """
     if name is None or name == "bytes":
         return _dressed(_bytes()), "as bytes"
@@ -50,39 +47,33 @@ def tokenizer_of(name: str | None, lines: Lines, key: str) -> tuple[Any, str]:
 
 
 def load(name: str | Path, instead: str = OTHERS) -> Any:
-    """Load a tokenizer from a directory or the hub. Never runs code that comes with it, and never prompts for it.
+    """Load a tokenizer from a directory or the hub, without running code that comes with it.
 
-    ``instead`` ends the error message: what else to try. Raises DataError.
+    ``instead`` ends the error message. transformers builds a tokenizer without words, and does not say so,
+    where its vocabulary file is missing: that is an error here. Raises DataError.
     """
-    asked = (
-        f"the tokenizer in {name} cannot be read"
-        if Path(name).is_dir()
-        else (f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}")
-    )
+    asked = f"the tokenizer {str(name)!r} is not a directory here, and the hub did not provide it: {instead}"
     if Path(name).is_dir():
+        asked = f"the tokenizer in {name} cannot be read"
         check_regular(Path(name), DataError)
         for file in Path(name).glob("*token*.json"):
             check_size(file, DataError)
     with wall(asked, DataError):
         tokenizer = import_transformers().AutoTokenizer.from_pretrained(str(name), trust_remote_code=False)
-        _check_not_empty(tokenizer, name, instead)
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
+            raise DataError(
+                f"the tokenizer in {name} is empty, so every word would be unknown: {type(tokenizer).__name__} reads "
+                f"{files}, and found no words there; {instead}"
+            )
     return tokenizer
 
 
-def _check_not_empty(tokenizer: PreTrainedTokenizerBase, name: str | Path, instead: str) -> None:
-    """Raise for a tokenizer without words: transformers builds one in silence where its vocabulary file is missing."""
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        files = " or ".join(sorted(set(tokenizer.vocab_files_names.values())))
-        raise DataError(
-            f"the tokenizer in {name} is empty, so every word would be unknown: {type(tokenizer).__name__} reads "
-            f"{files}, and found no words there; {instead}"
-        )
-
-
 def encoded(tokenizer: Any, *texts: Any, **options: Any) -> Any:
-    """What a tokenizer makes of texts: its own answer. Raises DataError where its rules fail on one.
+    """What a tokenizer makes of texts. Raises DataError where its rules fail on one.
 
-    A regular expression among them may need exponential time; the library gives up, and its panic is no Exception.
+    A regular expression among them may need exponential time; the library gives up, and its panic is no
+    Exception.
     """
     try:
         return tokenizer(*texts, **options)
@@ -97,7 +88,7 @@ def lies_in(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES)
 
 
-def check_fit(tokenizer: PreTrainedTokenizerBase, vocabulary: int, by: str) -> None:
+def check_fit(tokenizer: Any, vocabulary: int, by: str) -> None:
     """Raise DataError if a tokenizer has more tokens than the model's vocabulary."""
     if len(tokenizer) > vocabulary:
         raise DataError(
@@ -107,14 +98,16 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, vocabulary: int, by: str) -> N
 
 
 def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: object) -> str:
-    """A warning where more than a tenth of the tokens are unknown, with an example; "" where they are not.
+    """A warning where more than a tenth of the tokens are unknown, with an example; else "".
 
     Raises DataError where hardly any is known: what a model computes of such a text says nothing about it.
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is None:
+        return ""
     seen = missed = 0
     example: list[int] = []
-    for batch in batches if unknown is not None else ():
+    for batch in batches:
         ids = batch["input_ids"]
         there = batch.get("attention_mask", ids * 0 + 1).bool()
         found = (ids == unknown) & there
@@ -125,9 +118,8 @@ def unknown_words(tokenizer: Any, batches: Iterable[Mapping[str, Any]], where: o
     share = missed / max(seen, 1)
     if share <= UNKNOWN:
         return ""
-    words = (
-        f"{percent(share)} of the tokens of {where} are unknown to the tokenizer, as in {tokenizer.decode(example)!r}"
-    )
+    shown = repr(tokenizer.decode(example))
+    words = f"{percent(share)} of the tokens of {where} are unknown to the tokenizer, as in {shown}"
     if share >= NOTHING_KNOWN:
         raise DataError(f"{words}: it is not the tokenizer of this text, or the text is of another kind")
     return words
@@ -153,15 +145,17 @@ def _wordpiece(size: int, lines: Lines, key: str) -> Any:
         with contextlib.suppress(DataError):
             return load(str(home))
         shutil.rmtree(home, ignore_errors=True)  # a damaged one
-    _keep(_dressed(_trained(size, lines)), home)
+    trained = _dressed(_trained(size, lines))
+    with cache.filling(home, "the tokenizer") as folder:
+        trained.save_pretrained(folder)
     return load(str(home))
 
 
 def _trained(size: int, lines: Lines) -> Any:
     """Train a WordPiece deterministically.
 
-    The library's trainer numbers continuation letters (``##a``) in the order of a hash table and breaks ties by these
-    numbers, so its result is random. Passing them as special tokens fixes their order.
+    The library's trainer numbers continuation letters (``##a``) in the order of a hash table and breaks ties
+    by these numbers, so its result is random. Passing them as special tokens fixes their order.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -169,8 +163,9 @@ def _trained(size: int, lines: Lines) -> Any:
     counts: Counter[str] = Counter()
     for line in lines():
         counts.update(normalizer.normalize_str(line))
-    ranked = sorted((letter for letter in counts if not letter.isspace()), key=lambda letter: (-counts[letter], letter))
-    alphabet = sorted(ranked[: min(LETTERS, size // 4)])
+    letters = sorted(letter for letter in counts if not letter.isspace())
+    letters.sort(key=lambda letter: -counts[letter])
+    alphabet = sorted(letters[: min(LETTERS, size // 4)])
     inside = [f"##{letter}" for letter in alphabet if len(splitter.pre_tokenize_str(f"a{letter}a")) == 1]
 
     def made(model: Any) -> Any:
@@ -201,17 +196,3 @@ def _dressed(made: Any) -> Any:
     )
     roles = dict(zip(ROLES, SPECIAL, strict=True))
     return import_transformers().PreTrainedTokenizerFast(tokenizer_object=made, **roles)
-
-
-def _keep(tokenizer: PreTrainedTokenizerBase, home: Path) -> None:
-    """Cache a tokenizer atomically: in a temporary folder, then renamed. Concurrent writers write the same content."""
-    folder = cache.beside(home, "the tokenizer")
-    try:
-        tokenizer.save_pretrained(folder)
-        if not home.exists():
-            folder.rename(home)
-    except OSError as error:
-        if not lies_in(home):
-            raise DataError(f"the tokenizer could not be cached in {home}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
