@@ -5,12 +5,12 @@
     residual     the residual sublayers of a block, found by running it
     pair         two consecutive layers as one with twice the heads
     fit          two post-norm layers as one, by least squares on what they did
-    drop         fewer blocks, scored by how little they change their input
     choose       which heads and hidden units stay
-    narrow       fewer heads and hidden units, and the least-squares correction
-    clone        more heads by splitting each into equal copies, and their merge
+    correction   the least-squares output projection of those
+    narrow       fewer heads and hidden units
     calibration  what a model computes on calibration data
     carry        all of these together: from a trained model to a given shape
+    free         a shape of its own for every block
 
 Each function takes a model and returns a new one; the input model is not changed.
 """

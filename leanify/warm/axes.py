@@ -1,19 +1,20 @@
 """Which axes of a layer's tensors hold heads or hidden units, and the selection of some of them.
 
-A row of `lens.families` describes how heads are laid out along the axes of a module's tensors. This module expands it
-tensor by tensor, so that selecting, reordering and concatenating heads or units become index operations.
+A row of `lens.families` describes how heads are laid out along the axes of a module's tensors. This module
+expands it tensor by tensor, so that selecting, reordering and concatenating heads or units become index
+operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from leanify.lens import notation
-from leanify.lens.located import LocatedModel, LocatedStage, Site
+from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
 from leanify.lens.resize import attribute_of, features_of, part_of, resize
 
 GROWING = ("h", "g", "m")  # heads, key/value heads, hidden units: what a redesign adds and removes
@@ -68,10 +69,16 @@ def axes_of(site: Site) -> Iterator[Axes]:
             yield Axes(path, owner, name, {axis: how for axis, how in enumerate(axes) if notation.symbols(how)})
 
 
-def shared_table(located: LocatedModel, stage: LocatedStage) -> str:
-    """The path of a table of heads that several layers of a stage read, so that their heads must be the same; or "".
+def sites_of(layer: LocatedLayer) -> Iterable[Site]:
+    """The attention and the MLP of a layer; a parallel block's one site once."""
+    return {site.path: site for site in (layer.attention, layer.mlp) if site is not None}.values()
 
-    It stands outside the attentions, or in one of them alone (T5's first holds the relative positions of all).
+
+def shared_table(located: LocatedModel, stage: LocatedStage) -> str:
+    """The path of a table of heads that a stage's layers share, so that their heads must be the same; or "".
+
+    It stands outside the attentions, or in one of them alone (T5's first holds the relative positions of
+    all).
     """
     outside = next((site.path for site in located.sites if site.reading.is_table and "h" in site.sizes), "")
     parts: dict[str, list[str]] = {}
@@ -95,7 +102,10 @@ def select(model: nn.Module, site: Site, picks: Picks) -> Sizes:
         for axis in axes.layouts:
             value = value.index_select(axis, axes.picked(axis, site.sizes, picks).to(value.device))
         kept.append((axes, value))
-    sizes = {**site.sizes, **{name: len(pick) for name, pick in picks.items() if name in site.sizes}}
+    sizes = dict(site.sizes)
+    for name, pick in picks.items():
+        if name in sizes:
+            sizes[name] = len(pick)
     resize(model, site.path, site.module, site.reading, site.sizes, sizes)
     for axes, value in kept:
         axes.value.copy_(value)

@@ -11,27 +11,38 @@ from torch import nn
 
 from leanify.errors import ShapeError, UnsupportedModel
 from leanify.lens.blocks import Run
-from leanify.lens.located import LocatedModel, LocatedStage
+from leanify.lens.located import LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
 from leanify.upstream.origin import origin_of, set_origin
 from leanify.upstream.settle import drop_path_rates, settle
+from leanify.warm.axes import sites_of
 
 
 def with_blocks(located: LocatedModel, blocks: Mapping[str, Sequence[nn.Module]]) -> LocatedModel:
     """The model with these blocks in the lists of some stages, by the stage's name.
 
-    Only modules are copied: tensors are shared with the old model, and the blocks given stand in the new one as they
-    are. Raises ShapeError for a stage that is no list of blocks, UnsupportedModel where a block cannot stand where it
-    was put.
+    Only modules are copied: tensors are shared with the old model, and the given blocks are used as they are.
+    Raises ShapeError for a stage that is no list of blocks, UnsupportedModel for a block that cannot stand
+    there.
     """
+    left_out: list[nn.Module] = []
     for name, new in blocks.items():
+        old = list_of(located, name)
         if stage_of(located, name).container is None:
             raise ShapeError(f"stage {name!r} is no list of blocks: none can be taken out or replaced")
         if isinstance(stage_of(located, name).container, Run):
             raise ShapeError(f"the blocks of stage {name!r} do not fill a list of their own: none can be replaced")
-        for place, (old, block) in enumerate(zip(list_of(located, name), new, strict=False)):
-            _check_place(located, name, place, old, block)
-    model = structure_of(located.model, [old for name in blocks for old in list_of(located, name)])
+        for place, (before, after) in enumerate(zip(old, new, strict=False)):
+            # blocks that differ by their place (shifted windows, a table that only the first holds) keep it
+            different = before is not after and difference_in(before, after, counts_of(located, name, place))
+            if different:
+                raise UnsupportedModel(
+                    f"stage {name!r} cannot lose or join blocks there: another block would stand at place {place}, "
+                    f"and {different} differs between the two"
+                )
+        left_out += old
+    model = modules_of(located.model, left_out)
+    set_origin(model, origin_of(located.model))
     for name, new in blocks.items():
         container: Any = model.get_submodule(name)
         del container[:]
@@ -43,17 +54,12 @@ def with_blocks(located: LocatedModel, blocks: Mapping[str, Sequence[nn.Module]]
     return found
 
 
-def structure_of(model: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:
-    """A copy of the modules of a model around the same tensors; identities stand in for the modules left out."""
-    new = modules_of(model, without)
-    set_origin(new, origin_of(model))
-    return new
-
-
 def modules_of(module: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:
-    """A copy of a module and of those in it, around the same tensors."""
-    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    return copy.deepcopy(module, {**shared, **{id(left_out): nn.Identity() for left_out in without}})
+    """A copy of a module and of those in it, around the same tensors; identities replace those left out."""
+    known: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    for left_out in without:
+        known[id(left_out)] = nn.Identity()
+    return copy.deepcopy(module, known)
 
 
 def copied(block: nn.Module) -> nn.Module:
@@ -64,7 +70,7 @@ def copied(block: nn.Module) -> nn.Module:
 
 @contextmanager
 def uncached(model: nn.Module) -> Iterator[None]:
-    """Decoders keep no keys and values inside: a block called twice would otherwise attend to its own first call."""
+    """Let decoders keep no keys and values: a block called twice would attend to its own first call."""
     found = (getattr(module, "config", None) for module in model.modules())
     configs: dict[int, Any] = {id(config): config for config in found if getattr(config, "use_cache", False)}
     for config in configs.values():
@@ -90,20 +96,22 @@ def stage_of(located: LocatedModel, name: str) -> LocatedStage:
     return found
 
 
-def sites_in(located: LocatedModel, stage: str, index: int) -> Iterator[Any]:
-    """The attentions and MLPs of a block, a parallel block's one site once."""
+def sites_in(located: LocatedModel, stage: str, index: int) -> Iterator[Site]:
+    """The attentions and MLPs of a block, each once."""
     seen = set()
     for layer in stage_of(located, stage).blocks[index]:
-        for site in (layer.attention, layer.mlp):
-            if site is not None and site.path not in seen:
+        for site in sites_of(layer):
+            if site.path not in seen:
                 seen.add(site.path)
                 yield site
 
 
-# -- what differs from block to block -----------------------------------------------------------------------------
+# -- what differs from block to block ----------
 
 COUNTERS = {"layer_idx", "layer_id", "block_idx", "idx", "drop_prob", "scale_by_keep", "training"}
-SIZES = {"in_features", "out_features", "nf", "nx", "in_channels", "out_channels", "normalized_shape", "num_features"}
+LENGTHS = {"in_features", "out_features", "nf", "nx", "in_channels", "out_channels"}
+LENGTHS |= {"normalized_shape", "num_features"}
+PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 def counts_of(located: LocatedModel, stage: str, index: int) -> set[str]:
@@ -114,7 +122,7 @@ def counts_of(located: LocatedModel, stage: str, index: int) -> set[str]:
         inner = site.path.removeprefix(path.lstrip(".")).lstrip(".")
         found |= {f"{inner}.{name}".lstrip(".") for name in site.reading.attributes}
         parts = {**site.reading.rows, **site.reading.columns}
-        found |= {f"{inner}.{part}.{name}".lstrip(".") for part in parts for name in SIZES}
+        found |= {f"{inner}.{part}.{name}".lstrip(".") for part in parts for name in LENGTHS}
     return found
 
 
@@ -123,22 +131,13 @@ def difference_in(a: nn.Module, b: nn.Module, counted: set[str]) -> str:
 
     ``counted`` attributes (`counts_of`), counters of layers and stochastic depth are left out.
     """
-    plain = (bool, int, float, str, tuple, type(None))
     others = dict(b.named_modules())
     for path, module in a.named_modules():
         for name, value in vars(module).items() if path in others else ():
             where = f"{path}.{name}".lstrip(".")
-            skipped = name.startswith("_") or name in COUNTERS or where in counted
-            if not skipped and isinstance(value, plain) and value != getattr(others[path], name, value):
+            if name.startswith("_") or name in COUNTERS or where in counted or not isinstance(value, PLAIN):
+                continue
+            if value != getattr(others[path], name, value):
                 return where
     unlike = dict(a.named_parameters()).keys() ^ dict(b.named_parameters()).keys()
     return min(unlike, default="")
-
-
-def _check_place(located: LocatedModel, stage: str, place: int, old: nn.Module, new: nn.Module) -> None:
-    """Blocks that differ by their place (shifted windows, layer types, a table that only the first holds) keep it."""
-    if old is not new and (different := difference_in(old, new, counts_of(located, stage, place))):
-        raise UnsupportedModel(
-            f"stage {stage!r} cannot lose or join blocks there: another block would stand at place {place}, and "
-            f"{different} differs between the two"
-        )

@@ -27,7 +27,7 @@ NUMBERS = 2**26  # of them in all: a large vocabulary has fewer rows
 class Moments:
     """Σ x̃ x̃ᵀ of the inputs x̃ = (x, 1) of a linear map: (inputs + 1) × (inputs + 1), float64.
 
-    ``sums`` are those of every other batch and of the rest, so that the one half can check what the other one says.
+    ``sums`` are those of every other batch and of the rest, so that one half can check the other.
     """
 
     sums: tuple[Tensor, ...]
@@ -54,10 +54,7 @@ def run(model: nn.Module, batch: Batch) -> Any:
 
 
 def moments(model: nn.Module, modules: Mapping[str, nn.Module], batches: Sequence[Batch]) -> dict[str, Moments]:
-    """The second moments of what goes into some linear maps, by name; padded tokens do not count.
-
-    A map whose input is not laid out as (…, inputs) is left out. Raises DataError where the data gives none of them.
-    """
+    """The second moments of what goes into some linear maps, by name, without padding. Raises DataError."""
     model.eval()
     passes = ((batch.get("attention_mask"), partial(run, model, batch)) for batch in batches)
     found = moments_in(modules, passes)
@@ -110,15 +107,12 @@ def counted(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.flatten(0, -2)
 
 
-# -- how far a model moved ----------------------------------------------------------------------------------------
+# -- how far a model moved ----------
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answers on some data: rows of logits, or of hidden states where it has no head.
-
-    Every ``step``-th row is kept.
-    """
+    """A model's answers on some data: every ``step``-th row of logits, or of hidden states without a head."""
 
     rows: Tensor
     logits: bool
@@ -175,7 +169,7 @@ def constant(wanted: Answers) -> float:
 
 
 def damage(given: Answers, wanted: Answers) -> float:
-    """How far answers are from a teacher's: KL(teacher ‖ student) of logits in nats, else Σ|y − t|² / Σ|t − mean|²."""
+    """The distance to a teacher's answers: KL(teacher ‖ student) in nats, else Σ|y − t|² / Σ|t − mean|²."""
     found = _lost(given.rows, wanted.rows, wanted)
     return max(0.0, found) if wanted.logits else found  # below zero by rounding alone
 
@@ -189,7 +183,7 @@ def _lost(given: Tensor, wanted: Tensor, whole: Answers) -> float:
 
 
 class Tally:
-    """The damage of answers that come batch by batch. It only grows, so that a trial can end before its last batch."""
+    """The damage of answers that come batch by batch. It only grows, so that a trial can end early."""
 
     def __init__(self, wanted: Answers) -> None:
         self.wanted, self.damage, self.seen, self.compared = wanted, 0.0, 0, 0

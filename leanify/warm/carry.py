@@ -1,12 +1,12 @@
 """From a trained model to a given shape: narrow, then drop or pair blocks one by one, each time what costs least.
 
-Every block is first brought to the new heads and hidden units (`narrow`). Then, until the depth is right, the block is
-dropped or the two neighbours are paired whose loss moves the outputs least on held-out data. Which are tried, the
-blocks alone say: how far a block moves its input, and how far two neighbours side by side are from one after the other.
-A trial begins at the changed place, as nothing before it changes (`tape`). A pair is joined from narrowed layers and
-narrowed again, so that its heads and units are the best of both; of post-norm layers, which no layer equals side by
-side, it is fitted by least squares (`fit`). Damage is measured against the trained model, after every step
-(`calibration.damage`).
+Every block is first brought to the new heads and hidden units (`narrow`). Then, until the depth is right, the
+block is dropped or the two neighbours are paired whose loss moves the outputs least on held-out data. Which
+are tried, the blocks alone say: how far a block moves its input, and how far two neighbours side by side are
+from one after the other. A trial begins at the changed place, as nothing before it changes (`tape`). A pair
+is joined from narrowed layers and narrowed again, so that its heads and units are the best of both; of
+post-norm layers, which no layer equals side by side, it is fitted by least squares (`fit`). Damage is
+measured against the trained model, after every step (`calibration.damage`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from leanify.warm.calibration import Tally, answers, counted, damage, run
 from leanify.warm.donor import Donor, Slot, at_old_depth
 from leanify.warm.join import joined
 from leanify.warm.narrow import narrowed
-from leanify.warm.tape import Played, recording, replay, resumed
+from leanify.warm.tape import Call, recording, replay, resumed
 
 TRIED = {"drop": 3, "pair": 2}  # moves of a step that are measured: the likeliest of each kind
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step and the damage after it. ``move`` is narrow, drop, pair or deepen; ``blocks`` are the original ones.
+    """A step and the damage after it. ``move`` is narrow, drop, pair or deepen; ``blocks`` are the original ones.
 
     ``fitted``: the pair is of post-norm blocks, and fitted by least squares (`fit`).
     """
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Carried:
-    """A model of the wanted shape, the steps that led there, what damage is measured in, and why no pair was made."""
+    """A model of the wanted shape, the steps that led there, the unit of damage, and why no pair was made."""
 
     model: nn.Module
     steps: list[Step]
@@ -80,8 +80,8 @@ def carry(
 ) -> Carried:
     """A new model of this shape that computes what the donor does, as nearly as these steps can.
 
-    ``heard`` is told of every step; without "pair" among the ``moves`` blocks are only dropped, without "drop" only
-    paired. Raises ShapeError where a stage is to lose blocks and its new blocks differ.
+    ``heard`` is told of every step; ``moves`` may lack "pair" or "drop". Raises ShapeError where a stage is
+    to lose blocks and its new blocks differ.
     """
     found = _Carrier(donor, architecture, heard, moves)
     for old, new in zip(donor.architecture.stages, architecture.stages, strict=True):
@@ -95,7 +95,7 @@ class _Measured:
     """A model at slots of blocks: its damage, and the calls of the stage's blocks on the held-out batches."""
 
     damage: float
-    calls: list[list[Played]]
+    calls: list[list[Call]]
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,17 @@ class _Carrier:
         self.steps.append(step)
         self.heard(step)
 
-    # -- measuring ----------------------------------------------------------------------------------------------------
+    # -- measuring ----------
 
     def _with(self, slots: Mapping[str, Sequence[Slot]]) -> LocatedModel:
-        return with_blocks(
-            self.base, {name: [modules_of(self.blocks[name, s]) for s in several] for name, several in slots.items()}
-        )
+        blocks = {}
+        for name, several in slots.items():
+            blocks[name] = [modules_of(self.blocks[name, slot]) for slot in several]
+        return with_blocks(self.base, blocks)
 
     @torch.no_grad()
     def _measured(
-        self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Played]], most: float = float("inf")
+        self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Call]], most: float = float("inf")
     ) -> _Measured | None:
         """A stage at these slots; its blocks up to ``place`` give what they gave ``before``, by batch.
 
@@ -150,7 +151,7 @@ class _Carrier:
         model: nn.Module = self._with({**self.slots, stage: after}).model
         blocks: list[nn.Module] = list(model.get_submodule(stage).children())
         asked = getattr(model, "base_model", model) if self.donor.headless else model
-        calls: list[list[Played]] = []
+        calls: list[list[Call]] = []
         tally = Tally(self.donor.teacher)
         for index, batch in enumerate(self.donor.held_out):
             known = before[index][:place] if before else []
@@ -162,7 +163,7 @@ class _Carrier:
             calls.append([*known, *found[0]] if whole else [])
         return _Measured(max(0.0, tally.damage), calls if all(calls) else [])
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    # -- steps ----------
 
     def shorten(self, stage: str, new: Stage) -> None:
         """Drop or pair blocks of a stage until it is as deep as asked."""
@@ -179,10 +180,11 @@ class _Carrier:
         while len(self.slots[stage]) > new.depth:
             now = self._best_move(stage, new, now.calls)
 
-    def _best_move(self, stage: str, new: Stage, calls: list[list[Played]]) -> _Measured:
-        """Take the step that costs least, of the likeliest after which the stage can still become shallow enough.
+    def _best_move(self, stage: str, new: Stage, calls: list[list[Call]]) -> _Measured:
+        """Take the step that costs least, of the likeliest ones that leave the stage able to become shallow enough.
 
-        A trial ends where it has cost more than the best one so far; pairs come first, as they mostly cost less.
+        A trial ends where it has cost more than the best one so far; pairs come first, as they mostly cost
+        less.
         """
         best: tuple[_Measured, _Move] | None = None
         for kind in ("pair", "drop"):
@@ -192,12 +194,16 @@ class _Carrier:
                     break
                 if least_depth(move.after, self._pairs(stage), self.moves) > new.depth:
                     continue
+                made = stage, move.blocks
                 try:
-                    self._make(stage, move, new)
+                    if kind == "pair" and made not in self.blocks:
+                        self.blocks[made], fitted = joined(self.donor, stage, move.blocks[0], new.blocks[0])
+                        self.fitted |= {made} if fitted else set()
                     most = best[0].damage if best else float("inf")
                     found = self._measured(stage, move.after, move.place, calls, most)
                 except (UnsupportedModel, ShapeError) as error:
-                    self.unpaired |= {(stage, move.blocks)} if kind == "pair" else set()
+                    if kind == "pair":
+                        self.unpaired.add(made)
                     self.refused.setdefault(stage if kind == "pair" else f"{kind} {move.blocks}", str(error))
                     continue
                 tried += 1
@@ -218,7 +224,7 @@ class _Carrier:
         every: set[Slot] = {(i, i + 1) for i in range(depth - 1)}
         return every - {slot for name, slot in self.unpaired if name == stage}
 
-    def _moves(self, stage: str, kind: str, calls: list[list[Played]]) -> list[_Move]:
+    def _moves(self, stage: str, kind: str, calls: list[list[Call]]) -> list[_Move]:
         """The moves of a kind, the likeliest first."""
         slots, moves = self.slots[stage], []
         for place, slot in enumerate(slots):
@@ -232,8 +238,8 @@ class _Carrier:
         return sorted(moves, key=lambda move: self._distance(stage, move, calls[0]))
 
     @torch.no_grad()
-    def _distance(self, stage: str, move: _Move, calls: Sequence[Played]) -> float:
-        """How far the output at the changed place would be from what it is, in units of its variance, on a batch."""
+    def _distance(self, stage: str, move: _Move, calls: Sequence[Call]) -> float:
+        """How far the output at the changed place would move, in units of its variance, on a batch."""
         mask = self.donor.held_out[0].get("attention_mask")
         here, last = calls[move.place], calls[move.place + (move.kind == "pair")]
         given = here.state
@@ -243,13 +249,6 @@ class _Carrier:
             return float("inf")
         rows, wanted = counted(given, mask).double(), counted(last.output, mask).double()
         return float((rows - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum().clamp(min=1e-300))
-
-    def _make(self, stage: str, move: _Move, new: Stage) -> None:
-        """Make the pair of a move, if it is one. Raises UnsupportedModel."""
-        if move.kind == "pair" and (stage, move.blocks) not in self.blocks:
-            block, fitted = joined(self.donor, stage, move.blocks[0], new.blocks[0])
-            self.blocks[stage, move.blocks] = block
-            self.fitted |= {(stage, move.blocks)} if fitted else set()
 
     def done(self) -> Carried:
         model = copy.deepcopy(self._with(self.slots).model if self.slots else self.base.model)
@@ -263,7 +262,7 @@ class _Carrier:
 def least_depth(slots: Sequence[Slot], pairs: Collection[Slot], moves: Collection[str]) -> int:
     """A depth that can be reached from these slots: 1 by drops, by pairs alone what the row allows.
 
-    From the left, every block is paired with the next one where it can be: no other choice makes more pairs of a row.
+    From the left, every block is paired with the next one where it can be: that makes the most pairs.
     """
     if "drop" in moves:
         return 1

@@ -1,12 +1,14 @@
 """Which heads and hidden units stay: remove one after another, each time the one whose loss costs least.
 
-Removing inputs S of an output projection W, and refitting what is left by least squares, raises E|W a − W' a|² by
+Removing inputs S of an output projection W, and refitting what is left by least squares, raises E|W a − W'
+a|² by
 
     tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ),  H = E[a aᵀ] + λ
 
-(Hassibi and Stork 1993, Optimal Brain Surgeon, equation 5; for groups of inputs, such as a head's, Kurtić et al. 2023,
-ZipLM, equation 2). After each removal W and H⁻¹ are those of the refitted projection, so that two units that say the
-same are not both removed. Where the data says nothing of a projection, the size of its columns decides.
+(Hassibi and Stork 1993, Optimal Brain Surgeon, equation 5; for groups of inputs, such as a head's, Kurtić et
+al. 2023, ZipLM, equation 2). After each removal W and H⁻¹ are those of the refitted projection, so that two
+units that say the same are not both removed. Where the data says nothing of a projection, the size of its
+columns decides.
 """
 
 from __future__ import annotations
@@ -92,10 +94,10 @@ def importances(site: Site, symbol: str, found: Mapping[str, Moments]) -> Tensor
 def survivors(
     matrix: Tensor, second: Tensor, groups: Tensor, counts: Sequence[int], ridge: float = RIDGE
 ) -> dict[int, Tensor]:
-    """Which of some groups of inputs stay at each of some counts; those of a small count are among those of a larger.
+    """Which groups of inputs stay at each of some counts; those of a small count are among those of a larger.
 
-    ``matrix`` is W, outputs × inputs; ``second`` E[a aᵀ], inputs × inputs; ``groups`` the inputs of each group, groups
-    × size. Inputs of no group, such as the constant one of a bias, stay.
+    ``matrix`` is W, outputs × inputs; ``second`` E[a aᵀ], inputs × inputs; ``groups`` the inputs of each
+    group, groups × size. Inputs of no group, such as the constant one of a bias, stay.
     """
     strength = ridge * float(second.diagonal().mean().clamp(min=1e-30))
     inverse = second.clone()
@@ -155,7 +157,7 @@ def _blocks(square: Tensor, groups: Tensor) -> Tensor:
 
 
 def _costs(powers: Tensor, inverses: Tensor) -> Tensor:
-    """tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ) of every group S, from its blocks of WᵀW and of H⁻¹. What is gone has zeros there."""
+    """tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ) of every group S, from its blocks of WᵀW and of H⁻¹; zeros where S is gone."""
     if powers.shape[-1] == 1:
         return powers[:, 0, 0] / inverses[:, 0, 0]
     inner: Tensor = torch.linalg.pinv(inverses, hermitian=True)
@@ -170,7 +172,7 @@ def _projection(site: Site, symbol: str) -> tuple[str, nn.Module]:
 
 
 def _places(site: Site, symbol: str, path: str, each: int) -> Tensor:
-    """The inputs of an output projection that belong to each unit, or to each run of ``each`` heads: units × size."""
+    """The inputs of an output projection that belong to each unit, or to ``each`` heads: units × size."""
     layout = site.reading.columns[path.removeprefix(f"{site.path}.")]
     runs = torch.arange(site.sizes[symbol]).view(-1, each)
     return torch.stack([notation.picked(layout, site.sizes, {symbol: run}) for run in runs])

@@ -1,9 +1,10 @@
 """An output projection that makes up for the inputs that are gone, as far as the data can say how.
 
-The new projection W' of the kept inputs minimises E|W a − W' a_S|² + λ|W' − W_S|², a being the projection's input
-(Frantar & Alistarh 2023, SparseGPT, solve the same problem entry by entry). As W' = W_S is one of the candidates, the
-error on the data never rises. With few tokens the error on other data may: λ is the one whose W' from half of the
-batches does best on the other half, and where W_S does better than all of them, W_S it is.
+The new projection W' of the kept inputs minimises E|W a − W' a_S|² + λ|W' − W_S|², a being the projection's
+input (Frantar & Alistarh 2023, SparseGPT, solve the same problem entry by entry). As W' = W_S is one of the
+candidates, the error on the data never rises. With few tokens the error on other data may: λ is the one whose
+W' from half of the batches does best on the other half, and where W_S does better than all of them, W_S it
+is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Weights = tuple[Tensor, Tensor | None]  # a weight, outputs × inputs, and a bia
 
 
 def corrected(site: Site, symbol: str, picks: Picks, found: Mapping[str, Moments]) -> Weights | None:
-    """The output projection of the kept inputs, and its bias, by least squares; None where nothing is known."""
+    """The output projection of the kept inputs, and its bias, by least squares; None if nothing is known."""
     path, module = output_of(site, symbol)
     if module is None or path not in found:
         return None
@@ -45,7 +46,7 @@ def corrected(site: Site, symbol: str, picks: Picks, found: Mapping[str, Moments
 
 
 def _checked(matrix: Tensor, halves: list[Tensor], kept: Tensor) -> Tensor:
-    """The least-squares map at the strength that one half of the data finds best for the other, on some outputs."""
+    """The least-squares map at the strength that one half of the data finds best for the other."""
     if len(halves) < 2:
         return least_squares(matrix, halves[0], kept)
     first, second = halves

@@ -1,7 +1,8 @@
 """A trained model on calibration data: what is computed once for all shapes that its weights are carried to.
 
-The calls of its blocks are kept (`tape`), so that a block's second moments are found by running that block alone. The
-moments of an MLP are (units + 1)² numbers: they serve all widths that are asked for at once, and are not kept.
+The calls of its blocks are kept (`tape`), so that a block's second moments are found by running that block
+alone. The moments of an MLP are (units + 1)² numbers: they serve all widths that are asked for at once, and
+are not kept.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from leanify.architecture import Architecture, Block, Layer
 from leanify.errors import DataError
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site
 from leanify.lens.sites import locate
-from leanify.warm.axes import Picks
+from leanify.warm.axes import Picks, sites_of
 from leanify.warm.blocks import list_of
 from leanify.warm.calibration import Answers, Batch, Moments, answers, moments, moments_in
 from leanify.warm.choose import chosen, output_of
 from leanify.warm.correction import Weights, corrected
-from leanify.warm.tape import Played, Tape, record, replay
+from leanify.warm.tape import Call, Tape, record, replay
 
 PASSES = 4  # forward passes that the moments of all projections cost: measured on encoders of 6 and 12 layers
 TRIALS = 5  # forward passes that a step costs, with the pairs that are made for it
@@ -72,14 +73,17 @@ class Donor:
     @cached_property
     def tapes(self) -> dict[str, Tape | None]:
         """The calls of every stage's blocks on ``batches``; None where they cannot run alone."""
-        lists = {stage.name: list_of(self.located, stage.name) for stage in self.located.stages}
-        return {name: record(self.model, blocks, self.batches) if blocks else None for name, blocks in lists.items()}
+        tapes = {}
+        for stage in self.located.stages:
+            blocks = list_of(self.located, stage.name)
+            tapes[stage.name] = record(self.model, blocks, self.batches) if blocks else None
+        return tapes
 
-    def calls(self, stage: str, block: int) -> Iterator[tuple[Tensor | None, Played]]:
+    def calls(self, stage: str, block: int) -> Iterator[tuple[Tensor | None, Call]]:
         """The calls of a block of a stage with a tape, each with the mask of its tokens."""
         tape = self.tapes[stage]
         assert tape is not None
-        for batch, calls in zip(self.batches, tape.calls, strict=True):
+        for batch, calls in zip(self.batches, tape, strict=True):
             yield batch.get("attention_mask"), calls[block]
 
     def warnings(self, shapes: Sequence[Architecture]) -> Iterator[str]:
@@ -92,16 +96,15 @@ class Donor:
             )
 
     def forecast(self, shapes: Sequence[Architecture]) -> float:
-        """About how often the model runs on the held-out batches, to carry its weights to all of these shapes."""
-        seen, measured = self.tokens, sum(map(self.count, self.held_out))
-        steps = [
-            max(0, old.depth - new.depth)
-            for shape in shapes
-            for old, new in zip(self.architecture.stages, shape.stages, strict=True)
-        ]
-        return PASSES * seen / max(1, measured) + TRIALS * sum(steps) + len(shapes)
+        """About how often the model runs on the held-out batches, to carry its weights to all of these."""
+        measured = sum(map(self.count, self.held_out))
+        steps = 0
+        for shape in shapes:
+            for old, new in zip(self.architecture.stages, shape.stages, strict=True):
+                steps += max(0, old.depth - new.depth)
+        return PASSES * self.tokens / max(1, measured) + TRIALS * steps + len(shapes)
 
-    # -- what stays ---------------------------------------------------------------------------------------------------
+    # -- what stays ----------
 
     def prepare(self, shapes: Sequence[Architecture], tried: Callable[[int], None] = lambda count: None) -> None:
         """Find what stays at all sizes of some shapes, block by block; ``tried`` hears of each."""
@@ -134,7 +137,7 @@ class Donor:
         return found
 
     def pared(self, old: Layer, wanted: Layer) -> Layer:
-        """One of two layers that become one: at least half of what that holds, and all where the tokens allow it.
+        """One of two layers that become one: at least half of what that holds, all where the tokens allow it.
 
         A fit of twice the units needs twice as many tokens. Experts stay as wide as they are.
         """
@@ -158,10 +161,12 @@ class Donor:
     def patches(self) -> int:
         """Tokens of a picture, or of a sound: in the stage that has fewest of them."""
         batch = self.batches[0]
-        several = [list_of(self.located, stage.name) for stage in self.located.stages]
-        tapes = [record(self.model, blocks, [batch]) for blocks in several if blocks]
-        states = [tape.calls[0][0].state for tape in tapes if tape is not None]
-        rows = [state[..., 0].numel() // len(next(iter(batch.values()))) for state in states]
+        rows = []
+        for stage in self.located.stages:
+            blocks = list_of(self.located, stage.name)
+            tape = record(self.model, blocks, [batch]) if blocks else None
+            if tape is not None:
+                rows.append(tape[0][0].state[..., 0].numel() // len(next(iter(batch.values()))))
         return max(1, min(rows, default=1))
 
     def cut(self, site: Site, symbol: str, wanted: Layer, picks: Picks | None = None) -> Cut:
@@ -189,7 +194,7 @@ class Donor:
     def _place(self, site: Site) -> tuple[LocatedStage, int]:
         for stage in self.located.stages:
             for block, layers in enumerate(stage.blocks):
-                if any(each is not None and each.path == site.path for x in layers for each in (x.attention, x.mlp)):
+                if any(site.path == other.path for layer in layers for other in sites_of(layer)):
                     return stage, block
         raise KeyError(site.path)
 
@@ -201,24 +206,31 @@ class Donor:
         counts: Mapping[tuple[str, str], set[int]],
         plain: Mapping[tuple[str, str], set[int]] | None = None,
     ) -> None:
-        """Measure a block's projections, and keep what stays at some counts; at ``plain`` ones without a correction,
-        as what comes of them is fitted.
+        """Measure a block's projections, and keep what stays at some counts.
+
+        At ``plain`` counts without a correction, as what comes of them is fitted.
         """
-        plain, asked = plain or {}, counts
-        counts = {key: counts.get(key, set()) | plain.get(key, set()) for key in {**counts, **plain}}
-        sites = {s.path: s for layer in stage.blocks[block] for s in (layer.attention, layer.mlp) if s is not None}
-        todo = {key: [count for count in several if (*key, count) not in self._cuts] for key, several in counts.items()}
-        todo = {key: left for key, left in todo.items() if left or (key[1] == "h" and key[0] not in self._heads)}
-        outputs = {key: output_of(sites[key[0]], key[1]) for key in todo}
-        found = self._moments(stage, block, {path: module for path, module in outputs.values() if module is not None})
-        for (path, symbol), left in todo.items():
-            output = outputs[path, symbol][0]
+        plain = plain or {}
+        sites = {site.path: site for layer in stage.blocks[block] for site in sites_of(layer)}
+        todo, modules = {}, {}
+        for path, symbol in {**counts, **plain}:
+            asked = counts.get((path, symbol), set()) | plain.get((path, symbol), set())
+            left = [count for count in asked if (path, symbol, count) not in self._cuts]
+            if left or (symbol == "h" and path not in self._heads):
+                output, module = output_of(sites[path], symbol)
+                todo[path, symbol] = left, output
+                if module is not None:
+                    modules[output] = module
+        found = self._moments(stage, block, modules)
+        for (path, symbol), (left, output) in todo.items():
             known = {output: found[output]} if output in found else {}
             if symbol == "h" and known:
                 self._heads[path] = known[output]
             for count, picks in chosen(sites[path], symbol, left, known).items() if left else ():
-                fitted = count in plain.get((path, symbol), ()) and count not in asked.get((path, symbol), ())
-                weights = corrected(sites[path], symbol, picks, known) if self.correct and not fitted else None
+                corrects = self.correct and (
+                    count in counts.get((path, symbol), ()) or count not in plain.get((path, symbol), ())
+                )
+                weights = corrected(sites[path], symbol, picks, known) if corrects else None
                 self._cuts[path, symbol, count] = Cut(picks, weights)
 
     def _moments(self, stage: LocatedStage, block: int, modules: Mapping[str, nn.Module]) -> dict[str, Moments]:
@@ -247,7 +259,7 @@ def _counts(layers: Sequence[LocatedLayer], wanted: Sequence[Sequence[Layer]]) -
     """Path and symbol → the counts to which a block's heads and units are reduced."""
     found: dict[tuple[str, str], set[int]] = {}
     for layer, several in zip(layers, wanted, strict=True):
-        for site in {s.path: s for s in (layer.attention, layer.mlp) if s is not None}.values():
+        for site in sites_of(layer):
             for symbol in ("h", "m"):
                 counts = {count_of(site, symbol, shape) for shape in several if fewer(site, symbol, shape)}
                 if counts:

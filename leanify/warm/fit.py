@@ -1,16 +1,17 @@
 """Pair two post-norm layers by least squares on calibration data.
 
-In a post-norm block, h = norm₁(x + A(x)) and y = norm₂(h + M(h)), the norms stand in the residual stream: no layer
-equals two of them side by side. So one layer with the heads and hidden units of both is fitted, part by part, each on
-what the parts before it really give (as SparseGPT and FLAP fit a projection after what stands before it has changed):
+In a post-norm block, h = norm₁(x + A(x)) and y = norm₂(h + M(h)), the norms stand in the residual stream: no
+layer equals two of them side by side. So one layer with the heads and hidden units of both is fitted, part by
+part, each on what the parts before it really give (as SparseGPT and FLAP fit a projection after what stands
+before it has changed):
 
 1. the second layer's heads read x through the linear map that best predicts its input y₁ from x;
 2. the output projection makes of all heads what the second layer's first norm takes, less x;
 3. the hidden units read h through the linear maps that best predict what each layer's MLP took;
 4. their output projection makes what the second layer's last norm takes, less h.
 
-Norms are the second layer's. Every fit is a ridge regression towards where it starts from; how strong the ridge is,
-half of the data decides for the other half.
+Norms are the second layer's. Every fit is a ridge regression towards where it starts from; how strong the
+ridge is, half of the data decides for the other half.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from leanify.warm.choose import matrix_of
 from leanify.warm.correction import OUTPUTS, set_matrix
 from leanify.warm.donor import Donor
 from leanify.warm.pair import check_alike, join, moved, outputs_of_site
-from leanify.warm.residual import Call, Residual, Sublayer, calls_in
-from leanify.warm.tape import replay
+from leanify.warm.residual import Residual, Sublayer, calls_in
+from leanify.warm.tape import Call, replay
 
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)  # strengths that are tried, in units of the mean power of an input
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What two layers did with a batch: the first one's call, and the inputs of their projections and norms."""
+    """What two layers did with a batch: the first one's call, and the inputs of projections and norms."""
 
     call: Call
     mask: Tensor | None
@@ -59,10 +60,10 @@ def fitted_pair(
     other: Residual,
     kept: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> nn.Module:
-    """A block with the heads and units of two post-norm blocks, which makes of the donor's states what its two make.
+    """A block with the heads and units of two post-norm blocks, which makes of the donor's states what they make.
 
-    ``one`` and ``other`` are the two as they stand in ``pared``; ``kept`` as in `join`. Raises UnsupportedModel where
-    they are unlike.
+    ``one`` and ``other`` are the two as they stand in ``pared``; ``kept`` as in `join`. Raises
+    UnsupportedModel.
     """
     check_alike(pared, one, other)
     if len(one.groups) != 2 or not all(s.norm for s in one.sublayers):
@@ -98,19 +99,17 @@ def _seen(donor: Donor, stage: str, place: int, one: Residual, other: Residual) 
         with calls_in([first, second]) as calls:
             replay(first, call)
             replay(second, following)
-        into = {f"before {i}": _call(calls, second, path).tensors[0] for i, path in enumerate((attention, mlp))}
+        before = calls[id(first.get_submodule(one.groups[0][0].norm))]
+        norms = [calls[id(second.get_submodule(path))] for path in (attention, mlp)]
         values = {
             "x": call.state,
             "y": following.state,
-            "h of first": _call(calls, first, one.groups[0][0].norm).output,
-            "h of second": _call(calls, second, attention).output,
-            **into,
+            "h of first": before.output,
+            "h of second": norms[0].output,
+            "before 0": norms[0].state,
+            "before 1": norms[1].state,
         }
         yield Seen(calls[id(first)], mask, {name: rows_of(value, mask) for name, value in values.items()})
-
-
-def _call(calls: dict[int, Call], block: nn.Module, path: str) -> Call:
-    return calls[id(block.get_submodule(path))]
 
 
 class _Reached(Exception):
@@ -131,7 +130,7 @@ def _into(block: nn.Module, seen: Seen, module: nn.Module) -> Tensor:
 
 
 def _read_through(sublayer: Sublayer, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    """Let the maps that read ``wanted`` read ``given`` instead, through the best linear map between them, in place."""
+    """Let the maps that read ``wanted`` read ``given``, through the best linear map between them, in place."""
     parts = [part_of(sublayer.site.module, part) for part in sublayer.readers]
     bias = all(part is not None and isinstance(part.bias, Tensor) for part in parts)
     width = given[0].shape[1]
@@ -145,10 +144,7 @@ def _read_through(sublayer: Sublayer, given: Sequence[Tensor], wanted: Sequence[
 
 
 def _fit_output(block: nn.Module, site: Site, seen: Sequence[Seen], state: str, target: str) -> list[Tensor]:
-    """Fit the output projection of a site: its output and the state make what the second layer's norm took.
-
-    Returns what it then gives, batch by batch.
-    """
+    """Fit a site's output projection: output + state is what the second layer's norm took. → what it gives"""
     output = outputs_of_site(site)[0]
     inputs = [_into(block, s, output) for s in seen]
     wanted = [s.values[target] - s.values[state] for s in seen]
@@ -165,14 +161,14 @@ def _copy_norm(block: nn.Module, path: str, source: nn.Module) -> None:
     block.get_submodule(path).load_state_dict(source.get_submodule(path).state_dict())
 
 
-# -- ridge regression -------------------------------------------------------------------------------------------------
+# -- ridge regression ----------
 
 
 def regression(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor) -> Tensor:
     """The map W that minimises Σ|W x − t|² + λ|W − W₀|² over rows x and t; W₀ = ``start``, outputs × inputs.
 
-    Where ``start`` has a column more than x, it is the bias. λ is the one of `RIDGES` whose map from every other batch
-    has the least error on the rest, in some outputs; with one batch, the largest.
+    Where ``start`` has a column more than x, it is the bias. λ is the one of `RIDGES` whose map from every
+    other batch has the least error on the rest, in some outputs; with one batch, the largest.
     """
     rows = [torch.cat([x, x.new_ones(len(x), start.shape[1] - x.shape[1])], 1) for x in given]
     missed = [t - x @ start.to(x.dtype).T for x, t in zip(rows, wanted, strict=True)]
@@ -189,8 +185,8 @@ def regression(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor)
 class _Change:
     """What is added to W₀, from rows x and from what W₀ misses of their targets, at any strength of the ridge.
 
-    With X (tokens × inputs) and R (tokens × outputs) it is Rᵀ X (Xᵀ X + λ)⁻¹ = Rᵀ (X Xᵀ + λ)⁻¹ X: the smaller of the
-    two squares is solved.
+    With X (tokens × inputs) and R (tokens × outputs) it is Rᵀ X (Xᵀ X + λ)⁻¹ = Rᵀ (X Xᵀ + λ)⁻¹ X: the smaller
+    of the two squares is solved.
     """
 
     def __init__(self, rows: Sequence[Tensor], missed: Sequence[Tensor]) -> None:

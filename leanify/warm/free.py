@@ -1,9 +1,9 @@
 """Every block its own shape: what each could lose is measured, and a mixed-integer program chooses under the budget.
 
-NVIDIA's Puzzle (Bercovich et al. 2024, arXiv 2411.19146) keeps a library of variants of every block, scores each by
-what it does to the outputs, and lets an integer program choose. Here a block may have fewer heads, a narrower MLP, or
-be left out; each is measured in place, from the block on (`tape`). Damages add up as long as little is taken, so half
-of the way is gone first, and everything is measured again from there.
+NVIDIA's Puzzle (Bercovich et al. 2024, arXiv 2411.19146) keeps a library of variants of every block, scores
+each by what it does to the outputs, and lets an integer program choose. Here a block may have fewer heads, a
+narrower MLP, or be left out; each is measured in place, from the block on (`tape`). Damages add up as long as
+little is taken, so half of the way is gone first, and everything is measured again from there.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from leanify.architecture import Block, Layer
+from leanify.architecture import Block
 from leanify.errors import BudgetError, ShapeError, UnsupportedModel
-from leanify.lens.located import LocatedModel, Site
+from leanify.lens.located import LocatedModel
 from leanify.lens.sites import locate
 from leanify.upstream.settle import settle
 from leanify.warm.axes import shared_table
 from leanify.warm.blocks import copied, list_of, modules_of, stage_of, with_blocks
 from leanify.warm.calibration import Answers, Batch, answers, damage, gathered, run
 from leanify.warm.carry import Carried, Step
-from leanify.warm.donor import Cut, Donor
-from leanify.warm.narrow import shape_layer
+from leanify.warm.donor import Donor
+from leanify.warm.narrow import by_donor, shape_layer
 from leanify.warm.tape import Tape, record, resumed
 
 UNITS, HEADS = (0.75, 0.5, 0.25), (0.5, 0.25)  # shares that a block may keep
@@ -49,10 +49,7 @@ class Variant:
 
 
 def free(donor: Donor, most: int, heard: Callable[[Step], None] = lambda step: None) -> Carried:
-    """A new model of at most ``most`` parameters whose blocks differ in shape, as the measured damages have it.
-
-    Raises BudgetError where all that may go saves too little.
-    """
+    """A model of at most ``most`` parameters whose blocks differ in shape, by damage. Raises BudgetError."""
     held = list(_some(donor))
     target = answers(donor.model, held, donor.headless)
     model, reached, steps = donor.model, 0.0, list[Step]()
@@ -80,12 +77,13 @@ def _parameters(module: nn.Module) -> int:
 
 
 def _words(taken: Sequence[Variant]) -> str:
-    counts = {part: sum(1 for v in taken if v.part == part) for part in ("heads", "mlp", "block")}
     names = {"heads": "attentions of fewer heads", "mlp": "narrower MLPs", "block": "blocks left out"}
-    return ", ".join(f"{count} {names[part]}" for part, count in counts.items() if count) or "nothing to lose"
+    parts = [variant.part for variant in taken]
+    found = [f"{parts.count(part)} {name}" for part, name in names.items() if part in parts]
+    return ", ".join(found) or "nothing to lose"
 
 
-# -- the library ------------------------------------------------------------------------------------------------------
+# -- the library ----------
 
 
 def _some(donor: Donor) -> Iterator[Batch]:
@@ -100,7 +98,7 @@ def _some(donor: Donor) -> Iterator[Batch]:
 
 @torch.no_grad()
 def variants(donor: Donor, held: Sequence[Batch], target: Answers) -> list[Variant]:
-    """Every variant of every block of the stages that are lists, with what it adds to the damage of the model."""
+    """Every variant of every block of the stages that are lists, with what it adds to the damage."""
     found: list[Variant] = []
     base = damage(answers(donor.model, held, donor.headless), target)
     for stage in (stage for stage in donor.located.stages if stage.container is not None):
@@ -129,7 +127,7 @@ def _shapes(old: Block, shared: bool, depth: int) -> Iterator[tuple[str, Block |
     for share in () if shared else HEADS:
         yield "heads", tuple(layer.with_heads(_whole(layer.heads * share, layer.group)) for layer in old)
     for share in UNITS:
-        yield "mlp", tuple(replace(layer, mlp=_whole(layer.mlp * share, 8)) if layer.mlp else layer for layer in old)
+        yield "mlp", tuple(replace(layer, mlp=_whole(layer.mlp * share, 8) if layer.mlp else 0) for layer in old)
     if depth > 1:
         yield "block", None
 
@@ -145,11 +143,7 @@ def _with(donor: Donor, stage: str, wanted: Mapping[int, Block | None]) -> Locat
     located = with_blocks(donor.located, {stage: blocks})
     for place, shape in wanted.items():
         for layer, size in zip(stage_of(located, stage).blocks[place], shape or (), strict=False):
-
-            def cut(site: Site, symbol: str, size: Layer = size) -> Cut:
-                return donor.cut(donor.located.by_path[site.path], symbol, size)
-
-            shape_layer(located.model, layer, size, cut)
+            shape_layer(located.model, layer, size, by_donor(donor, size))
     left = [block for i, block in enumerate(blocks) if i not in wanted or wanted[i] is not None]
     return with_blocks(located, {stage: left} if len(left) < len(blocks) else {})
 
@@ -164,37 +158,39 @@ def _answers(
     model.eval()
     outputs = []
     for index, batch in enumerate(held):
-        known = [] if tape is None else tape.calls[index][: min(place, len(blocks))]
+        known = [] if tape is None else tape[index][: min(place, len(blocks))]
         with resumed(blocks[: len(known)], known):
             outputs.append(run(asked, batch))
     return gathered(outputs, held)
 
 
-# -- the choice -------------------------------------------------------------------------------------------------------
+# -- the choice ----------
 
 
 def choose(library: Sequence[Variant], saving: int) -> list[Variant]:
-    """The variants that save so many parameters at the least sum of damages.
+    """The variants that save so many parameters at the least sum of damages. Raises BudgetError.
 
-    Of a block one shape of heads and one of units, or nothing of it. Raises BudgetError.
+    Of a block one shape of heads and one of units, or nothing of it.
     """
     if saving <= 0:
         return []
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    saved = np.array([variant.saved for variant in library], dtype=float)
-    rows = [saved]
+    rows = [np.array([variant.saved for variant in library], dtype=float)]
     low, high = [float(saving)], [np.inf]
     for stage, place in dict.fromkeys((v.stage, v.place) for v in library):
         for part in ("heads", "mlp"):
             alike = [v.stage == stage and v.place == place and v.part in (part, "block") for v in library]
-            rows, low, high = [*rows, np.array(alike, dtype=float)], [*low, 0.0], [*high, 1.0]
+            rows.append(np.array(alike, dtype=float))
+            high.append(1.0)
     for stage in dict.fromkeys(v.stage for v in library):  # one block stays
         gone = np.array([v.stage == stage and v.part == "block" for v in library], dtype=float)
-        rows, low, high = [*rows, gone], [*low, 0.0], [*high, max(0.0, gone.sum() - 1)]
+        rows.append(gone)
+        high.append(max(0.0, gone.sum() - 1))
+    low += [0.0] * (len(rows) - 1)
     costs = np.array([variant.damage for variant in library])
-    limits = LinearConstraint(np.array(rows), low, high)
-    found = milp(costs, constraints=limits, integrality=np.ones(len(library)), bounds=Bounds(0, 1)) if library else None
+    limits, whole = LinearConstraint(np.array(rows), low, high), np.ones(len(library))
+    found = milp(costs, constraints=limits, integrality=whole, bounds=Bounds(0, 1)) if library else None
     if found is None or found.x is None:
         raise BudgetError(
             f"free shapes cannot save {saving:,} parameters by fewer heads, narrower MLPs and fewer blocks"

@@ -27,7 +27,7 @@ class Affine:
 
 @torch.no_grad()
 def affine_of(norm: nn.Module, path: str) -> Affine:
-    """Read a norm by applying it to noise. Raises UnsupportedModel where it is neither LayerNorm nor RMSNorm."""
+    """Read a norm by applying it to noise. Raises UnsupportedModel for anything but LayerNorm and RMSNorm."""
     weight, bias = norm.weight, getattr(norm, "bias", None)
     assert isinstance(weight, Tensor)
     generator = torch.Generator().manual_seed(0)
@@ -55,18 +55,15 @@ def precision(tensor: Tensor) -> float:
 def bias_after(norms: Sequence[Affine], projections: Sequence[nn.Module]) -> float:
     """The constant bias that the norm keeps when its gain and bias are folded into these projections.
 
-    0, unless a norm has a bias and a projection has none to take it up: then 1, which `fold` uses to carry it.
-    Raises UnsupportedModel where that is impossible.
+    0, unless a norm has a bias and a projection has none to take it up: then 1, which `fold` uses to carry
+    it. Raises UnsupportedModel where that is impossible.
     """
-    if not any(bool(norm.bias.any()) for norm in norms) or all(has_bias(module) for module in projections):
+    take_it_up = all(isinstance(getattr(module, "bias", None), Tensor) for module in projections)
+    if take_it_up or not any(bool(norm.bias.any()) for norm in norms):
         return 0.0
     if not all(norm.centred for norm in norms):
         raise UnsupportedModel("a norm that does not centre has a bias, and a projection that reads it has none")
     return 1.0
-
-
-def has_bias(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "bias", None), Tensor)
 
 
 @torch.no_grad()
@@ -74,7 +71,8 @@ def fold(norm: Affine, module: nn.Module, after: float) -> None:
     """Make a projection of z · gain + bias one of z + ``after``, in place.
 
     W (z · g + b) + c = W' (z + a) + c'. With a bias c, W' = W diag(g) and c' = c + W b − a W' 1. Without one,
-    W' = W diag(g) + u 1ᵀ: as z sums to zero the second term adds a · width · u alone, so u = (W b − a W g) / (a width).
+    W' = W diag(g) + u 1ᵀ: as z sums to zero the second term adds a · width · u alone, so u = (W b − a W g) /
+    (a width).
     """
     features = features_of(module)
     weight = module.weight

@@ -1,13 +1,14 @@
 """Pair two consecutive layers: one layer with twice the heads and twice the hidden units.
 
-Two pre-norm layers run side by side, h ← h + A₁(h) + A₂(h), then h ← h + M₁(h) + M₂(h), are one layer: the heads of
-both attentions and the hidden units of both MLPs stand next to each other, and the output projections add them up. Each
-layer has its own norms, LayerScale and biases: gains and biases of norms are folded into the projections that read
-them, LayerScale into the output projections. (Calvo González et al., Leveraging the True Depth of LLMs, TMLR 2026,
-arXiv 2502.02790, run pairs of layers so for speed.)
+Two pre-norm layers run side by side, h ← h + A₁(h) + A₂(h), then h ← h + M₁(h) + M₂(h), are one layer: the
+heads of both attentions and the hidden units of both MLPs stand next to each other, and the output
+projections add them up. Each layer has its own norms, LayerScale and biases: gains and biases of norms are
+folded into the projections that read them, LayerScale into the output projections. (Calvo González et al.,
+Leveraging the True Depth of LLMs, TMLR 2026, arXiv 2502.02790, run pairs of layers so for speed.)
 
-The depth halves, no weight is lost, and parameters stay as many, up to one block's norms. What changes is the function:
-the second layer no longer sees what the first one did. Every pair is checked against its two layers run side by side.
+The depth halves, no weight is lost, and parameters stay as many, up to one block's norms. What changes is the
+function: the second layer no longer sees what the first one did. Every pair is checked against its two layers
+run side by side.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Run = Callable[[nn.Module], Any]
 def pair(model: nn.Module, stage: str, index: int, call: Run) -> nn.Module:
     """A new model in which the blocks ``index`` and ``index + 1`` of a stage are one that runs them side by side.
 
-    ``call`` runs a model on example inputs. Raises UnsupportedModel, with the reason, for blocks that cannot be
-    paired: post-norm, windowed, shared, or unlike each other.
+    ``call`` runs a model on example inputs. Raises UnsupportedModel for blocks that cannot be paired:
+    post-norm, windowed, shared, or unlike each other.
     """
     located = locate(model)
     found = residuals(located, stage, call)
@@ -96,7 +97,7 @@ def moved(sublayer: Sublayer, residual: Residual, block: nn.Module) -> Sublayer:
     return replace(sublayer, site=replace(sublayer.site, module=block.get_submodule(inner)))
 
 
-# -- what cannot be paired ----------------------------------------------------------------------------------------
+# -- what cannot be paired ----------
 
 
 def check_alike(located: LocatedModel, first: Residual, second: Residual) -> None:
@@ -122,26 +123,20 @@ def check_alike(located: LocatedModel, first: Residual, second: Residual) -> Non
             )
 
 
-# -- folding ------------------------------------------------------------------------------------------------------
+# -- folding ----------
 
 
 def _fold_norms(norms: Sequence[nn.Module], path: str, sides: Sequence[Sequence[Sublayer]]) -> None:
     """Fold each side's norm into its projections; both norms then give the same."""
     affines = [affine_of(norm, path) for norm in norms]
-    projections: list[list[nn.Module]] = []
+    projections: list[list[Any]] = []
     for side in sides:
-        projections.append([_part(sublayer.site, part) for sublayer in side for part in sublayer.readers])
+        projections.append([part_of(sublayer.site.module, part) for sublayer in side for part in sublayer.readers])
     after = bias_after(affines, [*projections[0], *projections[1]])
     for norm, affine, modules in zip(norms, affines, projections, strict=True):
         for module in modules:
             fold(affine, module, after)
         neutralise(norm, affine, after)
-
-
-def _part(site: Site, part: str) -> nn.Module:
-    module = part_of(site.module, part)
-    assert module is not None
-    return module
 
 
 def _fold_scale(block: nn.Module, sublayer: Sublayer) -> None:
@@ -170,13 +165,13 @@ def outputs_of_site(site: Site) -> list[nn.Module]:
     return found
 
 
-# -- joining ------------------------------------------------------------------------------------------------------
+# -- joining ----------
 
 
 def join(model: nn.Module, mine: Site, theirs: Site, kept: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> None:
     """Put the heads and units of ``theirs`` behind those of ``mine``, in place.
 
-    ``kept`` has, by the path of ``mine``, the heads of either that stay where they are, each in its own row of a table.
+    ``kept`` has, by the path of ``mine``, the heads of either that stay where they are, in rows of a table.
     """
     fixed = [name for name in mine.sizes if name not in GROWING and mine.sizes[name] != theirs.sizes.get(name)]
     if fixed or _group(mine.sizes) != _group(theirs.sizes):
@@ -210,32 +205,28 @@ def _group(sizes: dict[str, int]) -> float:
 
 def _place(axes: Axes, values: Tensor, given: tuple[Sizes, Picks], put: tuple[Sizes, Picks]) -> None:
     """Write one side's heads and units, picked among its sizes, to theirs in the joined tensor."""
-    source, target = (
-        [
-            axes.picked(axis, sizes, picks) if axis in axes.layouts else torch.arange(length)
-            for axis, length in enumerate(whole.shape)
-        ]
-        for (sizes, picks), whole in ((given, values), (put, axes.value))
-    )
-    axes.value[_grid(target, values.device)] = values[_grid(source, values.device)]
+
+    def grid(whole: Tensor, sizes: Sizes, picks: Picks) -> tuple[Tensor, ...]:
+        slots = [torch.arange(length) for length in whole.shape]
+        for axis in axes.layouts:
+            slots[axis] = axes.picked(axis, sizes, picks)
+        return torch.meshgrid(*(slot.to(values.device) for slot in slots), indexing="ij")
+
+    axes.value[grid(axes.value, *put)] = values[grid(values, *given)]
 
 
-def _grid(slots: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    return torch.meshgrid(*(slot.to(device) for slot in slots), indexing="ij")
-
-
-# -- the check ----------------------------------------------------------------------------------------------------
+# -- the check ----------
 
 
 def side_by_side(first: Residual, second: Residual) -> Tensor:
-    """What two blocks give side by side on the first one's input: x + Σ s₁ F₁(x) + s₂ F₂(x), group by group."""
-    x = first.call.tensors[0]
+    """What two blocks give side by side on the first one's input: x + Σ s₁ F₁(x) + s₂ F₂(x)."""
+    x = first.call.state
     for mine, theirs in zip(first.groups, second.groups, strict=True):
-        x = x + sum(
-            _contribution(sublayer, residual.block, like, x)
-            for residual, side in ((first, mine), (second, theirs))
-            for sublayer, like in zip(side, mine, strict=True)
-        )
+        added: list[Tensor] = []
+        for residual, side in ((first, mine), (second, theirs)):
+            for sublayer, like in zip(side, mine, strict=True):
+                added.append(_contribution(sublayer, residual.block, like, x))
+        x = x + sum(added)
     return x
 
 

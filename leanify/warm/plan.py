@@ -40,7 +40,7 @@ MEANING = {
 
 
 def prepare(donor: Donor, shapes: Sequence[Architecture], what: str, more: float = 0.0) -> None:
-    """Say what the data is too small for and how long carrying takes; then find what stays at all of these sizes.
+    """Say what the data is too small for and how long carrying takes; then find what stays at all these sizes.
 
     ``more`` are passes of the model over the held-out batches that something else takes.
     """
@@ -55,10 +55,11 @@ def prepare(donor: Donor, shapes: Sequence[Architecture], what: str, more: float
 
 
 class Carrying:
-    """Called with a model and a shape, gives the model of that shape; remembers the steps of every design, by name.
+    """Called with a model and a shape, gives the model of that shape; remembers the steps of every design.
 
-    Three quarters of the ``samples`` choose and correct, the rest measure the damage. By default there are so many
-    that they hold `TOKENS` tokens. ``plan`` says what the designs are called and how many tokens a sample has.
+    Three quarters of the ``samples`` choose and correct, the rest measure the damage. By default there are so
+    many that they hold `TOKENS` tokens. ``plan`` says what the designs are called and how many tokens a
+    sample has.
     """
 
     def __init__(self, plan: Plan, data: Path, samples: int | None, tokens: int | None, weights: str | Path | None):
@@ -81,7 +82,7 @@ class Carrying:
         return self.results[name].model
 
     def _donor(self, load: Callable[[], nn.Module]) -> Donor:
-        """The model with weights on the data, made once for all designs, after a forecast of what they take."""
+        """The model with weights on the data, made once for all designs, after a forecast of its time."""
         if self.donor is None:
             model = load()
             batches = self._read(model)
@@ -98,10 +99,10 @@ class Carrying:
         note(f"{name}: {step.words}, {self.donor.teacher.unit} {damage_words(step.damage)}")
 
     def best(self, build: Callable[[Plan], nn.Module]) -> Plan:
-        """The plan whose design keeps most before any training: lean, its control, or the baseline's layers and heads
-        with narrower MLPs, all under one budget.
+        """The plan whose design keeps most before any training, all under one budget.
 
-        Where the user has pinned a shape there is nothing to choose.
+        They are lean, its control, and the baseline's layers and heads with narrower MLPs; lean alone where
+        the user has pinned a shape.
         """
         plans = {"lean": self.plan}
         if not any(self.plan.options.pins.values()):
@@ -114,7 +115,7 @@ class Carrying:
 
     @property
     def sentence(self) -> str:
-        """What the weights keep before any training, beside the other designs, the original and a constant answer."""
+        """What the weights keep before any training, beside other designs, the original and a constant."""
         assert self.donor is not None
         own = self.results[self.chosen]
         kept = (
@@ -169,9 +170,7 @@ class Carrying:
             seen += len(next(iter(batch.values()))) * self.plan.tokens if mask is None else int(mask.sum())
 
     def to_json(self) -> dict[str, Any]:
-        """By design: the unit of damage, the steps with the damage after each, and what was not paired and why. And
-        the name of the design that the plan chose.
-        """
+        """By design: the unit of damage, the steps with the damage after each, and what was not paired and why."""
         designs = {name: found.to_json() for name, found in self.results.items()}
         return {"data": self.words, "designs": designs, "chosen": self.chosen}
 
