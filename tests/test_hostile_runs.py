@@ -47,7 +47,7 @@ checkpoint_every = 2
 """
 
 
-class Watcher(loop.Silent):
+class Watcher(loop.Watcher):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 

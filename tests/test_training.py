@@ -30,7 +30,7 @@ def tiny(*settings: str) -> recipes.Recipe:
     return recipes.with_settings(TINY, settings)
 
 
-class Watcher(loop.Silent):
+class Watcher(loop.Watcher):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 

@@ -18,9 +18,9 @@ from leanify.design.measure import peak
 from leanify.errors import RecipeError, TrainingError
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
-from leanify.training import engine, guards, heap, loop, memory
+from leanify.training import engine, guards, loop, memory
 from leanify.training import start as training
-from leanify.training.watcher import Silent
+from leanify.training.watcher import Watcher
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]
 
@@ -177,7 +177,7 @@ def test_memory_that_runs_out_in_a_step_is_one_message(tmp_path: Path) -> None:
         if isinstance(module, torch.nn.LayerNorm):
             torch.empty(2**50, dtype=torch.uint8)
 
-    class Greedy(Silent):
+    class Greedy(Watcher):
         def began(self, *_: object) -> None:
             hooks.append(torch.nn.modules.module.register_module_forward_hook(asks))
 
@@ -234,6 +234,6 @@ def test_what_a_step_frees_is_there_for_the_next_one() -> None:
         del held
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    with heap.kept():
+    with engine.heap_kept():
         assert min(faults() for _ in range(5)) < 5_000
     assert faults() > 25_000  # the kernel has them back

@@ -22,7 +22,7 @@ NEAR_FULL = (98, 100)  # the axis of a metric that is 100% all along, which woul
 
 @dataclass(frozen=True)
 class Curves:
-    """The losses of both splits, and the validation metric that names the best checkpoint, if it is not the loss."""
+    """The losses of both splits, and the metric that names the best checkpoint, if it is not the loss."""
 
     train: Curve
     validation: Curve
@@ -46,7 +46,7 @@ def curves_of(rows: Iterable[Mapping[str, Any]], metric: str) -> Curves:
 
 
 def in_text(curves: Curves, width: int, height: int) -> str:
-    """The curves as characters, without colours: the losses and the metric, side by side where there is room."""
+    """The curves as characters: the losses and the metric, side by side where there is room."""
     single = len(curves.train) == 1
     plots = (
         (f"loss  {DOT if single else '⡠'} training  o validation", [curves.train, curves.validation], False),

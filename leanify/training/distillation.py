@@ -2,10 +2,11 @@
 
     loss = (1 − weight) · task + weight · T² · KL(teacher ‖ student, both at temperature T) + hidden_weight · hidden
 
-KL is that of Hinton, Vinyals and Dean (arXiv 1503.02531, section 2), summed over targets. ``hidden`` is the mean
-squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged over a sample
-and over the pairs. Where the widths differ, a linear map from the student's to the teacher's is trained too (TinyBERT,
-arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not in its weights.
+KL is that of Hinton, Vinyals and Dean (arXiv 1503.02531, section 2), summed over targets. ``hidden`` is the
+mean squared difference between the outputs of paired layers (FitNets, arXiv 1412.6550, equation 3), averaged
+over a sample and over the pairs. Where the widths differ, a linear map from the student's to the teacher's is
+trained too (TinyBERT, arXiv 1909.10351, equation 8). A checkpoint keeps these maps in its training state, not
+in its weights.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Pair = tuple[int, int]  # (student's layer, teacher's layer), both counted from 
 
 
 class Learner(nn.Module):
-    """The student and its linear maps. A call returns the student's output, and records its inputs and layers."""
+    """The student and its linear maps. A call returns the student's output and records inputs and layers."""
 
     seen: tuple[tuple[Any, ...], dict[str, Any], Any, list[Tensor]]
 
@@ -69,7 +70,7 @@ class Distilled:
         return getattr(self.task, name)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """The summed loss of a batch. ``model`` is the learner, possibly wrapped (DDP, FSDP, torch.compile)."""
+        """The summed loss of a batch. ``model`` is the learner, possibly wrapped (DDP, FSDP, compiled)."""
         own, section = self.task.loss(model, inputs, targets), self.section
         args, kwargs, output, hidden = self.learner.seen  # after the task's mixing, so the teacher sees the same
         with torch.no_grad(), self.place.autocast(), outputs_of(self.blocks) as wanted:
@@ -94,14 +95,14 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean squared difference of each sample, (B, …, width) → (B,). A (B, N) attention mask leaves padding out."""
+    """Mean squared difference of each sample, (B, …, width) → (B,), without padding (mask (B, N))."""
     squares = (student.float() - teacher.float()).square()
     if mask is None or squares.shape[:2] != mask.shape:
         return squares.flatten(1).mean(1)
     return (squares.mean(-1) * mask).sum(1) / mask.sum(1)
 
 
-# -- set up -----------------------------------------------------------------------------------------------------------
+# -- set up ----------
 
 
 def begin(
@@ -113,10 +114,7 @@ def begin(
     seed: int,
     place: Accelerator,
 ) -> Distilled:
-    """Check the two models on one sample, and return the task with its teacher. ``place`` is the accelerator.
-
-    Raises RecipeError where their logits, or ShapeError where their layers, cannot be compared.
-    """
+    """Check the two models on one sample, and return the task with its teacher. Raises RecipeError or ShapeError."""
     own, others = (locate(model).blocks if section.hidden_weight else [] for model in (student, teacher))
     pairs = pairs_of(section, len(own), len(others)) if section.hidden_weight else []
     learning, taught = [own[i] for i, _ in pairs], [others[i] for _, i in pairs]
@@ -142,7 +140,7 @@ def begin(
 
 
 def pairs_of(section: DistillSection, depth: int, teacher_depth: int) -> list[Pair]:
-    """Which layer learns from which: as the recipe lists them, or spread evenly, the last paired with the last."""
+    """Which layer learns from which: as the recipe lists them, or spread evenly, the last from the last."""
     if section.layers == "even":
         return [(i, math.ceil((i + 1) * teacher_depth / depth) - 1) for i in range(depth)]
     for pair in section.layers:

@@ -47,10 +47,9 @@ class Evaluator:
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, split: Samples | None = None) -> dict[str, float]:
-        """The metrics over a whole split; without one over ``run.eval_batches`` of the validation split.
+        """The metrics over a split; without one over ``run.eval_batches`` of validation. Ends in training mode."""
+        from accelerate.utils import gather_object
 
-        ``samples_per_s`` is measured. Leaves the model in training mode.
-        """
         samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)
         size = self.recipe.schedule.batch_size
         number = min(len(samples), size * (limit or len(samples)))
@@ -70,13 +69,15 @@ class Evaluator:
             with self.accelerator.autocast():
                 self.task.found(model, *self.moved(self.first))
         sharding.drop(model.train())
-        self.tally = self._gathered(merged(parts))
-        metrics = self.task.metrics(self.tally)
-        return metrics | {"samples_per_s": round(number / max(time.perf_counter() - began, 1e-9), 1)}
+        self.tally = merged(parts)
+        if self.accelerator.num_processes > 1:  # the sum over all; one without samples adds nothing
+            self.tally = merged(gather_object([self.tally]))
+        seconds = max(time.perf_counter() - began, 1e-9)
+        return self.task.metrics(self.tally) | {"samples_per_s": round(number / seconds, 1)}
 
     @torch.no_grad()
     def try_one(self, model: nn.Module) -> None:
-        """Run one validation sample through the model, to find what does not fit before anything is written."""
+        """Run one validation sample through the model, to find what does not fit before writing anything."""
         with wall(f"{self.recipe.model.source} does not run on a sample of the data", DataError):
             self.task.found(model.eval(), *self.moved(self.first))
         sharding.drop(model.train())
@@ -107,11 +108,3 @@ class Evaluator:
         if again:
             self.validation = reader
         return reader
-
-    def _gathered(self, tally: Tally) -> Tally:
-        """The sum over all processes; one without samples adds nothing."""
-        if self.accelerator.num_processes == 1:
-            return tally
-        from accelerate.utils import gather_object
-
-        return merged(gather_object([tally]))

@@ -1,4 +1,4 @@
-"""Checks around a run: that its data has not changed, that it fits into memory, and which samples were skipped."""
+"""Checks around a run: that its data has not changed, that it fits into memory, which samples were skipped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def raised_by_all() -> Iterator[None]:
 
 
 def check_data(run: RunDirectory, data: DataSection, splits: Splits, accept: bool, warn: Warn) -> None:
-    """Raise DataError, naming what changed, unless the data is what the run was begun on, or any is accepted."""
+    """Raise DataError, naming what changed since the run was begun, unless changed data is accepted."""
     before, now = run.data(), fingerprint.taken(data, splits)
     words = fingerprint.changes(before, now)
     if words is not None and not accept:
@@ -50,7 +50,7 @@ def check_data(run: RunDirectory, data: DataSection, splits: Splits, accept: boo
 
 
 def check_arithmetic(engine: Accelerator, warn: Warn) -> None:
-    """Say where bf16 is only emulated: on a processor without it, a step takes many times as long as in fp32."""
+    """Warn where bf16 is only emulated: on such a processor a step takes many times as long as in fp32."""
     if engine.mixed_precision != "bf16" or engine.device.type != "cpu":
         return
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # AVX-512 on x86; torch has no public name for it

@@ -6,6 +6,8 @@ import signal
 import threading
 from typing import Any
 
+from leanify.data.samples import ENDING
+
 
 class Interrupted(KeyboardInterrupt):
     """A run that a signal ended, once its checkpoint is written; the message says how to go on with it."""
@@ -25,8 +27,7 @@ class Interrupts:
         self.asked: int | None = None
         self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"))
-            for number in (number for number in known if number is not None):
+            for number in ENDING:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                     self.before[number] = signal.signal(number, self._ask)
         return self
@@ -38,9 +39,6 @@ class Interrupts:
             if handler is not None:
                 signal.signal(one, handler)
 
-    def _restore(self) -> None:
+    def __exit__(self, *error: Any) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
-
-    def __exit__(self, *error: Any) -> None:
-        self._restore()

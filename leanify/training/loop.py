@@ -1,13 +1,13 @@
 """The training loop: one step after another, on one CPU, one GPU, or as many processes as a launcher starts.
 
-Hugging Face Accelerate places, casts and synchronises; optimisers, mixing of images and averaged weights are timm's.
-Everything random is a function of (seed, step), and so is the learning rate (see `data.sampling` and `schedule`). A
-checkpoint therefore holds weights, moments and the step, and a resumed run draws what an unbroken one would have drawn.
-On one CPU with the same number of threads, weights and metrics are equal bit for bit; rows differ in samples_per_s
-alone, which comes from a clock.
+Hugging Face Accelerate places, casts and synchronises; optimisers, mixing of images and averaged weights are
+timm's. Everything random is a function of (seed, step), and so is the learning rate (see `data.sampling` and
+`schedule`). A checkpoint therefore holds weights, moments and the step, and a resumed run draws what an
+unbroken one would have drawn. On one CPU with the same number of threads, weights and metrics are equal bit
+for bit; rows differ in samples_per_s alone, which comes from a clock.
 
-A step's gradient is that of the mean loss over all its targets, whatever the number of processes and passes they are
-spread over: each pass is weighted by its share.
+A step's gradient is that of the mean loss over all its targets, whatever the number of processes and passes
+they are spread over: each pass is weighted by its share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leanify.data import fingerprint
 from leanify.data.samples import Batch, Inputs, Reader, Samples, Splits
@@ -34,17 +34,15 @@ from leanify.runs.recipe import Recipe
 from leanify.runs.run_directory import RunDirectory
 from leanify.sources import lean_directory
 from leanify.tasks import check_fit, task_of
-from leanify.training import distillation, engine, guards, heap, memory, sharding, teachers
+from leanify.training import distillation, engine, guards, memory, sharding, teachers
 from leanify.training.engine import accelerator_of, memory_of, tracked
 from leanify.training.evaluation import Evaluator, first_sample
 from leanify.training.interrupts import Interrupted, Interrupts
-from leanify.training.preparation import build, data_of, has_weights, trainable
-from leanify.training.run_card import card_of
+from leanify.training.preparation import build, card_of, data_of, has_weights, trainable
 from leanify.training.saver import Saver
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 from leanify.training.state import State, put_file
 from leanify.training.taught import taught
-from leanify.training.watcher import Silent as Silent
 from leanify.training.watcher import Watcher as Watcher
 from leanify.training.window import Window
 from leanify.upstream.wall import wall
@@ -55,8 +53,8 @@ Metrics = dict[str, float]
 class Trainer:
     """A recipe's model, data, task and optimiser, built and checked before anything is written.
 
-    ``splits`` are the recipe's, where they are read already. Where nothing is trained, ``trains`` is False: the memory
-    of a step is then neither predicted nor checked.
+    ``splits`` are the recipe's, where they are read already. ``trains``: False skips the check of a step's
+    memory.
     """
 
     @wall("this recipe cannot be trained", RecipeError)
@@ -67,12 +65,14 @@ class Trainer:
         data, optim, schedule = recipe.data, recipe.optim, recipe.schedule
         self.accelerator = accelerator_of(recipe)
         self.main: bool = self.accelerator.is_main_process
-        self.watcher: Watcher = watcher if watcher is not None and self.main else Silent()
+        self.watcher: Watcher = watcher if watcher is not None and self.main else Watcher()
         self.seed = recipe.run.seed
 
         seed_everything(MODEL, self.seed)
         self.sharded = sharding.asked(recipe)
-        self.bare = self.built()  # the module that checkpoints name; self.model may wrap it
+        # only the first process holds the weights of a sharded model, but for a teacher all need them
+        on_meta = self.sharded and not self.main and recipe.distill is None
+        self.bare = build(recipe, on_meta=on_meta)  # the module that checkpoints name; self.model may wrap it
         names = self.broadcast(list(lean_directory.untied(self.bare)[0]) if self.main else [])
         self.splits = splits or splits_of(data_of(recipe), self.bare)
         self.skipped: set[str] = set(self.splits.skipped)
@@ -121,11 +121,6 @@ class Trainer:
         self.saver = Saver()
         self.evaluator.try_one(self.bare)
 
-    def built(self) -> nn.Module:
-        """The model. When sharded without a teacher, only the first process holds weights; the others hold shapes."""
-        shapes = self.sharded and not self.main and self.recipe.distill is None
-        return build(self.recipe, on_meta=shapes)
-
     def broadcast(self, value: Any) -> Any:
         """Broadcast a value from the first process to all."""
         if self.accelerator.num_processes == 1:
@@ -138,7 +133,7 @@ class Trainer:
         """The learning rate of a step, by steps if the run's length is in steps, else by samples seen."""
         return self.rate(step if self.recipe.schedule.steps is not None else self.order.position(step))
 
-    # -- the run ------------------------------------------------------------------------------------------------------
+    # -- the run ----------
 
     def new_run(self, folder: Path) -> RunDirectory:
         """Create the run's folder, in the first process only."""
@@ -150,14 +145,15 @@ class Trainer:
         return RunDirectory.open(folder)
 
     def fit(self, run: RunDirectory, accept_changed_data: bool = False) -> RunDirectory:
-        """Train from the run's newest intact checkpoint, or from the beginning, to the end of the schedule.
-
-        Raises Interrupted where a signal ended it, DataError where the data is not what the run was begun on.
-        """
+        """Train from the newest intact checkpoint to the end. Raises Interrupted, and DataError for changed data."""
         if self.main:
             guards.check_data(run, self.recipe.data, self.splits, accept_changed_data, self.watcher.warned)
             guards.check_arithmetic(self.accelerator, self.watcher.warned)
-        with run.held() if self.main else nullcontext(), tracked(self.accelerator, self.recipe, run), heap.kept():
+        with (
+            run.held() if self.main else nullcontext(),
+            tracked(self.accelerator, self.recipe, run),
+            engine.heap_kept(),
+        ):
             try:
                 self.steps_from(self.begin(run), run)
             finally:
@@ -237,7 +233,7 @@ class Trainer:
         return start
 
     def first(self, run: RunDirectory) -> Metrics | None:
-        """The metrics of a model that comes with weights, before any step: they compete for the best checkpoint."""
+        """The metrics of a model that comes with weights, before any step: they compete for the best."""
         if not has_weights(self.recipe):
             return None
         metrics = self.evaluate()
@@ -267,15 +263,12 @@ class Trainer:
     def batches(self, start: int) -> Iterator[Batch]:
         """This process's batches from step ``start`` on, one per forward pass."""
         passes = Passes(self.order, start, self.steps)
-        pin = self.accelerator.device.type == "cuda"
-        data = self.recipe.data
-        reader = Reader(
-            self.splits.train, passes, self.seed, data.workers, pin, skipped=self.skipped, prefetch=data.prefetch
-        )
-        return iter(reader)
+        pin, data = self.accelerator.device.type == "cuda", self.recipe.data
+        train, ready = self.splits.train, data.prefetch
+        return iter(Reader(train, passes, self.seed, data.workers, pin, skipped=self.skipped, prefetch=ready))
 
     def agreed(self, asked: bool, step: int) -> bool:
-        """Whether any process was interrupted. Several exchange this only at logging steps, where they sync anyway."""
+        """Whether any process was interrupted. Several ask this only at logging steps, where they sync anyway."""
         if self.accelerator.num_processes == 1:
             return asked
         if step % self.recipe.run.log_every:
@@ -283,7 +276,7 @@ class Trainer:
         flag = torch.tensor([float(asked)], device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag).item())
 
-    # -- a step -------------------------------------------------------------------------------------------------------
+    # -- a step ----------
 
     def step(self, step: int, batches: Iterator[Batch]) -> None:
         """One optimiser step, by all processes together."""
@@ -292,8 +285,9 @@ class Trainer:
         share = (len(everyones) if targets is None else int(targets[everyones].sum())) ** -1
         full = self.accelerator.num_processes * share  # DDP and FSDP take the mean
         counted = self.order.counted(step)
-        weights = [full if place < counted else 0.0 for place in range(len(self.order.passes(step)))]
-        passes = [self.evaluator.moved(next(batches)) for _ in self.order.passes(step)]
+        number = len(self.order.passes(step))
+        weights = [full] * counted + [0.0] * (number - counted)
+        passes = [self.evaluator.moved(next(batches)) for _ in range(number)]
         seed_everything(STEP, self.seed, step, self.accelerator.process_index)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(step)
@@ -316,7 +310,7 @@ class Trainer:
         self.accelerator.backward(loss * weight)
         self.window.add(step + 1, loss.detach(), self.task.count(targets) if weight else 0)
 
-    # -- after a step -------------------------------------------------------------------------------------------------
+    # -- after a step ----------
 
     def after(self, run: RunDirectory, step: int) -> None:
         """Log, evaluate and save when due; ``step`` is the number of updates done."""
@@ -344,7 +338,7 @@ class Trainer:
         self.write(run, step, "train", row | {"samples_per_s": round(speed, 1)})
 
     def summed(self, run: RunDirectory) -> tuple[float, float]:
-        """The summed loss and target count of all processes since the last row. Raises if a loss was not finite."""
+        """Summed loss and targets of all processes since the last row. Raises where a loss was not finite."""
         mine = torch.tensor(self.window.read(), dtype=torch.float64, device=self.accelerator.device)
         everyones = self.accelerator.gather(mine[None])
         broken = everyones[:, 2].min().item()
@@ -368,10 +362,10 @@ class Trainer:
                 self.accelerator.log({f"{split}/{name}": value for name, value in metrics.items()}, step=step)
 
     def evaluate(self, split: Samples | None = None) -> Metrics:
-        """Metrics over a split, else over ``eval_batches`` of validation; of the averaged weights if there are any."""
+        """Metrics over a split, else over ``eval_batches`` of validation; of averaged weights if any."""
         return self.evaluator.metrics(self.state.evaluated, split)
 
-    # -- state --------------------------------------------------------------------------------------------------------
+    # -- state ----------
 
     def save(self, run: RunDirectory, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """Write a checkpoint in the background, unless the loss is not finite any more."""

@@ -1,4 +1,4 @@
-"""Predict, before training starts, whether it fits into memory: what it will take, and what the device has."""
+"""Predict, before training starts, whether it fits into memory: what it will take, and what there is."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ def need(
     kept: bool = False,
     parts: int = 1,
 ) -> Need | None:
-    """The memory a process needs to train a model (see `peak`); None for a model that cannot run without values.
+    """The memory a process needs to train a model (see `peak`); None for one that cannot run without values.
 
-    ``tokens`` is the length of a text. ``half``: activations and a copy of the weights in 16 bits. ``fused``: attention
-    with dropout is fused too. ``kept``: gradients stay from pass to pass, as they do where a step has several or where
-    DDP holds them. ``parts``: processes that share weights, gradients and moments; then two blocks and what is outside
+    ``tokens`` is the length of a text. ``half``: activations and a copy of the weights in 16 bits. ``fused``:
+    attention with dropout is fused too. ``kept``: gradients stay from pass to pass, as with several passes or
+    DDP. ``parts``: processes that share weights, gradients and moments; then two blocks and what is outside
     all blocks are whole, and so are two blocks' gradients.
     """
-    cast = (
-        torch.bfloat16 if half and parts > 1 else None
-    )  # sharded weights are gathered in 16 bits, not cast by autocast
+    # sharded weights are gathered in 16 bits, not cast by autocast
+    cast = torch.bfloat16 if half and parts > 1 else None
     try:
         lines = peak.lines_of(
             model,
@@ -94,7 +93,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def spoken_of(asked: str, batch: int, world: int, accumulate: int) -> Iterator[None]:
-    """Say what would help where memory runs out in a step all the same: another program took it, or kernels did."""
+    """Say what would help where memory runs out in a step all the same: other programs or kernels took it."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -45,10 +45,7 @@ class RunOverview:
 
 
 def runs_below(folder: Path, apart: Callable[[Path], bool] = lambda folder: False) -> Iterator[RunOverview]:
-    """The runs in a folder and in the folders below it, by path; runs inside runs are ignored.
-
-    ``apart`` tells folders that are not looked into.
-    """
+    """The runs in a folder and below it, by path; not those inside runs, or in folders that are ``apart``."""
     for place in folders_below(folder, lambda place: is_run(place) or apart(place)):
         if is_run(place) and not apart(place):
             yield overview(place)
@@ -62,12 +59,14 @@ def overview(place: Path) -> RunOverview:
         checkpoints = run.checkpoints()
         step = checkpoints[-1].step if checkpoints else None
         steps = _steps(run)
-        metric, best = _best(run)
+        best = run.best()
+        metrics = dict(best.metrics) if best is not None else {}
+        metric = next((name for name in metrics if name != "loss"), "loss")
         state: State = "done" if step is not None and step == steps else "interrupted"
         if run.is_held():
             state = "running"
         data = data_name(recipe.data) if recipe.data else ""
-        return RunOverview(place, recipe.model.source, data, step, steps, metric, best, state)
+        return RunOverview(place, recipe.model.source, data, step, steps, metric, metrics.get(metric), state)
     except Exception as error:  # whatever is wrong with one folder, the others are listed
         problem = str(error) if isinstance(error, LeanifyError) else f"{place}: {type(error).__name__}: {error}"
         return RunOverview(place, "", "", None, None, "", None, "broken", " ".join(problem.split()))
@@ -84,11 +83,3 @@ def _steps(run: RunDirectory) -> int | None:
     if steps is not None and not isinstance(steps, int):
         raise DirectoryError(f"{run.path / ENVIRONMENT}: steps must be a whole number, not {steps!r}")
     return steps
-
-
-def _best(run: RunDirectory) -> tuple[str, float | None]:
-    """The first metric of the best checkpoint that is not its loss, else the loss."""
-    found = run.best()
-    metrics = dict(found.metrics) if found is not None else {}
-    name = next((name for name in metrics if name != "loss"), "loss")
-    return name, metrics.get(name)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from leanify.training.start import with_tokenizer_of
 
 WORDS = re.compile(r"\w+|[^\w\s]")  # tokens of a text that comes without any
 BATCH = 32
-T = TypeVar("T")
+Rows = Iterator[tuple[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class Answer:
 
 
 def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
-    """The predictions of a run's best checkpoint, in the order of ``inputs``.
+    """The predictions of a run's best checkpoint, in the order of ``inputs``. Raises LeanifyError.
 
-    Images are files or folders of them; texts are tables with the columns that the run was trained on, text files with
-    a text a line, or a text itself. Raises DataError, and RecipeError for a run whose task is no prediction.
+    Images are files or folders of them; texts are tables with the columns that the run was trained on, text
+    files with a text a line, or a text itself.
     """
     begun = RunDirectory.open(run)
     data = with_tokenizer_of(begun).data
@@ -100,7 +100,7 @@ def predict(run: str | Path, inputs: Sequence[str | Path]) -> Iterator[Answer]:
 
 
 def _answered(where: str, sample: str | None, logits: Tensor, names: Sequence[str], task: str) -> Answer:
-    """One sample's logits (outputs,) → what they say; outputs without a class, as of a model made for more, do not."""
+    """One sample's logits (outputs,) → what they say; outputs beyond the known classes say nothing."""
     if task == "text-regression":
         return Answer(where, sample, logits[0].item())
     known = list(names) or [str(number) for number in range(len(logits))]
@@ -117,34 +117,27 @@ def _images(
     data: DataSection, model: nn.Module, inputs: Sequence[str | Path]
 ) -> Iterator[tuple[list[str], list[None], Tensor]]:
     _, plain, scale, mode = transforms(data, model)
-    files = [file for path in inputs for file in _image_files(Path(path).expanduser())]
-    for start in range(0, len(files), BATCH):
-        some = files[start : start + BATCH]
-        pixels = torch.stack([torch.as_tensor(plain(_picture(file, mode))) for file in some])
-        yield [str(file) for file in some], [None] * len(some), scale(pixels)
-
-
-def _picture(path: Path, mode: str) -> Any:
-    with opened(path, DataError) as file:
-        return decoded(file, mode, path)
-
-
-def _image_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        found = sorted(images_below(path))
+    files: list[Path] = []
+    for given in inputs:
+        path = Path(given).expanduser()
+        if not path.is_dir() and not path.is_file():
+            raise DataError(f"{path} does not exist: this run takes images, or folders of them")
+        found = sorted(images_below(path)) if path.is_dir() else [path]
         if not found:
             raise DataError(f"{path} has no image ({', '.join(columns.IMAGES[:5])}, …)")
-        return found
-    if not path.is_file():
-        raise DataError(f"{path} does not exist: this run takes images, or folders of them")
-    return [path]
+        files += found
+    for start in range(0, len(files), BATCH):
+        some, pixels = files[start : start + BATCH], []
+        for path in some:
+            with opened(path, DataError) as file:
+                pixels.append(torch.as_tensor(plain(decoded(file, mode, path))))
+        yield [str(path) for path in some], [None] * len(some), scale(torch.stack(pixels))
 
 
 def _texts(
     data: DataSection, model: nn.Module, inputs: Sequence[str | Path]
 ) -> Iterator[tuple[list[str], list[str], dict[str, Tensor]]]:
-    tokenizer, length = _tokenizer(data, model)
-    rows = _some([row for each in inputs for row in _rows(str(each), data)], inputs)
+    tokenizer, length, rows = _read(data, model, inputs, _rows)
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
         sentences = Sentences([(texts, 0) for _, texts in some], tokenizer, length, takes_types(model))
@@ -152,17 +145,21 @@ def _texts(
         yield [place for place, _ in some], [" | ".join(texts) for _, texts in some], batch
 
 
-def _tokenizer(data: DataSection, model: nn.Module) -> tuple[Any, int]:
-    """The run's tokenizer, and how many tokens it makes of a sample at most."""
-    return vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")[0], length_of_text(data, model)
+def _read(
+    data: DataSection, model: nn.Module, inputs: Sequence[str | Path], rows_of: Callable[[str, DataSection], Rows]
+) -> tuple[Any, int, list[tuple[str, tuple[str, ...]]]]:
+    """The run's tokenizer, how many tokens it makes of a sample at most, and the samples. Raises DataError."""
+    rows = [row for given in inputs for row in rows_of(str(given), data)]
+    if not rows:
+        raise DataError(f"{', '.join(map(str, inputs))}: there is no text to predict from")
+    return vocabulary.tokenizer_of(data.tokenizer, lambda: [], "")[0], length_of_text(data, model), rows
 
 
 def _tagged(
     data: DataSection, model: nn.Module, inputs: Sequence[str | Path], names: Sequence[str]
 ) -> Iterator[Answer]:
     """A tag for every token; O for one beyond the length that the model reads."""
-    tokenizer, length = _tokenizer(data, model)
-    rows = _some([row for each in inputs for row in _tokens(str(each), data)], inputs)
+    tokenizer, length, rows = _read(data, model, inputs, _tokens)
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
         untold = [(tokens, [0] * len(tokens)) for _, tokens in some]
@@ -174,7 +171,7 @@ def _tagged(
             yield Answer(where, " ".join(tokens), tags, tokens=tokens)
 
 
-def _tokens(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _tokens(given: str, data: DataSection) -> Rows:
     """(where, tokens) of a table's sentences; texts are cut into words and marks."""
     path = Path(given).expanduser()
     if path.suffix not in own_texts.SUFFIXES or not path.is_file():
@@ -187,7 +184,7 @@ def _tokens(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...
         yield f"{path}, {place}", tokens
 
 
-def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _rows(given: str, data: DataSection) -> Rows:
     """(where, texts) of a table, of the lines of a text file, or of what was given itself."""
     path = Path(given).expanduser()
     if path.suffix in own_texts.SUFFIXES:
@@ -211,13 +208,6 @@ def _rows(given: str, data: DataSection) -> Iterator[tuple[str, tuple[str, ...]]
         yield "text", (given,)
     else:
         raise DataError(f"{given} is no file here, and no sentence: name a table, a text file, or quote a text")
-
-
-def _some(rows: list[T], inputs: Sequence[str | Path]) -> list[T]:
-    """The rows, unless there are none. Raises DataError."""
-    if not rows:
-        raise DataError(f"{', '.join(map(str, inputs))}: there is no text to predict from")
-    return rows
 
 
 def _is_file(path: Path) -> bool:

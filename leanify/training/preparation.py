@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from leanify.data.texts import own_texts, vocabulary
-from leanify.errors import RecipeError
+from leanify.errors import RecipeError, SourceError
 from leanify.lens import surgery
 from leanify.runs.recipe import DataSection, Recipe, TrainingRecipe
-from leanify.sources import find, text_classifier, weights
+from leanify.sources import find, lean_directory, text_classifier, weights
 from leanify.sources.source import ModelSource
 from leanify.tasks import glue
 from leanify.upstream.origin import is_hf, origin_of, set_origin
@@ -40,11 +42,10 @@ def trainable(recipe: Recipe) -> TrainingRecipe:
             f"run.compile_mode={run.compile_mode} and run.accumulate above 1 do not go together: a replayed CUDA graph "
             "overwrites the gradients of the pass before; run.compile_mode=default adds them up"
         )
-    low: dict[str, int | None] = {"batch_size": schedule.batch_size, "accumulate": run.accumulate}
-    low["prefetch"] = data.prefetch
-    low |= {name: getattr(run, name) for name in ("log_every", "eval_every", "checkpoint_every", "eval_batches")}
-    for key in (key for key, value in low.items() if value is not None and value < 1):
-        raise RecipeError(f"{key} is below 1")
+    counts = {**vars(schedule), **vars(run), **vars(data)}
+    for key in ("batch_size", "accumulate", "prefetch", "log_every", "eval_every", "checkpoint_every", "eval_batches"):
+        if counts[key] is not None and counts[key] < 1:
+            raise RecipeError(f"{key} is below 1")
     return checked
 
 
@@ -55,12 +56,9 @@ def has_weights(recipe: Recipe) -> bool:
 
 
 def build(recipe: Recipe, on_meta: bool = False) -> nn.Module:
-    """The model of a recipe in training mode: with its weights, or re-initialised by upstream in the recipe's shape.
-
-    ``on_meta``: the same without memory, where upstream keeps its tensors in parameters and buffers alone.
-    """
+    """The model of a recipe in training mode: with weights, or re-initialised in its shape; perhaps ``on_meta``."""
     built = _built(recipe, on_meta)
-    if on_meta and _has_loose_tensors(built):
+    if on_meta and _has_loose_tensors(built):  # upstream keeps tensors elsewhere than in parameters and buffers
         built = _built(recipe, False)
     set_origin(built, origin_of(built))
     if is_hf(built) and hasattr(built.config, "use_cache"):
@@ -84,13 +82,12 @@ def _built(recipe: Recipe, on_meta: bool) -> nn.Module:
 
 
 def _has_loose_tensors(model: nn.Module) -> bool:
-    """Whether a module keeps a tensor on meta that nothing would fill: it is neither parameter nor buffer."""
-    return any(
-        isinstance(value, Tensor) and value.is_meta
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-    )
+    """Whether a module keeps a tensor on meta that nothing would fill: no parameter and no buffer."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta and not name.startswith("_"):
+                return True
+    return False
 
 
 def checkpoint_gradients(model: Any) -> None:
@@ -102,6 +99,24 @@ def checkpoint_gradients(model: Any) -> None:
             model.set_grad_checkpointing(True)
     except (AssertionError, ValueError, AttributeError) as error:
         raise RecipeError(f"run.gradient_checkpointing: {type(model).__name__} has none") from error
+
+
+def card_of(recipe: Recipe, model: nn.Module, classes: Sequence[str] = ()) -> str:
+    """The text of a run's leanify.json: how upstream builds its model, and its shape. Raises SourceError."""
+    origin = origin_of(model)
+    if origin is None:
+        raise SourceError(f"this {type(model).__name__} was not created by leanify, timm or transformers")
+    card = {
+        "format": lean_directory.FORMAT,
+        "origin": vars(origin),
+        "architecture": surgery.read(model).to_json(),
+        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "tied": lean_directory.untied(model)[1],
+        "requires": lean_directory.requirements(origin),
+        "recipe": recipe.to_dict(),
+        "classes": list(classes),
+    }
+    return json.dumps(card, indent=2) + "\n"
 
 
 def data_of(recipe: TrainingRecipe) -> DataSection:
@@ -116,7 +131,7 @@ def data_of(recipe: TrainingRecipe) -> DataSection:
 
 
 def tokenizer_beside(source: str | Path, found: ModelSource) -> str | None:
-    """The folder of a model's tokenizer: where its weights lie, else where the base model of an adapter does."""
+    """The folder of a model's tokenizer: beside its weights, else where an adapter's base model lies."""
     place = Path(source).expanduser()
     base = found.origin.options.get("_name_or_path")
     folders = [place if place.is_dir() else place.parent] if place.exists() else []

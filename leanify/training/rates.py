@@ -1,13 +1,14 @@
 """A learning rate for healing, by a short range test.
 
-A model whose weights were carried over is close to its teacher, and a rate that suits a fresh model undoes that. So
-three rates are tried from the same weights and on the same batches (Smith 2017, Cyclical Learning Rates, section 3.3,
-raises the rate within one run; here every rate starts anew). The rate is the one after which the loss is least on some
-of the validation split: the accuracy of a few batches is often the same at every rate.
+A model whose weights were carried over is close to its teacher, and a rate that suits a fresh model undoes
+that. So three rates are tried from the same weights and on the same batches (Smith 2017, Cyclical Learning
+Rates, section 3.3, raises the rate within one run; here every rate starts anew). The rate is the one after
+which the loss is least on some of the validation split: the accuracy of a few batches is often the same at
+every rate.
 
-Each is a schedule in small, a twenty-fifth of the run, with warm-up and a cosine to zero. Ten steps at a flat rate
-choose too low a one: a MiniLM brought to 60% and healed for 1,000 steps has a cosine of 0.955 at 5e-5, which they
-chose, 0.961 at 1.5e-4 and 0.959 at 5e-4 (`recipes/results/shrink-minilm.md`).
+Each is a schedule in small, a twenty-fifth of the run, with warm-up and a cosine to zero. Ten steps at a flat
+rate choose too low a one: a MiniLM brought to 60% and healed for 1,000 steps has a cosine of 0.955 at 5e-5,
+which they chose, 0.961 at 1.5e-4 and 0.959 at 5e-4 (`recipes/results/shrink-minilm.md`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BATCHES = 8  # of the validation split
 
 @dataclass(frozen=True)
 class Tested:
-    """The validation loss at the start and after a number of steps at each rate, and the rate that did best."""
+    """The validation loss at the start and after some steps at each rate, and the rate that did best."""
 
     steps: int
     start: float

@@ -29,31 +29,26 @@ class Rate:
     cooldown: float
 
     def __call__(self, step: float) -> float:
-        """The learning rate of the step that is the ``step``-th, from 0 on; between two where a batch is growing."""
+        """The learning rate of a step, from 0 on; between two steps where a batch is growing."""
         if self.kind == "one-cycle":
-            return self._one_cycle(step)
+            low, lowest, top = self.lr / 25, self.lr / 25e4, self.warmup - 1
+            if step <= top:
+                return low + (self.lr - low) * step / top
+            return max(lowest, self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top))
         if step < self.warmup:
             return self.warmup_lr + (self.lr - self.warmup_lr) * step / self.warmup
-        return self.lr * self._fall(step)
-
-    def _fall(self, step: float) -> float:
+        fall = 1.0
         if self.kind == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * step / self.steps))
-        if self.kind == "linear":
-            return (self.steps - step) / (self.steps - self.warmup)
-        if self.kind == "triangular" and self.cooldown:
-            return min(1.0, (self.steps - step) / self.cooldown)
-        return 1.0
-
-    def _one_cycle(self, step: float) -> float:
-        low, lowest, top = self.lr / 25, self.lr / 25e4, self.warmup - 1
-        if step <= top:
-            return low + (self.lr - low) * step / top
-        return max(lowest, self.lr + (lowest - self.lr) * (step - top) / (self.steps - 1 - top))
+            fall = 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        elif self.kind == "linear":
+            fall = (self.steps - step) / (self.steps - self.warmup)
+        elif self.kind == "triangular" and self.cooldown:
+            fall = min(1.0, (self.steps - step) / self.cooldown)
+        return self.lr * fall
 
 
 def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
-    """Steps per unit of the schedule: per epoch of ``samples``, per step, or per token, with ``tokens`` in a sample.
+    """Steps per epoch of ``samples``, per step, or per token, with ``tokens`` in a sample: the schedule's unit.
 
     Tokens are counted by the epoch, whose last batch may be a short one.
     """
@@ -69,8 +64,8 @@ def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, toke
 def ramp_of(schedule: ScheduleSection, steps: int) -> int:
     """Over how many steps the batch grows; ``steps`` is the length of the run in steps of full batches.
 
-    They are the share ``batch_ramp`` of the run in the unit of its length. Where that counts samples there are twice as
-    many, because their batches are half as large on average.
+    They are the share ``batch_ramp`` of the run in the unit of its length. Where that counts samples there
+    are twice as many, because their batches are half as large on average.
     """
     if not 0 <= schedule.batch_ramp < 1:
         raise RecipeError(f"[schedule] batch_ramp is {schedule.batch_ramp:g}; it is a share of the run, 0 … 1")

@@ -1,18 +1,19 @@
 """Weights, gradients and moments spread over processes, block by block: torch's ``fully_shard`` (FSDP2).
 
-A block's weights are gathered for its forward and its backward pass and dropped again; what stands outside every block
-(embeddings, the last norm, the head) is gathered once a step. Each process keeps 1 / world of the rows of every tensor,
-of its gradient and of its moments.
+A block's weights are gathered for its forward and its backward pass and dropped again; what stands outside
+every block (embeddings, the last norm, the head) is gathered once a step. Each process keeps 1 / world of the
+rows of every tensor, of its gradient and of its moments.
 
-Accelerate launches, places and casts as it does without sharding. Its own FSDP2 path is not taken: it wraps blocks by
-the names of classes and does not run on a CPU, and here blocks are those that `lens.sites.locate` found, in every
-family, and gloo tests them. The first process builds the model in host memory, the others on ``meta``; rows are handed
-out tensor by tensor, so that no device ever holds the whole model.
+Accelerate launches, places and casts as it does without sharding. Its own FSDP2 path is not taken: it wraps
+blocks by the names of classes and does not run on a CPU, and here blocks are those that `lens.sites.locate`
+found, in every family, and gloo tests them. The first process builds the model in host memory, the others on
+``meta``; rows are handed out tensor by tensor, so that no device ever holds the whole model.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,14 +27,12 @@ from leanify.errors import RecipeError, UnsupportedModel
 from leanify.lens.sites import locate
 from leanify.runs.recipe import Recipe
 
-SHARDED = ("adamw", "sgd")  # optimisers that treat each number of a tensor by itself, so that rows may be apart
-
-
+SHARDED = ("adamw", "sgd")  # optimisers that treat each number by itself, so that rows may be apart
 LAUNCHER = "ACCELERATE_USE_FSDP"  # what accelerate launch --use_fsdp sets
 
 
 def asked(recipe: Recipe) -> bool:
-    """Whether the recipe, or the configuration of ``accelerate launch``, wants a sharded model in several processes."""
+    """Whether the recipe, or ``accelerate launch``, wants a sharded model in several processes."""
     wanted = recipe.parallel.shard or os.environ.get(LAUNCHER, "false").lower() == "true"
     return wanted and machine.launched("WORLD_SIZE", 1) > 1
 
@@ -63,10 +62,10 @@ def check(recipe: Recipe, precision: str) -> None:
 
 
 def shard(model: nn.Module, device: torch.device, half: bool, compiled: str | None = None) -> None:
-    """The model in place, its rows handed out from the first process. Raises RecipeError for one that cannot be.
+    """Shard the model in place, its rows handed out from the first process. Raises RecipeError.
 
     ``half``: weights are gathered, and the blocks computed, in bfloat16; gradients are added up in float32.
-    ``compiled``: torch.compile's mode, for each block by itself, so that what is gathered around it stays outside the
+    ``compiled``: torch.compile's mode, for each block by itself, so that the gathering stays outside the
     graph.
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -88,35 +87,42 @@ def shard(model: nn.Module, device: torch.device, half: bool, compiled: str | No
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True if frozen else None)
     model.to_empty(device=device)
     for name, tensor in _tensors(model):
-        _hand_out(tensor, held.pop(name), device)
+        whole = held.pop(name)
+        if dist.get_rank():
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        whole = whole.to(device).contiguous()
+        dist.broadcast(whole, 0)
+        fill(tensor, whole)
 
 
 def drop(model: nn.Module) -> None:
-    """Drop gathered weights: without a backward pass, those outside the blocks stay, and are no rows meanwhile."""
+    """Drop gathered weights: without a backward pass, those outside the blocks would stay."""
     if hasattr(model, "reshard"):
         model.reshard()  # type: ignore[operator]
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The blocks that share no parameter with what stands outside them, each once, inner ones first."""
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-
-    def alone(block: nn.Module) -> bool:
-        inside: dict[int, int] = {}
-        for module in block.modules():
-            for parameter in module.parameters(recurse=False):
-                inside[id(parameter)] = inside.get(id(parameter), 0) + 1
-        return bool(inside) and all(count == owners[key] for key, count in inside.items())
-
     try:
         blocks = {id(block): block for block in locate(model).blocks}.values()
     except UnsupportedModel:  # a map between layers, a model without attention: one unit
         return []
+    owners = _owners(model)
     depth = {id(module): len(path.split(".")) for path, module in model.named_modules()}
-    return sorted((block for block in blocks if alone(block)), key=lambda block: -depth[id(block)])
+    alone = []
+    for block in blocks:
+        inside = _owners(block)
+        if inside and all(count == owners[key] for key, count in inside.items()):
+            alone.append(block)
+    return sorted(alone, key=lambda block: -depth[id(block)])
+
+
+def _owners(module: nn.Module) -> Counter[int]:
+    """How many modules have each parameter, by the parameter's id."""
+    found: Counter[int] = Counter()
+    for part in module.modules():
+        found.update(id(parameter) for parameter in part.parameters(recurse=False))
+    return found
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -135,16 +141,6 @@ def _to_meta(model: nn.Module) -> None:
                 module._parameters[name] = empty.setdefault(id(held), new)
 
 
-def _hand_out(tensor: Tensor, held: Tensor, device: torch.device) -> None:
-    """Fill a tensor, or the rows of it that this process keeps, with what the first process holds."""
-    first = dist.get_rank() == 0
-    whole = held.to(device) if first else torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    whole = whole.contiguous()
-    dist.broadcast(whole, 0)
-    with torch.no_grad():
-        fill(tensor, whole)
-
-
 @torch.no_grad()
 def fill(tensor: Tensor, whole: Tensor) -> None:
     """Copy a whole tensor, or this process's rows of it, into place."""
@@ -156,28 +152,28 @@ def fill(tensor: Tensor, whole: Tensor) -> None:
 
 
 def is_spread(tensor: Any) -> bool:
-    """Whether each process holds some of a tensor's rows. (A DTensor; importing its class takes most of a second.)"""
+    """Whether a process holds some rows of a tensor: a DTensor, whose class takes most of a second to import."""
     return hasattr(tensor, "to_local")
 
 
 def rows_of(tensor: Any) -> tuple[Tensor, slice]:
-    """The rows of a spread tensor that this process holds, and which these are: they are cut as by `torch.chunk`."""
+    """The rows of a spread tensor that this process holds, and which: they are cut as by `torch.chunk`."""
     mine, most = tensor.to_local(), -(-tensor.shape[0] // tensor.device_mesh.size())
     start = tensor.device_mesh.get_local_rank() * most
     return mine, slice(start, start + len(mine))
 
 
-# -- moments ----------------------------------------------------------------------------------------------------------
+# -- moments ----------
 
 
 def moments_of(optimizer: Any, model: nn.Module) -> dict[str, Tensor]:
     """What an optimiser keeps of each parameter, by ``optimizer/NAME/KEY``."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"optimizer/{names[id(parameter)]}/{key}": value
-        for parameter, kept in optimizer.state.items()
-        for key, value in kept.items()
-    }
+    found = {}
+    for parameter, kept in optimizer.state.items():
+        for key, value in kept.items():
+            found[f"optimizer/{names[id(parameter)]}/{key}"] = value
+    return found
 
 
 def empty_moments(sizes: Mapping[str, torch.Size], model: nn.Module) -> dict[str, Tensor]:
@@ -213,13 +209,10 @@ def spread(state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
         order += group["params"]
     mine = {}
     for place, kept in state["state"].items():
-        mine[place] = {key: _as_rows(value, order[place]) for key, value in kept.items()}
+        mine[place], parameter = dict(kept), order[place]
+        for key, value in kept.items():
+            if isinstance(value, Tensor) and is_spread(parameter) and value.shape == parameter.shape:
+                rows = torch.zeros_like(parameter.detach())
+                fill(rows, value.to(rows.device))
+                mine[place][key] = rows
     return {**state, "state": mine}
-
-
-def _as_rows(value: Any, parameter: Tensor) -> Any:
-    if not isinstance(value, Tensor) or not is_spread(parameter) or value.shape != parameter.shape:
-        return value
-    made = torch.zeros_like(parameter.detach())
-    fill(made, value.to(made.device))
-    return made

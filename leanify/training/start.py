@@ -18,7 +18,8 @@ from leanify.runs.new_directory import check_new_directory
 from leanify.runs.recipe import Recipe
 from leanify.runs.run_directory import RunDirectory
 from leanify.terminal import note
-from leanify.training import defaults, guards, heap, rates
+from leanify.training import defaults, guards, rates
+from leanify.training.engine import heap_kept
 from leanify.training.loop import Trainer, Watcher
 from leanify.training.watcher import Bar
 from leanify.upstream.wall import wall
@@ -36,15 +37,15 @@ def train(
     accept_changed_data: bool = False,
     watcher: Watcher | None = None,
 ) -> Path:
-    """Train a recipe and return the run's folder: ``output``, else ``runs/NAME``.
+    """Train a recipe and return the run's folder: ``output``, else ``runs/NAME``. Raises LeanifyError.
 
-    ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: then the usual recipe of the model's
-    kind, on the data that ``settings`` name in ``data.path``. ``settings`` change the recipe: ``["optim.lr=1e-3"]``.
-    ``teacher`` is a SOURCE with weights that it learns from.
+    ``recipe`` is a recipe, its file or built-in name, a run, or any other SOURCE: then the usual recipe of
+    the model's kind, on the data that ``settings`` name in ``data.path``. ``settings`` change the recipe:
+    ``["optim.lr=1e-3"]``. ``teacher`` is a SOURCE with weights that it learns from.
 
-    ``resume`` goes on with a run from its newest intact checkpoint. A recipe given with it must be the run's own, and
-    the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the step, write a
-    checkpoint and raise KeyboardInterrupt. Raises LeanifyError.
+    ``resume`` continues a run from its newest intact checkpoint. A recipe given with it must be the run's
+    own, and the data that of its beginning unless ``accept_changed_data``. Ctrl-C, SIGTERM and SIGHUP end the
+    step, write a checkpoint and raise KeyboardInterrupt.
     """
     with nullcontext(watcher) if watcher is not None else Bar() as seen:
         return _trained(recipe, output, resume, settings, teacher, accept_changed_data, seen)
@@ -91,7 +92,7 @@ def _at_tested_rate(recipe: Recipe) -> Recipe:
 
 
 def with_tokenizer_of(run: RunDirectory) -> Recipe:
-    """The recipe of a run as it was begun: with the tokenizer that it keeps, and of an older run the first samples."""
+    """The recipe of a run as it was begun: with the tokenizer that it keeps; an old run's first samples."""
     value, data = run.recipe, run.recipe.data
     if data is not None and vocabulary.lies_in(run.path):
         data = replace(data, tokenizer=str(run.path))
@@ -104,7 +105,7 @@ def with_tokenizer_of(run: RunDirectory) -> Recipe:
 def resolve(
     recipe: str | Path | Recipe, settings: tuple[str, ...] | list[str] = (), teacher: str | None = None
 ) -> Recipe:
-    """The recipe that is named, that of a run, or the usual one of a model; with its teacher and its settings."""
+    """The recipe of this name, of a run, or the usual one of a model; with its teacher and its settings."""
     path = next((each.partition("=")[2].strip() for each in settings if each.startswith("data.path=")), None)
     if isinstance(recipe, Recipe):
         value = defaults.with_teacher(recipe, teacher)
@@ -124,14 +125,11 @@ def new_folder(recipe: str | Path | Recipe) -> Path:
 
 
 def rehearse(recipe: Recipe, watcher: Watcher | None = None, splits: Splits | None = None) -> dict[str, Any]:
-    """Build everything and time a few steps; what the run would take. Nothing is written. Raises LeanifyError.
-
-    ``splits`` are the recipe's, where they are read already.
-    """
+    """Build everything and time a few steps: what the run would take. ``splits`` may be read already."""
     trainer = Trainer(recipe, watcher, splits)
     first = min(trainer.order.ramp, max(trainer.steps - TIMED, 0))  # the batch has grown to its size
     batches, times = trainer.batches(first), list[float]()
-    with heap.kept():
+    with heap_kept():
         for step in range(first, min(first + TIMED, trainer.steps)):
             begun = time.perf_counter()
             trainer.step(step, batches)

@@ -1,7 +1,7 @@
 """What a checkpoint holds of a training: weights, the average over them, maps of layers, moments, and open sums.
 
-One process writes it all; processes with a sharded model write their rows side by side (`sources.shards`). Either kind
-is read by any number of processes, sharded or not.
+One process writes it all; processes with a sharded model write their rows side by side (`sources.shards`).
+Either kind is read by any number of processes, sharded or not.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ class State:
         return sharding.moments_of(self.optimizer, self.learning) | self._behind()
 
     def _behind(self) -> dict[str, Tensor]:
-        behind = {} if self.average is None else self._of(self.bare)
-        maps = {} if self.maps is None else self.maps.state_dict()
-        return {f"weights/{name}": tensor for name, tensor in behind.items()} | {
-            f"maps/{name}": tensor for name, tensor in maps.items()
-        }
+        found: dict[str, Tensor] = {}
+        if self.average is not None:
+            found |= {f"weights/{name}": tensor for name, tensor in self._of(self.bare).items()}
+        if self.maps is not None:
+            found |= {f"maps/{name}": tensor for name, tensor in self.maps.state_dict().items()}
+        return found
 
     def restore(self, found: Checkpoint) -> list[float]:
         """Everything as it was at a checkpoint. Returns the open sums: loss, targets, samples."""
@@ -110,10 +111,7 @@ def align(optimizer: Any) -> None:
 
 @torch.no_grad()
 def put_file(model: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Copy a safetensors file with these tensors into a model, in place; of a sharded model only its rows are read.
-
-    Raises DirectoryError if the file has other tensors, or one of another shape.
-    """
+    """Copy a safetensors file of the same tensors into a model, or of a sharded one its rows. Raises DirectoryError."""
     from safetensors import safe_open
 
     held = model.state_dict()

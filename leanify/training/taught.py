@@ -1,7 +1,8 @@
 """Samples whose targets are a teacher's embeddings, computed once and kept in the cache.
 
-The file's name is a digest of the teacher's weights, the pooling and every token of the samples, so a file that is
-there is valid. It is written under another name and renamed when complete, and ends with a checksum of its data.
+The file's name is a digest of the teacher's weights, the pooling and every token of the samples, so a file
+that is there is valid. It is written under another name and renamed when complete, and ends with a checksum
+of its data.
 """
 
 from __future__ import annotations
@@ -53,10 +54,7 @@ class Taught:
 
 
 def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Accelerator) -> Splits:
-    """The splits with the teacher's embeddings as targets. ``place`` is the accelerator.
-
-    One process of each machine computes what the cache lacks. Raises DataError where the disk has no room.
-    """
+    """The splits with the teacher's embeddings as targets, made by one process a machine. Raises DataError."""
     teacher = teacher.to(place.device).requires_grad_(False).eval()
     known = weights_digest(teacher)
     parts: dict[str, Any] = {}
@@ -64,7 +62,7 @@ def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Ac
         if (samples := getattr(splits, name)) is None:
             continue
         file = cache.home() / "teachers" / f"{_digest(known, pooling, samples)}.npy"
-        if place.is_local_main_process and (_read(file, len(samples)) is None or not _intact(file)):
+        if place.is_local_main_process and (_read(file, len(samples)) is None or not _is_intact(file)):
             _keep(file, teacher, samples, pooling, place)
         place.wait_for_everyone()
         parts[name] = Taught(samples, _read(file, len(samples)))
@@ -81,7 +79,7 @@ def _read(file: Path, count: int) -> Any:
     return answers if fits else None
 
 
-def _intact(file: Path) -> bool:
+def _is_intact(file: Path) -> bool:
     """Whether the answers of a file have the checksum at its end. numpy ignores what follows an array."""
     with file.open("rb") as data:
         data.seek(-SUM, os.SEEK_END)
@@ -134,8 +132,14 @@ def _keep(file: Path, teacher: nn.Module, samples: Any, pooling: Sequence[str], 
 
 
 def _mapped(beside: BinaryIO, file: Path, shape: tuple[int, int]) -> Any:
-    """An array of float16 in an open file of numpy's format, on the disk from the start."""
-    _check_room(file, shape[0] * shape[1] * BYTES)
+    """An array of float16 in an open file of numpy's format, on the disk from the start. Raises DataError."""
+    size, parent = shape[0] * shape[1] * BYTES, file.parent
+    free = shutil.disk_usage(parent).free
+    if size > free:
+        raise DataError(
+            f"the teacher's embeddings take {binary(size)} and {parent} has {binary(free)} free: name "
+            "another folder, XDG_CACHE_HOME=FOLDER, or take fewer sentences, --set data.samples=100000"
+        )
     about = {"descr": np.dtype(np.float16).str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(beside, about)
     return np.memmap(beside, np.float16, "r+", beside.tell(), shape)
@@ -151,13 +155,3 @@ def _answers(
         with place.autocast():
             embedded = embed(teacher, send_to_device(inputs, place.device), pooling)
         yield indices, F.normalize(embedded, dim=-1).to(torch.float16).cpu().numpy()
-
-
-def _check_room(file: Path, size: int) -> None:
-    parent = next(folder for folder in file.parents if folder.exists())
-    free = shutil.disk_usage(parent).free
-    if size > free:
-        raise DataError(
-            f"the teacher's embeddings take {binary(size)} and {parent} has {binary(free)} free: name "
-            "another folder, XDG_CACHE_HOME=FOLDER, or take fewer sentences, --set data.samples=100000"
-        )

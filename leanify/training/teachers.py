@@ -18,10 +18,7 @@ from leanify.upstream.origin import is_hf
 
 
 def teacher_of(section: DistillSection, embeds: bool = False) -> nn.Module:
-    """The teacher with its weights; one that ``embeds`` sentences comes without a head.
-
-    Raises RecipeError where it has no weights: random ones teach nothing.
-    """
+    """The teacher with its weights; one that ``embeds`` sentences comes without a head. Raises RecipeError."""
     if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
         raise RecipeError(
             "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
@@ -41,10 +38,7 @@ def teacher_of(section: DistillSection, embeds: bool = False) -> nn.Module:
 
 
 def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:
-    """Raise RecipeError where the teacher cannot take the student's inputs: another vocabulary or another image size.
-
-    ``name`` is the teacher's SOURCE, ``tokenizer`` the directory or hub id of the student's.
-    """
+    """Raise RecipeError where the teacher ``name`` cannot take the student's inputs: other words or image size."""
     (own, x), (other, y) = (next(iter(example_inputs(model, 1).items())) for model in (student, teacher))
     if own != other:
         raise RecipeError(f"the student takes {own} and the teacher {name} takes {other}: they cannot share data")
@@ -77,11 +71,11 @@ def _check_words(student: nn.Module, teacher: nn.Module, name: str, tokenizer: s
 
 
 def pooling_of(teacher: nn.Module) -> tuple[str, ...]:
-    """How the teacher pools hidden states into an embedding, read from the files beside it. Raises SourceError."""
+    """How the teacher pools hidden states into an embedding, by the files beside it. Raises SourceError."""
     folder = side_files.source_of(teacher) if is_hf(teacher) else None
     return ("mean",) if folder is None else pooling.pooling_of(folder)
 
 
 def of_layers(section: DistillSection, teacher: nn.Module) -> tuple[DistillSection | None, nn.Module | None]:
-    """What a teacher still teaches when its embeddings are the targets: its hidden layers, where the recipe asks."""
+    """What a teacher still teaches when its embeddings are the targets: its layers, where asked."""
     return (replace(section, weight=0.0), teacher) if section.hidden_weight else (None, None)

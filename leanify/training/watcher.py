@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from leanify.terminal import progress
 
 
-class Watcher(Protocol):
-    """Receives the progress of a run; of several processes only the first has one.
+class Watcher:
+    """Receives the progress of a run, and ignores it here; of several processes only the first has one.
 
     ``metric`` names the best evaluation; ``sign`` is 1 if higher is better, −1 if lower is.
     """
@@ -21,16 +21,7 @@ class Watcher(Protocol):
     def logged(self, row: Mapping[str, Any]) -> None: ...
 
 
-class Silent:
-    """A watcher that ignores all events."""
-
-    def began(self, words: str, first: int, last: int, metric: str, sign: int) -> None: ...
-    def warned(self, words: str) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def logged(self, row: Mapping[str, Any]) -> None: ...
-
-
-class Bar(Silent):
+class Bar(Watcher):
     """A bar while a run is trained from Python, on a terminal or in a notebook; silent elsewhere."""
 
     def __init__(self) -> None:

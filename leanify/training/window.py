@@ -14,10 +14,10 @@ HELD = 1000  # passes whose losses stay on the device; reading one waits for it
 
 @dataclass
 class Window:
-    """Nats and targets of this process, and the samples of all. ``broken`` is the first step without a finite loss.
+    """Nats and targets of this process, and the samples of all. ``broken`` is the first step of infinite loss.
 
-    Losses are read from the device when they are asked for, and added up one by one in float64: however often that is,
-    the sum has the same bits.
+    Losses are read from the device when they are asked for, and added up one by one in float64: however often
+    that is, the sum has the same bits.
     """
 
     loss: float = 0.0

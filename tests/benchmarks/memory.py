@@ -57,7 +57,7 @@ def measured(source: str, batch: int) -> dict[str, Any]:
     from leanify import machine
     from leanify.design.measure import peak, profiling
     from leanify.design.prices import counting
-    from leanify.training import heap
+    from leanify.training.engine import heap_kept
 
     tokens = MODELS[source][0]
     shell = leanify.load(source, overrides=OVERRIDES.get(source), device="meta")
@@ -67,7 +67,7 @@ def measured(source: str, batch: int) -> dict[str, Any]:
     )
     profiling.training_steps(small.train(), counting.unmasked_inputs(small, None, "cpu", 1))  # libraries are loaded
     del small
-    with heap.kept():
+    with heap_kept():
         before = machine.settled_resident_set()
         machine.reset_resident_peak()
         model = profiling.fresh(shell, torch.device("cpu")).train()
