@@ -52,10 +52,7 @@ class Layer:
         return 1 if self.kv_heads in (1, self.heads) else self.heads // self.kv_heads
 
     def with_heads(self, heads: int, head_dim: int | None = None) -> Layer:
-        """Return this layer with other heads; key/value heads follow in whole groups (MQA keeps its single one).
-
-        Raises ShapeError if ``heads`` does not make whole groups.
-        """
+        """This layer with other heads, on key/value heads in proportion (MQA has one). Raises ShapeError."""
         if heads < 1 or heads % self.group:
             raise ShapeError(
                 f"{heads} heads do not form whole key/value groups: this layer has {self.heads} heads on "
@@ -76,8 +73,8 @@ Block = tuple[Layer, ...]
 class Stage:
     """One upstream list of blocks, named by its path; ``fixed`` if it is not a list (a pooling head).
 
-    ``least`` is the minimum depth that keeps the stage's output width. It is a property of the model, so it is ignored
-    in comparisons.
+    ``least`` is the minimum depth that keeps the stage's output width. It is a property of the model, so it
+    is ignored in comparisons.
     """
 
     name: str
@@ -91,7 +88,7 @@ class Stage:
 
     @cached_property
     def primary(self) -> Layer | None:
-        """The layer that a redesign sets: the widest in the first block with attention, preferably with an MLP."""
+        """The layer that a redesign sets: the widest of the first block with attention, best with an MLP."""
         return next(
             (max(block, key=lambda layer: (layer.width, layer.mlp > 0)) for block in self.blocks if block), None
         )
@@ -122,10 +119,7 @@ class Stage:
 
     @cached_property
     def shortest(self) -> int:
-        """The minimum depth that keeps the output width and two blocks with attention (or one if there is only one).
-
-        With a single attention left, there would be no depth to trade any more.
-        """
+        """The minimum depth that keeps the output width and two blocks with attention: one has no depth to trade."""
         attending = [index for index, block in enumerate(self.blocks) if block]
         enough = 1 if attending[:2] in ([0], [0, 1]) else attending[1] + 1
         return max(enough, self.least)
@@ -141,9 +135,9 @@ class Stage:
     ) -> Stage:
         """Return this stage with ``depth`` blocks, a changed primary layer, and mixtures of so many experts.
 
-        The first blocks are kept; the last is repeated to add depth. The primary layers of a block are its widest ones
-        (TNT's outer layer, both layers of DaViT), and those of all blocks change in proportion. Raises ShapeError if
-        the result is not an integer, or a size is out of range.
+        The first blocks are kept; the last is repeated to add depth. The primary layers of a block are its
+        widest ones (TNT's outer layer, both layers of DaViT), and those of all blocks change in proportion.
+        Raises ShapeError if the result is not an integer, or a size is out of range.
         """
         if experts is not None or active is not None:
             return self.mixing(experts, active).reshape(depth, heads, head_dim, mlp)
@@ -160,7 +154,7 @@ class Stage:
         return replace(self, blocks=tuple(self._changed(block, asked) for block in blocks))
 
     def mixing(self, experts: int | None = None, active: int | None = None) -> Stage:
-        """This stage with so many routed experts in every mixture, so many of them active. Raises ShapeError."""
+        """This stage with other numbers of routed and of active experts in mixtures. Raises ShapeError."""
         if self.mixture is None:
             raise ShapeError(f"stage {self.name!r} has no routed experts whose number could change")
         every, some = experts or self.mixture.experts, active or self.mixture.active
@@ -174,10 +168,10 @@ class Stage:
                 f"stage {self.name!r} would send a token to {some} of {every} experts; with {every} experts at most as "
                 "many are active (--active-experts)"
             )
-        blocks = (
-            tuple(replace(layer, experts=every, active=some) if layer.experts else layer for layer in block)
-            for block in self.blocks
-        )
+        blocks = []
+        for block in self.blocks:
+            mixed = [replace(layer, experts=every, active=some) if layer.experts else layer for layer in block]
+            blocks.append(tuple(mixed))
         return replace(self, blocks=tuple(blocks))
 
     def _changed(self, block: Block, asked: Mapping[str, int | None]) -> Block:
@@ -227,9 +221,9 @@ class Architecture:
     def varied(self) -> tuple[int, ...]:
         """Indices of the stages that a redesign changes: lists of three or more blocks.
 
-        Shorter ones (class attention, a pooling head, DaViT's single blocks) have few parameters and no depth to
-        trade, and published redesigns leave them unchanged too. If all lists are short, all are varied; without any
-        list, every attention is.
+        Shorter ones (class attention, a pooling head, DaViT's single blocks) have few parameters and no depth
+        to trade, and published redesigns leave them unchanged too. If all lists are short, all are varied;
+        without any list, every attention is.
         """
         stages = [i for i, stage in enumerate(self.stages) if stage.primary]
         lists = [i for i in stages if not self.stages[i].fixed]
@@ -244,10 +238,10 @@ class Architecture:
         return replace(self, stages=tuple(stages))
 
     def grown(self, heads: int | Sequence[int] | None = None, factor: int | None = None) -> Architecture:
-        """Return the architecture with more heads at constant head_dim: ``factor`` times as many, or ``heads``.
+        """This architecture with more heads of the same head_dim: ``factor`` times as many, or ``heads``.
 
-        A single ``heads`` applies to the stages in :attr:`varied`; a sequence has one number per stage. Raises
-        ShapeError for fewer heads, a factor below 1, or broken key/value groups.
+        A single ``heads`` applies to the stages in :attr:`varied`; a sequence has one number per stage.
+        Raises ShapeError for fewer heads, a factor below 1, or broken key/value groups.
         """
         if (heads is None) == (factor is None):
             raise ShapeError("grow needs exactly one of heads=… and factor=…")
@@ -255,14 +249,11 @@ class Architecture:
             if factor < 1:
                 raise ShapeError(f"grow was asked for a factor of {factor}; a factor must be an integer of at least 1")
             return self.map_layers(lambda layer: layer.with_heads(layer.heads * factor))
-        assert heads is not None
-        grown = replace(
-            self,
-            stages=tuple(
-                stage if wanted is None else stage.reshape(heads=wanted)
-                for stage, wanted in zip(self.stages, self.per_stage(heads, "heads"), strict=True)
-            ),
-        )
+        stages = list(self.stages)
+        for place, wanted in enumerate(self.per_stage(heads, "heads")):
+            if wanted is not None:
+                stages[place] = stages[place].reshape(heads=wanted)
+        grown = replace(self, stages=tuple(stages))
         for old, new in zip(self.layers(), grown.layers(), strict=True):
             if new.heads < old.heads:
                 raise ShapeError(f"grow was asked for {new.heads} heads; this layer has {old.heads} already")
@@ -274,10 +265,7 @@ class Architecture:
                 yield from block
 
     def per_stage(self, value: int | Sequence[int] | None, what: str) -> list[int | None]:
-        """Expand ``value`` to one per stage: a number applies to the varied stages, a list to those or to all stages.
-
-        Raises ShapeError for a list of another length.
-        """
+        """One value per stage: a number is for the varied stages, a list for those or for all. Raises ShapeError."""
         if isinstance(value, Sequence):
             if len(value) == 1:
                 return self.per_stage(value[0], what)

@@ -10,8 +10,9 @@
      ├─ TrainingError       training that cannot continue: the loss is not finite, the disk is full
      └─ DirectoryError      an output directory that cannot be written, or an input directory without a model
 
-Every message says what was asked, what was found and what would work. The command line prints it and exits 2. Messages
-name options as the command line spells them; what ``import leanify`` offers spells them as Python does.
+Every message says what was asked, what was found and what would work. The command line prints it and exits 2.
+Messages name options as the command line spells them; what ``import leanify`` offers spells them as Python
+does.
 """
 
 import re
@@ -86,12 +87,10 @@ class TrainingError(LeanifyError):
 def in_python(message: str) -> str:
     """A message with options as keyword arguments: ``--target-params 'lots'`` → ``target_params='lots'``."""
     parts = COMMAND.split(message)
-    parts[::2] = [OPTION.sub(_argument, SETTING.sub(_setting, part)) for part in parts[::2]]
+    for place in range(0, len(parts), 2):
+        part = SETTING.sub(lambda match: f"settings=[{match[1].strip(chr(39))!r}]", parts[place])
+        parts[place] = OPTION.sub(_argument, part)
     return "".join(parts)
-
-
-def _setting(match: re.Match[str]) -> str:
-    return f"settings=[{match[1].strip(chr(39))!r}]"
 
 
 def _argument(match: re.Match[str]) -> str:

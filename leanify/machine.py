@@ -41,10 +41,7 @@ def _figure(file: Path, key: str) -> int | None:
 
 
 def cores() -> int:
-    """The number of cores that this process may use, given the machine, its affinity and its containers.
-
-    The processes that a launcher starts on one machine share them.
-    """
+    """The cores that this process may use: by machine, affinity and containers, shared with its launch."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(group) for group in _groups("cpu")]
     most = min([usable, *(int(quota) for quota in quotas if quota is not None)])
@@ -76,15 +73,9 @@ def available(device: torch.device) -> int | None:
 
 
 def free_memory() -> int | None:
-    """Bytes of host memory that are left to all processes here: the minimum over the machine and the containers."""
-    known = [left for left in (memory("MemAvailable"), *_contained()) if left is not None]
-    return min(known) if known else None
-
-
-def _contained() -> list[int]:
-    """Bytes left in each control group of this process (v1 and v2)."""
-    found = [_left(group) for group in _groups("memory")]
-    return [left for left in found if left is not None]
+    """Bytes of host memory left to all processes here: the least of the machine and its containers."""
+    left = [memory("MemAvailable"), *map(_left, _groups("memory"))]
+    return min((size for size in left if size is not None), default=None)
 
 
 def _groups(kind: str) -> Iterator[Path]:
@@ -117,7 +108,7 @@ def _left(group: Path) -> int | None:
 
 
 def settled_resident_set() -> int:
-    """The resident set in bytes, after returning freed memory to the system (glibc's malloc_trim, if available)."""
+    """The resident set in bytes, after returning freed memory to the system (by glibc's malloc_trim)."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -155,10 +146,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_of(text: str | None) -> torch.device:
-    """Return the device that ``text`` names (cpu, cuda, cuda:1, mps), by default CUDA if present, else the CPU.
-
-    Raises LeanifyError if it is not available.
-    """
+    """The device named (cpu, cuda, cuda:1, mps), by default CUDA if present, else the CPU. Raises LeanifyError."""
     if text is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,4 +1,4 @@
-"""Results that show themselves: a few lines as text, a table in a notebook, a data frame. Imports nothing heavy."""
+"""Results that show themselves: as text, as a table in a notebook, as a data frame. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tabular:
         return ()
 
     def to_frame(self) -> pandas.DataFrame:
-        """The table as a pandas data frame, with numbers in full. Raises ImportError where pandas is not installed."""
+        """The table as a pandas data frame, with numbers in full. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame([dict(row) for row in self.rows()])
@@ -46,7 +46,10 @@ class Tabular:
             names = list(cells[0])
             shown = [names, *([row[name] for name in names] for row in cells[:MOST])]
             widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-            lines += ["", *("  ".join(_aligned(line, widths)).rstrip() for line in shown)]
+            lines.append("")
+            for first, *others in shown:
+                cells_right = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+                lines.append("  ".join([first.ljust(widths[0]), *cells_right]).rstrip())
         if len(cells) > MOST:
             lines.append(f"… and {len(cells) - MOST} more; to_frame() has all of them")
         return "\n".join([*lines, *self.notes()])
@@ -61,11 +64,6 @@ class Tabular:
             table = f'<table style="{STYLE}"><thead>{head}</thead><tbody>{body}</tbody></table>'
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes())
         return f'<div class="leanify"><p><b>{escape(self.headline())}</b></p>{table}{notes}</div>'
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
-    first, *others = line
-    return [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
 
 
 def _row(tag: str, texts: Sequence[str]) -> str:

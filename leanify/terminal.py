@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 def console(stderr: bool = False, width: int = WIDTH) -> Console:
-    """A console without markup, with colours on terminals alone; on standard output at most ``width`` columns wide.
+    """A console without markup, with colours on terminals alone; standard output has at most ``width`` columns.
 
-    On standard error it is that of the bar which is shown, if there is one: another would print onto the bar's line.
-    With --quiet it prints nothing there.
+    On standard error it is that of the bar which is shown, if there is one: another would print onto the
+    bar's line. With --quiet it prints nothing there.
     """
     if stderr and _shown:
         return _shown[-1].console  # type: ignore[no-any-return]
@@ -74,8 +74,8 @@ def _console_class() -> type[Console]:
         """Shows the control characters of names and messages instead of sending them to the terminal."""
 
         def print(self, *objects: Any, **words: Any) -> None:
-            """Print while rich's own thread draws no bar: it would go back by the lines of one that is not there yet,
-            and leave a stale line, or take one of ours.
+            """Print while rich's own thread draws no bar: it would go back by the lines of one that is not
+            there yet, and leave a stale line, or take one of ours.
             """
             stack = getattr(self, "_live_stack", None) or [getattr(self, "_live", None)]  # rich 13 has one at most
             live = stack[0]
@@ -96,12 +96,12 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *rang
 
 
 def visible(text: str) -> str:
-    """Control characters as escapes, newlines and tabs as they are: a file's name must not drive the terminal."""
+    """Control characters as escapes, but for newlines and tabs: a name must not drive the terminal."""
     return text if text.isprintable() else text.translate(CONTROLS)
 
 
 def note(message: str) -> None:
-    """Print a line about a step that is done on standard error, beside a bar that is shown; nothing with --quiet."""
+    """Print a line about a finished step on standard error, beside a bar; nothing with --quiet."""
     lines = wrap(visible(message), columns())
     console(stderr=True).print(lines, style="dim", soft_wrap=True)
 
@@ -115,7 +115,7 @@ def say(message: str) -> None:
 
 
 def wrap(message: str, width: int | None) -> str:
-    """Wrap a message to ``width``; a command that fits into one line is not broken, so that it can be copied."""
+    """Wrap a message to ``width``, but break no command that fits into one line, so that it can be copied."""
     if width is None:
         return message
     joined = COMMAND.sub(lambda match: match[0].replace(" ", "\0") if len(match[0]) <= width else match[0], message)
@@ -156,37 +156,23 @@ def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T
 
 
 def bars(out: Console, *columns: Any) -> Any:
-    """Rich's progress bars, silent where ``out`` is no terminal, with room at the right for the ^C of an interruption.
+    """Rich's progress bars, silent where ``out`` is no terminal, with room for ^C at the right.
 
     On a full line the terminal would put ^C on a line of its own, and rich would erase that one instead of the bar.
     """
-    return _bars_class()(*columns, console=out, transient=True, disable=not draws(out))
-
-
-def draws(out: Console) -> bool:
-    """Whether bars are drawn: on a terminal, and in a notebook that has ipywidgets, by which rich draws there."""
-    return not out.quiet and (out.is_terminal or (out.is_jupyter and find_spec("ipywidgets") is not None))
-
-
-@cache
-def _bars_class() -> Any:
+    from rich.constrain import Constrain
     from rich.progress import Progress
 
     class Bars(Progress):
         def get_renderables(self) -> Iterable[Any]:
-            yield _Narrower(self.make_tasks_table(self.tasks))
+            yield Constrain(self.make_tasks_table(self.tasks), max(1, self.console.width - ROOM))
 
-    return Bars
+    return Bars(*columns, console=out, transient=True, disable=not draws(out))
 
 
-class _Narrower:
-    """A renderable with ``ROOM`` columns fewer than the terminal has."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterable[Any]:
-        yield from out.render(self.inner, options.update(width=max(1, options.max_width - ROOM)))
+def draws(out: Console) -> bool:
+    """Whether bars are drawn: on a terminal, and in a notebook that has ipywidgets."""
+    return not out.quiet and (out.is_terminal or (out.is_jupyter and find_spec("ipywidgets") is not None))
 
 
 _shown: list[Any] = []  # active displays, the visible one last: an inner bar replaces the outer one
@@ -194,10 +180,7 @@ _shown: list[Any] = []  # active displays, the visible one last: an inner bar re
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error that disappears at the end, or a spinner if ``total`` is None.
-
-    Yields a function to call with the number of steps done.
-    """
+    """Show a bar on standard error until the end, or a spinner without ``total``; yields the function to advance it."""
     err = console(stderr=True)
     if not draws(err):
         yield lambda done: None

@@ -1,7 +1,7 @@
 """Retrieval of the Long-Range Arena (Tay et al. 2020): does one of two papers cite the other?
 
-Pairs from the ACL Anthology (AAN corpus, Radev et al. 2013) in that benchmark's layout: tab-separated files without a
-header, with label, two ids and two texts per row. Texts are read as bytes, as in `imdb`.
+Pairs from the ACL Anthology (AAN corpus, Radev et al. 2013) in that benchmark's layout: tab-separated files
+without a header, with label, two ids and two texts per row. Texts are read as bytes, as in `imdb`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from torch import nn
 from leanify.data.common import folder_of, length_of
 from leanify.data.samples import Splits
 from leanify.errors import DataError
-from leanify.paper.files import label_of, split_file
 from leanify.paper.imdb import VOCABULARY, byte_ids
-from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
+from leanify.paper.sequences import Sequences, label_of, only_sequences, sequence_splits, split_file
 from leanify.runs.files import opened_text
 from leanify.runs.recipe import DataSection
 
@@ -29,7 +28,7 @@ NEEDED = (
 
 
 def pairs(path: Path, length: int | None) -> Sequences:
-    """Read a file: both texts of every row as bytes, and the class. Raises DataError that names a malformed line."""
+    """Read a file: both texts of every row as bytes, and the class. Raises DataError for a malformed line."""
     parts, labels = [], []
     try:
         with opened_text(path, DataError, newline="\n") as file:

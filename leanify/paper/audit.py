@@ -19,7 +19,7 @@ ROLES = ("baseline", "lean", "control")
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe: the printed count, the one that its recipe says, and the one that its model has (parameters)."""
+    """One recipe: the printed count, the one that its recipe says, and the one that its model has."""
 
     recipe: str
     paper: PaperSection
@@ -35,7 +35,7 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """How far the printed count is from ours, as a share of ours; None for a control, which nobody printed."""
+        """The printed count's distance from ours, as a share of ours; None for a control, nowhere printed."""
         return None if self.printed is None else self.printed / self.params - 1
 
     @property

@@ -1,7 +1,7 @@
 """The farthest-point task (Amsel, Yehudai & Bruna 2025, "When Adding More Heads Hurts"), with unlimited samples.
 
-A sample is N points drawn uniformly from the sphere S^{d−1}. The target of each point is the point of the sample
-farthest from it. Always answering the centre of the sphere has a squared error of 1.
+A sample is N points drawn uniformly from the sphere S^{d−1}. The target of each point is the point of the
+sample farthest from it. Always answering the centre of the sphere has a squared error of 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ POINTS = 16
 class FarthestPoint:
     """Samples drawn on demand, each a function of (seed, epoch, index), so none is repeated.
 
-    ``purpose`` gives training and validation different samples. Validation ignores the seed, so that all runs are
-    compared on the same samples.
+    ``purpose`` gives training and validation different samples. Validation ignores the seed, so that all runs
+    are compared on the same samples.
     """
 
     targets = None
@@ -57,13 +57,13 @@ class FarthestPoint:
 
 
 def farthest(points: Tensor) -> Tensor:
-    """The point farthest from each point; on a sphere, the one with the smallest inner product. B, N, d → B, N, d"""
+    """The point farthest from each point: the smallest inner product on a sphere. B, N, d → B, N, d"""
     places = (points @ points.mT).argmin(-1, keepdim=True)
     return points.gather(1, places.expand_as(points))
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Samples of data.length points (default 16) in the model's input width. Raises DataError and RecipeError."""
+    """Samples of data.length points (default 16) in the model's input width."""
     if data.task != "regression":
         raise RecipeError(f"farthest-point is a regression task; data.task is {data.task}")
     refuse(data, "path", "tokenizer", "img_size", "rand_augment", "test", "holdout")

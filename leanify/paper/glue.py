@@ -1,16 +1,16 @@
 """GLUE (Wang et al. 2019): sentences and sentence pairs from tab-separated files.
 
-``data.path`` is a folder with one folder per task, or a single task's folder. A file's first line names its columns:
-``sentence``, or ``sentence1`` and ``sentence2`` (or the names in GLUE's own files), and ``label``, a number or a name.
-Quotes have no meaning. The validation split is looked for as validation.tsv, dev.tsv, then test.tsv, because MRPC is
-often distributed with only train and test; MNLI has two, ``_matched`` and ``_mismatched``.
+``data.path`` is a folder with one folder per task, or a single task's folder. A file's first line names its
+columns: ``sentence``, or ``sentence1`` and ``sentence2`` (or the names in GLUE's own files), and ``label``, a
+number or a name. Quotes have no meaning. The validation split is looked for as validation.tsv, dev.tsv, then
+test.tsv, because MRPC is often distributed with only train and test; MNLI has two, ``_matched`` and
+``_mismatched``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from leanify.data.samples import Selection, Splits
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Row, Sentences, takes_types
 from leanify.errors import DataError, RecipeError
-from leanify.runs.files import opened_text
+from leanify.runs.files import listing, opened_text
 from leanify.runs.recipe import DataSection
 from leanify.tasks.glue import TASKS, GlueTask, name_of, plain_name
 from leanify.terminal import progress
@@ -30,10 +30,7 @@ HIGHEST = 5.0  # the highest score in STS-B
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """A task's samples, for a model with a head for it. Validation is sorted by length, to minimise padding.
-
-    Raises DataError and RecipeError.
-    """
+    """A task's samples, for a model with a head for it. Validation is sorted by length, to minimise padding."""
     name = name_of(data)
     for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
         if value is not None:
@@ -66,16 +63,17 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     return Splits(train, validation, summary, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
 
 
-# -- files --------------------------------------------------------------------------------------------------------
+# -- files ----------
 
 HUB = "nyu-mll/glue"  # used if the recipe has no data.path
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # file names of a split, in order of preference
 
 
 def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
-    """Return a task's training rows, its validation rows, and where they are from. Raises DataError.
+    """A task's training rows, its validation rows, and where they are from. Raises DataError.
 
-    The labels of MNLI's mismatched validation set are shifted by 3, so that the metrics can tell the two sets apart.
+    The labels of MNLI's mismatched validation set are shifted by 3, so that the metrics can tell the two
+    apart.
     """
     if data.path is None:
         return _of_hub(data, name)
@@ -91,7 +89,7 @@ def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
 
 
 def is_there(data: DataSection, name: str) -> bool:
-    """Whether there is training data for a task: a folder of its name with a training file; True for the hub."""
+    """Whether there is training data for a task: a folder of its name with a training file, or the hub."""
     if data.path is None:
         return True
     root = folder_of(data)
@@ -121,11 +119,10 @@ def validation_files(folder: Path, name: str, split: str) -> list[Path]:
 def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
     """The first of these .tsv files that exists. Raises DataError that lists what is there."""
     names = [f"{stem}.tsv" for stem in stems]
-    file = next((folder / name for name in names if (folder / name).is_file()), None)
-    if file is None:
-        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-        raise DataError(f"{folder} has no {' or '.join(names)}; found {here}")
-    return file
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{folder} has no {' or '.join(names)}; found {listing(folder, 8)}")
 
 
 def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
@@ -144,16 +141,17 @@ def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
     names = [data.train, *(data.validation + part for part in parts)]
     if missing := [split for split in names if split not in whole]:
         raise DataError(f"{task.title} on the hub has no split {missing[0]!r}; it has {', '.join(whole)}")
-    train, *others = (list(_hub_rows(whole[split], task, f"{task.title} {split}")) for split in names)
-    shifted = [(t, x + place * len(task.labels)) for place, rows in enumerate(others) for t, x in rows]
-    return train, [] if data.holdout else shifted, f"{HUB} ({', '.join(names)})"
-
-
-def _hub_rows(table: Any, task: GlueTask, where: str) -> Iterator[Row]:
-    names = table.column_names
-    columns = [table[names[place]] for place in _places(where, names, task)]
-    for number, (*texts, label) in enumerate(zip(*columns, strict=True)):
-        yield tuple(texts), _label(str(label), task, f"{where}, row {number}")
+    found: list[list[Row]] = []
+    for number, split in enumerate(names):
+        table, where = whole[split], f"{task.title} {split}"
+        columns = [table[table.column_names[place]] for place in _places(where, table.column_names, task)]
+        shift = max(0, number - 1) * len(task.labels)
+        rows: list[Row] = []
+        for place, (*texts, label) in enumerate(zip(*columns, strict=True)):
+            rows.append((tuple(texts), _label(str(label), task, f"{where}, row {place}") + shift))
+        found.append(rows)
+    validation = [] if data.holdout else [row for rows in found[1:] for row in rows]
+    return found[0], validation, f"{HUB} ({', '.join(names)})"
 
 
 def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
@@ -190,10 +188,10 @@ def _lines(file: Path) -> Iterator[str]:
 def _places(where: str, columns: list[str], task: GlueTask) -> list[int]:
     for spelling in task.columns:
         wanted = (*spelling, "label")
-        if all(name in columns for name in wanted):
+        if set(wanted) <= set(columns):
             return [columns.index(name) for name in wanted]
-    wanted = (*task.columns[0], "label")
-    raise DataError(f"{where}: {task.title} needs the columns {', '.join(wanted)}; found {', '.join(columns)}")
+    names = ", ".join((*task.columns[0], "label"))
+    raise DataError(f"{where}: {task.title} needs the columns {names}; found {', '.join(columns)}")
 
 
 def _label(text: str, task: GlueTask, where: str) -> float | int:

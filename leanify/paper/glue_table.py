@@ -3,8 +3,9 @@
     DIR/TASK-SEED/     a run, as `leanify.train` writes it, with its last checkpoint only
     DIR/results.json   metrics of the finished runs, which are not trained again
 
-A run's number comes from its last evaluation, not its best: selecting on the validation set that is reported would
-flatter it. A task's number is the median over seeds, MNLI's the mean of its two sets; the average is over tasks.
+A run's number comes from its last evaluation, not its best: selecting on the validation set that is reported
+would flatter it. A task's number is the median over seeds, MNLI's the mean of its two sets; the average is
+over tasks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HIDDEN = ("step", "epoch", "split", "samples_per_s")  # columns of a row that ar
 
 @dataclass(frozen=True)
 class Score:
-    """A task's runs. ``values`` are a metric's, times 100, one a seed; the first metric is the one that counts."""
+    """A task's runs. ``values`` are a metric's, times 100, one a seed; the first metric counts."""
 
     task: str
     values: dict[str, list[float]]
@@ -61,7 +62,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of it; ``missing`` are the tasks of GLUE that were not asked for or whose files are not there."""
+    """The scores; ``missing`` are the tasks that were not asked for or whose files are not there."""
 
     source: str
     directory: str
@@ -92,11 +93,11 @@ def glue(
     settings: Sequence[str] = (),
     watch: Callable[[str], Watcher | None] = lambda _: None,
 ) -> Report:
-    """Fine-tune ``source`` on the tasks of GLUE under ``files``, else from the hub, by the recipe ``glue``, and report.
+    """Fine-tune ``source`` on the tasks of GLUE under ``files``, else from the hub, by the recipe ``glue``.
 
-    ``tasks`` are those whose files are there unless named; ``settings`` change the recipe. Runs lie in ``output``, else
-    in runs/glue-NAME; finished ones are kept, and unfinished ones resumed. All files are read and all recipes compared
-    before the first run begins. Raises LeanifyError.
+    ``tasks`` are those whose files are there unless named; ``settings`` change the recipe. Runs lie in
+    ``output``, else in runs/glue-NAME; finished ones are kept, and unfinished ones resumed. All files are
+    read and all recipes compared before the first run begins. Raises LeanifyError.
     """
     folder = Path(output) if output is not None else Path("runs") / f"glue-{Path(source).name}"
     if machine.launched("WORLD_SIZE", 1) > 1:
@@ -121,12 +122,19 @@ def glue(
             continue
         results[name] = _measured(folder / name, value, watch(name))
         writing.write(folder / RESULTS, json.dumps(results, indent=2) + "\n")
-    scores = [_score(task, [f"{task}-{seed}" for seed in range(seeds)], folder, results) for task in named]
+    scores = []
+    for task in named:
+        names = [f"{task}-{seed}" for seed in range(seeds)]
+        values = {}
+        for kind in results[names[0]]:
+            if kind != "loss":
+                values[kind] = [results[name][kind] for name in names]
+        scores.append(Score(task, values, [str(folder / name) for name in names]))
     return Report(str(source), str(folder), scores, [name for name in TASKS if name not in named])
 
 
 def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
-    """The tasks to train. Reads their files once, so that a bad line is found before hours of training are lost."""
+    """The tasks to train. Reads their files once, to find a bad line before hours of training are lost."""
     section = base.to_train().data
     asked = [name_of(replace(section, name=name)) for name in tasks or TASKS]
     found = 0
@@ -142,10 +150,7 @@ def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
 
 
 def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:
-    """One fine-tuning, begun or gone on with, and the metrics of its last evaluation.
-
-    Its last checkpoint alone is kept: there are forty runs in a table of all tasks.
-    """
+    """One fine-tuning, begun or resumed, and the metrics of its last evaluation; its last checkpoint stays."""
     if folder.exists():
         start.train(value, resume=folder, watcher=watcher)
     else:
@@ -155,12 +160,6 @@ def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str,
         remove(old.path)
     last = next(row for row in reversed(run.rows()) if row["split"] == "validation")
     return {name: number for name, number in last.items() if name not in HIDDEN}
-
-
-def _score(task: str, names: list[str], folder: Path, results: dict[str, dict[str, float]]) -> Score:
-    kinds = [name for name in results[names[0]] if name != "loss"]
-    values = {kind: [results[name][kind] for name in names] for kind in kinds}
-    return Score(task, values, [str(folder / name) for name in names])
 
 
 def _results(folder: Path) -> dict[str, dict[str, float]]:

@@ -1,8 +1,8 @@
 """Text of the Long-Range Arena (Tay et al. 2020): IMDb reviews (Maas et al. 2011) as bytes; 0 negative, 1 positive.
 
-The folder has train.csv and test.csv with the columns ``text`` and ``label``. A byte's id is byte + 1; 0 is padding.
-The published set-up validates on the test split; here ``data.holdout`` (0.1) of train is used, unless there is a
-validation.csv.
+The folder has train.csv and test.csv with the columns ``text`` and ``label``. A byte's id is byte + 1; 0 is
+padding. The published set-up validates on the test split; here ``data.holdout`` (0.1) of train is used,
+unless there is a validation.csv.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from leanify.data.faults import Faults
 from leanify.data.samples import Splits
 from leanify.data.tables.rows import rows_of_table
 from leanify.errors import DataError
-from leanify.paper.files import label_of, split_file
-from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
+from leanify.paper.sequences import Sequences, label_of, only_sequences, sequence_splits, split_file
 from leanify.runs.recipe import DataSection
 
 CLASSES = 2

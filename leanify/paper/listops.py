@@ -2,12 +2,13 @@
 
     [MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]  →  5
 
-As in the published generator, a node is a digit with probability 0.75 and always at the maximum depth; otherwise it is
-an operator with 2 to 10 arguments: MIN, MAX, MED (integer part of the median) or SM (sum modulo 10). A digit has length
-1, an operator 2 plus its arguments. Expressions longer than 500 and shorter than 2000 are kept, without duplicates.
+As in the published generator, a node is a digit with probability 0.75 and always at the maximum depth;
+otherwise it is an operator with 2 to 10 arguments: MIN, MAX, MED (integer part of the median) or SM (sum
+modulo 10). A digit has length 1, an operator 2 plus its arguments. Expressions longer than 500 and shorter
+than 2000 are kept, without duplicates.
 
-Expressions are generated once, from data.options.seed rather than the run's seed, and cached in a file; or they are
-read from the published files.
+Expressions are generated once, from data.options.seed rather than the run's seed, and cached in a file; or
+they are read from the published files.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PUBLISHED = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": 
 
 @dataclass(frozen=True)
 class ListOpsOptions:
-    """[data.options]; the defaults are the Long-Range Arena's. Length bounds are exclusive; the root has depth 1."""
+    """[data.options]; the defaults are the Long-Range Arena's. Length bounds are exclusive; roots have depth 1."""
 
     shortest: int = 500
     longest: int = 2000
@@ -143,7 +144,7 @@ def written(levels: list[Level], sizes: list[np.ndarray]) -> np.ndarray:
 
 
 def samples_drawn(options: ListOpsOptions) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield distinct expressions and their values without end. Raises DataError when no new ones are found."""
+    """Yield distinct expressions and their values without end. Raises DataError when none is new."""
     rng, known, idle = np.random.default_rng(options.seed), set[bytes](), 0
     while idle < IDLE:
         levels = forest(rng, TREES, options)
@@ -177,10 +178,7 @@ def generated(options: ListOpsOptions) -> dict[str, np.ndarray]:
 
 
 def published(path: Path) -> Sequences:
-    """Read a Long-Range Arena file: a header, then one expression and its value per line, tab-separated.
-
-    Raises DataError that names a malformed line.
-    """
+    """Read a published file: a header, then an expression, a tab and its value per line. Raises DataError."""
     ids = {word: place for place, word in enumerate(WORDS) if place}
     parts, labels = [], []
     with opened_text(path, DataError) as file:
@@ -201,10 +199,7 @@ def published(path: Path) -> Sequences:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test expressions: the published files if data.path has them, else generated ones.
-
-    Raises DataError and RecipeError.
-    """
+    """Training, validation and test expressions: the published files if data.path has them, else generated."""
     only_sequences(data, model, "listops", vocabulary=len(WORDS))
     options: ListOpsOptions = read_table(ListOpsOptions, data.options, "data.options")
     folder = None if data.path is None else folder_of(data)

@@ -16,14 +16,14 @@ from leanify.data.images.files import ImageFiles, names_of
 from leanify.data.images.folder import classes_in, opened
 from leanify.data.samples import Splits
 from leanify.errors import DataError
-from leanify.paper.sequences import Sequences, only_sequences, sequence_splits
+from leanify.paper.sequences import Sequences, only_sequences, sequence_splits, split_file
 from leanify.runs.recipe import DataSection
 
 VOCABULARY = 256  # grey levels; nothing is padded
 
 
 def images(folder: Path, classes: list[str], side: int) -> Sequences:
-    """Read images of side × side pixels as sequences of ids, with classes. Raises DataError that names a bad image."""
+    """Read images of side × side pixels as sequences of ids, with classes. Raises DataError for a bad image."""
     from leanify.terminal import track
 
     files = ImageFiles(folder, {name: index for index, name in enumerate(classes)})
@@ -58,34 +58,22 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
 def from_folder(data: DataSection, model: nn.Module, folder: Path) -> Splits:
     """`splits` from FOLDER/SPLIT/CLASS/….
 
-    With ``data.holdout``, the validation folder is not needed for validation; it then serves as the test split if there
-    is no other.
+    With ``data.holdout``, the validation folder serves as the test split if there is no other.
     """
     side = side_of(data, model)
-    train = place(folder, names_of(data.train))
+    train = split_file(folder, names_of(data.train), "folder ")
     classes = classes_in(train)
     own = names_of(data.validation)
-    validation = None if data.holdout else place(folder, own)
+    validation = None if data.holdout else split_file(folder, own, "folder ")
     test = None
     if data.test is not None:
-        test = place(folder, (data.test, *own) if data.holdout else (data.test,))
+        test = split_file(folder, (data.test, *own) if data.holdout else (data.test,), "folder ")
     found = [None if split is None else images(_known(split, classes), classes, side) for split in (validation, test)]
     description = f"grey images of {len(classes)} classes in {folder}"
     description += f", tested on {test.name}" if test is not None else ""
     return sequence_splits(
         data, model, images(train, classes, side), *found, description=description, classes=len(classes), cut=False
     )
-
-
-def place(folder: Path, names: tuple[str, ...]) -> Path:
-    """The first of these folders that exists. Raises DataError that lists what is there."""
-    if not folder.is_dir():
-        raise DataError(f"{folder} is a file; name the folder that has one subfolder per split")
-    found = next((folder / name for name in names if (folder / name).is_dir()), None)
-    if found is None:
-        here = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
-        raise DataError(f"{folder} has no folder {' or '.join(names)}; found {here}")
-    return found
 
 
 def _known(folder: Path, classes: list[str]) -> Path:

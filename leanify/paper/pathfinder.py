@@ -1,12 +1,13 @@
 """Pathfinder at 32 × 32 pixels (Linsley et al. 2018; Tay et al. 2020): are two discs on the same dashed path?
 
-A picture has two paths of ``contour`` dashes that start near each other, shorter distractor paths, and two discs: one
-at the start of the first path, the other at its end (class 1) or at the end of the second path (class 0). Implemented
-from the published description: a dash is 2 pixels long and 1 pixel from the next; its turn θ, |θ| ≤ π/2, is drawn with
-density ∝ cos²θ among the free positions, which keeps paths separate and inside the picture.
+A picture has two paths of ``contour`` dashes that start near each other, shorter distractor paths, and two
+discs: one at the start of the first path, the other at its end (class 1) or at the end of the second path
+(class 0). Implemented from the published description: a dash is 2 pixels long and 1 pixel from the next; its
+turn θ, |θ| ≤ π/2, is drawn with density ∝ cos²θ among the free positions, which keeps paths separate and
+inside the picture.
 
-Pictures are generated once, many at a time, from data.options.seed rather than the run's seed, and cached in a file; or
-they are read from an image folder. Each split is balanced between the two classes.
+Pictures are generated once, many at a time, from data.options.seed rather than the run's seed, and cached in
+a file; or they are read from an image folder. Each split is balanced between the two classes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PICTURES = 4096  # pictures started at a time; some fail and are dropped
 
 @dataclass(frozen=True)
 class PathfinderOptions:
-    """[data.options]: dashes per path (``contour``; published: 14 (hard), 9 or 6), pictures per split, and the seed."""
+    """[data.options]: dashes per path (published: 14 (hard), 9 or 6), pictures per split, and the seed."""
 
     contour: int = 14
     train: int = 160_000
@@ -62,8 +63,8 @@ class PathfinderOptions:
 class Canvas:
     """Many unfinished pictures: the dashes of each as (start, end) in pixels, and a mask of blocked points.
 
-    A dash blocks its surroundings only once its path's next dash is placed, because neighbours on a path are closer to
-    each other than CLEARANCE.
+    A dash blocks its surroundings only once its path's next dash is placed, because neighbours on a path are
+    closer to each other than CLEARANCE.
     """
 
     def __init__(self, rng: np.random.Generator, pictures: int, dashes: int) -> None:
@@ -90,7 +91,7 @@ class Canvas:
     def step(
         self, pictures: np.ndarray, tips: np.ndarray, angles: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw the next dash after each tip: the first free one of TRIES. → (P, 2, 2), angles, whether one was free"""
+        """Draw the next dash after each tip: the first free try. → (P, 2, 2), angles, whether one was free"""
         turned = angles[:, None] + turns(self.rng, (len(tips), TRIES))
         ways = np.stack((np.cos(turned), np.sin(turned)), -1)
         found = tips[:, None, None] + np.array((GAP, GAP + DASH / 2, GAP + DASH))[:, None] * ways[:, :, None]
@@ -174,7 +175,7 @@ def stamp(
     value: int,
     pictures: np.ndarray | None = None,
 ) -> None:
-    """Set every point within ``radius`` of the lines from start to end to ``value``. P, K, 2 twice, in pixels"""
+    """Set every point within ``radius`` pixels of the lines from start to end to ``value``. P, K, 2 twice"""
     reach = math.ceil((DASH / 2 + radius) * FINE)
     steps = np.arange(-reach, reach + 1)
     middle = np.floor((starts + ends) / 2 * FINE).astype(int)
@@ -204,7 +205,7 @@ def finished(rng: np.random.Generator, options: PathfinderOptions) -> Canvas:
 
 
 def samples_drawn(options: PathfinderOptions) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pictures without end, each in two versions (class 0, 1) that differ in the second disc. 32, 32 twice"""
+    """Yield pictures without end, each in two versions (class 0, 1) by the second disc. 32, 32 twice"""
     rng, last = np.random.default_rng(options.seed), 2 * options.contour
     while True:
         canvas = finished(rng, options)
@@ -227,10 +228,7 @@ def generated(options: PathfinderOptions) -> dict[str, np.ndarray]:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test pictures: from an image folder if data.path has one, else generated.
-
-    Raises DataError and RecipeError.
-    """
+    """Training, validation and test pictures: from an image folder if data.path has one, else generated."""
     only_sequences(data, model, "pixels", vocabulary=lra_image.VOCABULARY)
     options: PathfinderOptions = read_table(PathfinderOptions, data.options, "data.options")
     folder = None if data.path is None else folder_of(data)

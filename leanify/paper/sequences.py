@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,14 +13,37 @@ from torch import Tensor, nn
 from leanify.data.common import held_out, length_of, refuse, subset, vocabulary_of
 from leanify.data.samples import Selection, Splits
 from leanify.errors import DataError, RecipeError
+from leanify.runs.files import listing
 from leanify.runs.recipe import DataSection
 
 PADDING = 0
 
 
+def label_of(text: str, classes: int, where: str) -> int:
+    """Parse a class index (``1`` or ``1.0``); ``where`` names file and line. Raises DataError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value not in range(classes):
+        raise DataError(f"{where}: the label is {text[:40]!r}; expected one of {', '.join(map(str, range(classes)))}")
+    return int(value)
+
+
+def split_file(folder: Path, names: tuple[str, ...], kind: str = "") -> Path:
+    """The first of these files, or "folder "s, that exists. Raises DataError that lists what is there."""
+    if not folder.is_dir():
+        has = "has one subfolder per split" if kind else f"contains {' or '.join(names)}"
+        raise DataError(f"{folder} is a file; name the folder that {has}")
+    for name in names:
+        if (folder / name).is_dir() if kind else (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{folder} has no {kind}{' or '.join(names)}; found {listing(folder)}")
+
+
 @dataclass(frozen=True)
 class Sequences:
-    """Sequence i is ``symbols[ends[i − 1]:ends[i]]`` with class ``labels[i]``; with ``pair``, two sequences per sample.
+    """Sequence i is ``symbols[ends[i − 1]:ends[i]]`` with class ``labels[i]``; two per sample with ``pair``.
 
     ``width`` is the length to which every sequence is padded; None pads each batch to its longest.
     """
@@ -51,7 +75,7 @@ class Sequences:
 
     @property
     def lengths(self) -> np.ndarray | None:
-        """The length of every sample, used to batch similar lengths; None if all are padded to ``width`` anyway."""
+        """The length of every sample, to batch similar ones; None if all are padded to ``width``."""
         if self.width is not None:
             return None
         return self.sizes.reshape(-1, 2).max(1) if self.pair else self.sizes
@@ -82,7 +106,7 @@ class Sequences:
 
 
 def only_sequences(data: DataSection, model: nn.Module, *tokenizers: str, vocabulary: int, pair: bool = False) -> None:
-    """Raise RecipeError or DataError unless recipe and model suit sequences (or pairs) with this many token ids."""
+    """Raise an error unless recipe and model suit sequences (or pairs) with this many token ids."""
     task = "pair-classification" if pair else "classification"
     if data.task != task:
         raise RecipeError(f"{data.name} is for {task}, not for {data.task}")
@@ -108,10 +132,9 @@ def sequence_splits(
     classes: int,
     cut: bool,
 ) -> Splits:
-    """Build the splits, padded as the model needs; hold out a share of train if there is no validation split.
+    """Build the splits, padded as the model needs; a share of train validates if there is no such split.
 
-    ``cut`` notes in the description that sequences were truncated to data.length. Raises DataError for a sequence that
-    is longer than data.length or the model allows.
+    ``cut`` notes that sequences were truncated to data.length. Raises DataError for longer ones.
     """
     length = length_of(data, model)
     parts = [part for part in (train, validation, test) if part is not None]
@@ -146,7 +169,7 @@ def sequence_splits(
 def has_landmarks(model: nn.Module) -> bool:
     """Whether the model's attention uses landmarks (means of segments, as in Nyströmformer).
 
-    Segment boundaries depend on the padded length. So all samples are padded to one width; otherwise a prediction would
+    Segments depend on the padded length. So all samples are padded to one width; otherwise a prediction would
     depend on the other samples in its batch.
     """
     config = getattr(model, "config", None)

@@ -29,10 +29,7 @@ DTYPES = {  # safetensors' names, in the order in which it lays tensors out: wid
 
 
 def write(target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint to ``target``; ``facts`` are the card's fields other than the checksums.
-
-    Raises OSError and leaves nothing behind on failure.
-    """
+    """Write a checkpoint; ``facts`` are the card's fields without checksums. Leaves nothing on an OSError."""
     folder = _begun(target)
     try:
         with summed(folder / WEIGHTS) as weights:
@@ -52,8 +49,8 @@ def write_together(
 ) -> None:
     """`write` for a sharded model; every process must call it.
 
-    Each process writes its rows of ``parts`` in parallel. ``tensors`` are gathered one at a time and written by rank 0,
-    so that no process ever holds the whole model.
+    Each process writes its rows of ``parts`` in parallel. ``tensors`` are gathered one at a time and written
+    by rank 0, so that no process ever holds the whole model.
     """
     import torch.distributed as dist
 
@@ -121,7 +118,7 @@ class Summed:
         self.failed: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Hash and write. An OSError is also kept in ``failed``, because torch.save replaces it by a RuntimeError."""
+        """Hash and write. ``failed`` keeps an OSError, because torch.save replaces it by a RuntimeError."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), CHUNK):
@@ -153,9 +150,9 @@ def summed(path: Path, digest: Any = None) -> Iterator[Summed]:
 def write_tensors(tensors: Mapping[str, Tensor], file: Summed) -> None:
     """Write tensors in the safetensors format: 8-byte header length, JSON header, tensor bytes in header order.
 
-    Byte-identical to the library's own writer, whose output cannot be hashed while it is written. Tensors must be
-    contiguous and on the CPU, or sharded; sharded ones are gathered here, so the other ranks must call `shards.whole`
-    in the same order (`write_together`).
+    Byte-identical to the library's own writer, whose output cannot be hashed while it is written. Tensors are
+    contiguous and on the CPU, or sharded; those are gathered here, so other ranks must call `shards.whole` in
+    the same order.
     """
     names = _in_order(tensors)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -5,10 +5,10 @@
     STEP/shards/             the same for a sharded model, one file of rows per process (see `shards`)
     STEP/checkpoint.json     metrics, the length of metrics.jsonl, and a checksum of every file
 
-Checksums are taken as the bytes are written, in one pass: SHA-256 of weights, CRC-32 of the rest, in place of torch's
-own. A folder gets its final name by a rename once it is complete and synced, and loses it by a rename before it is
-deleted, so a partial checkpoint never has a valid name. `checkpoint_writing` writes them; what is here needs no torch
-until tensors are read.
+Checksums are taken as the bytes are written, in one pass: SHA-256 of weights, CRC-32 of the rest, in place of
+torch's own. A folder gets its final name by a rename once it is complete and synced, and loses it by a rename
+before it is deleted, so a partial checkpoint never has a valid name. `checkpoint_writing` writes them; what
+is here needs no torch until tensors are read.
 """
 
 from __future__ import annotations
@@ -29,18 +29,14 @@ WEIGHTS, STATE, SHARDS, CARD = "model.safetensors", "state.pt", "shards", "check
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint.
-
-    ``rows`` is the length in bytes of metrics.jsonl at the time; ``score`` is higher-is-better; ``sums`` maps file
-    names to checksums.
-    """
+    """A complete checkpoint."""
 
     path: Path
     step: int
-    rows: int
-    score: float | None
+    rows: int  # the length of metrics.jsonl at the time, in bytes
+    score: float | None  # higher is better
     metrics: dict[str, float]
-    sums: dict[str, str]
+    sums: dict[str, str]  # checksums by file name
 
     @staticmethod
     def read(folder: Path) -> Checkpoint | None:
@@ -52,7 +48,7 @@ class Checkpoint:
         return found if found._is_typed() else None
 
     def _is_typed(self) -> bool:
-        """Whether every value has its declared type: the card comes from a file that anyone may have edited."""
+        """Whether every value has its declared type: anyone may have edited the card's file."""
         if not (isinstance(self.metrics, dict) and isinstance(self.sums, dict)):
             return False
         for count in (self.step, self.rows):

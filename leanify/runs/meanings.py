@@ -37,15 +37,17 @@ def meant(key: str, section: str, known: Iterable[str]) -> str | None:
 
     Returns None if nothing is close, or if a key of the same section is: the caller suggests that one itself.
     """
-    names = list(known)
     word = key.rpartition(".")[2].lower().replace("-", "_")
     if word in MEANINGS:
         return MEANINGS[word]
-    same = [name for name in names if name.rpartition(".")[2] == word]
-    if same:
-        return " or ".join(same)
-    here = [name.rpartition(".")[2] for name in names if name.startswith(f"{section}.")]
+    sections: dict[str, list[str]] = {}  # of every key
+    for name in known:
+        where, _, last = name.rpartition(".")
+        sections.setdefault(last, []).append(where)
+    if word in sections:
+        return " or ".join(f"{where}.{word}" for where in sections[word])
+    here = [name for name, places in sections.items() if section in places]
     if section and difflib.get_close_matches(word, here, n=1):
         return None
-    near = difflib.get_close_matches(word, [name.rpartition(".")[2] for name in names], n=1, cutoff=0.7)
-    return next((name for name in names if near and name.endswith(f".{near[0]}")), None)
+    near = difflib.get_close_matches(word, sections, n=1, cutoff=0.7)
+    return f"{sections[near[0]][0]}.{near[0]}" if near else None

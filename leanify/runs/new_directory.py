@@ -1,7 +1,7 @@
 """A directory that is there whole or not at all.
 
-It is built beside its target under a name of `writing.name_beside`, locked by the process that writes it, then renamed.
-What a killed process leaves is removed by the next write to the same parent.
+It is built beside its target under a name of `writing.name_beside`, locked by the process that writes it,
+then renamed. What a killed process leaves is removed by the next write to the same parent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from leanify.runs.places import CARD
 def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``directory`` on success and removed on failure.
 
-    Creates missing parents. ``force`` replaces a directory that leanify wrote. Raises DirectoryError, also where
-    something appeared at ``directory`` in the meantime: that stays, and the temporary folder is removed.
+    Creates missing parents. ``force`` replaces a directory that leanify wrote. Raises DirectoryError, also
+    where something appeared at ``directory`` in the meantime: that stays, and the temporary folder is
+    removed.
     """
     target = Path(directory)
     check_new_directory(target, force)
@@ -39,7 +40,10 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
         lock = os.open(folder, os.O_RDONLY)
         writing.locked(lock)
         yield folder
-        _follow_umask(folder)
+        mode = folder.stat().st_mode & 0o666  # as the umask allows: safetensors writes for the owner only
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                path.chmod(mode)
         _put(folder, target, force)
     except OSError as error:
         raise DirectoryError(f"{target} could not be written: {error.strerror or error}") from error
@@ -52,7 +56,7 @@ def new_directory(directory: str | Path, force: bool = False) -> Iterator[Path]:
 
 
 def _put(folder: Path, target: Path, force: bool) -> None:
-    """Rename into place. The kernel renames onto nothing or an empty folder only, so nothing that appeared is lost.
+    """Rename into place. The kernel renames onto nothing or an empty folder only, so nothing is lost.
 
     With ``force``, the directory of leanify's own that stands there is renamed first and removed last.
     """
@@ -104,15 +108,7 @@ def check_new_directory(directory: str | Path, force: bool = False) -> None:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether leanify wrote a directory: a lean directory, or a folder of nothing else (lean/ and control/)."""
+    """Whether leanify wrote a directory: a lean directory, or a folder of such (lean/ and control/)."""
     if (directory / CARD).is_file():
         return not (directory / "metrics.jsonl").exists()  # a run is never replaced
     return all((inside / CARD).is_file() for inside in directory.iterdir())
-
-
-def _follow_umask(folder: Path) -> None:
-    """Make files as readable as the umask allows: safetensors writes them for the owner only."""
-    mode = folder.stat().st_mode & 0o666
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            path.chmod(mode)

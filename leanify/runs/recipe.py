@@ -9,8 +9,9 @@
     [parallel]  how several processes share the model
     [paper]     the printed row of a publication, and the counts of the rebuilt model
 
-Only ``[model]`` is required. Parsing is strict: an unknown key or a value of the wrong type is an error that lists what
-is allowed. Sections are frozen dataclasses. This module does not import torch. A recipe can be used as a SOURCE.
+Only ``[model]`` is required. Parsing is strict: an unknown key or a value of the wrong type is an error that
+lists what is allowed. Sections are frozen dataclasses. This module does not import torch. A recipe can be
+used as a SOURCE.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ else:
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
 LARGEST = 1 << 20  # bytes; a larger file is not a recipe
 DOTS = 200  # in a line; the parser's time grows with the square of a key's parts
+TOO_DEEP = "this is not a recipe: its tables or lists are nested too deeply"
 Counts = int | tuple[int, ...] | None  # one number for all stages that a redesign changes, or one number per stage
 
 
@@ -70,7 +72,7 @@ class ModelSection:
         return any(value is not None for value in (self.depth, self.heads, self.head_dim, self.mlp))
 
     def shape(self, old: Architecture) -> Architecture:
-        """Return the source's architecture with this section's depth, heads, head_dim and MLP. Raises ShapeError."""
+        """The source's architecture with this section's depth, heads, head_dim and MLP. Raises ShapeError."""
         wanted = [old.per_stage(getattr(self, name), name) for name in ("depth", "heads", "head_dim", "mlp")]
         stages = [
             stage.reshape(depth, heads, head_dim or self._head_dim(stage, heads), mlp)
@@ -263,7 +265,7 @@ class Recipe:
         return "\n".join([*toml_lines(self.to_dict()), ""])
 
     def to_train(self) -> TrainingRecipe:
-        """Return the same recipe with the type of a complete one. Raises RecipeError if a section is missing."""
+        """The same recipe with the type of a complete one. Raises RecipeError if a section is missing."""
         if self.data is None or self.optim is None or self.schedule is None:
             missing = next(name for name in ("data", "optim", "schedule") if getattr(self, name) is None)
             raise RecipeError(f"training needs a [{missing}] section, which this recipe lacks")
@@ -293,7 +295,7 @@ SECTIONS: Mapping[str, type] = {
 }
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
+# -- reading ----------
 
 
 def load(source: str | Path) -> Recipe:
@@ -302,7 +304,10 @@ def load(source: str | Path) -> Recipe:
     try:
         return parse(text_of(path))
     except OSError as error:
-        raise RecipeError(_no_recipe(str(source)[:200])) from error
+        name = str(source)[:200]
+        near = difflib.get_close_matches(name, [*stems(), *built_in()], n=3)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise RecipeError(f"{name!r} is neither a recipe file nor a built-in recipe{hint}") from error
     except (RecipeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from error
 
@@ -321,16 +326,15 @@ def parse(text: str) -> Recipe:
     if any(line.count(".") > DOTS for line in text.splitlines()):
         raise RecipeError(f"this is not a recipe: a line has more than {DOTS} dots")
     try:
-        return from_dict(_values(text))
-    except RecursionError as error:
-        raise RecipeError("this is not a recipe: its tables or lists are nested too deeply") from error
-
-
-def _values(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or an integer of too many digits
         raise RecipeError(f"this is not TOML: {error}") from error
+    except RecursionError as error:
+        raise RecipeError(TOO_DEEP) from error
+    try:
+        return from_dict(values)
+    except RecursionError as error:
+        raise RecipeError(TOO_DEEP) from error
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -351,10 +355,7 @@ def keys() -> Mapping[str, Any]:
 
 
 def split_setting(setting: str) -> tuple[str, str]:
-    """Split a setting into ``section.key`` and the text of its value.
-
-    Raises RecipeError; for a key without a section, the message names the section.
-    """
+    """Split a setting into ``section.key`` and the text of its value. Raises RecipeError."""
     path, equals, text = (part.strip() for part in setting.partition("="))
     if not equals:
         raise RecipeError(f"a setting has the form section.key=value (optim.lr=1e-3); {setting!r} has no equals sign")
@@ -370,9 +371,9 @@ def split_setting(setting: str) -> tuple[str, str]:
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Return the recipe with ``section.key=value`` settings applied.
 
-    A value is TOML, else a string; an empty value removes the key. A schedule length replaces the recipe's, even in
-    another unit. Warm-up and cool-down that are not set too then scale with it, if the unit changes or they would not
-    fit. Raises RecipeError.
+    A value is TOML, else a string; an empty value removes the key. A schedule length replaces the recipe's,
+    even in another unit. Warm-up and cool-down that are not set too then scale with it, if the unit changes
+    or they would not fit. Raises RecipeError.
     """
     values = recipe.to_dict()
     given = {setting.partition("=")[0].strip() for setting in settings}
@@ -396,15 +397,16 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collection[str]) -> None:
-    """Scale warm-up and cool-down to the new length if its unit changed or they do not fit; not those that were set."""
-    old, new = (next(((unit, x[unit]) for unit in LENGTHS if unit in x), None) for x in (before, now))
-    if old is None or new is None or not isinstance(new[1], int | float):
+    """Scale warm-up and cool-down to a length of another unit, or if they do not fit, unless they were set."""
+    units = [unit for unit in LENGTHS if unit in before], [unit for unit in LENGTHS if unit in now]
+    if not units[0] or not units[1] or not isinstance(now[units[1][0]], int | float):
         return
-    if old[0] == new[0] and sum(before.get(key, 0) for key in ("warmup", "cooldown")) <= new[1]:
+    old, new = before[units[0][0]], now[units[1][0]]
+    if units[0][0] == units[1][0] and before.get("warmup", 0) + before.get("cooldown", 0) <= new:
         return
     for key in ("warmup", "cooldown"):
         if key in before and f"schedule.{key}" not in given:
-            now[key] = before[key] * new[1] / old[1]
+            now[key] = before[key] * new / old
 
 
 def value_of(text: str) -> Any:
@@ -413,9 +415,3 @@ def value_of(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return text.strip()
-
-
-def _no_recipe(name: str) -> str:
-    near = difflib.get_close_matches(name, [*stems(), *built_in()], n=3)
-    hint = f"; nearest: {', '.join(near)}" if near else ""
-    return f"{name!r} is neither a recipe file nor a built-in recipe{hint}"

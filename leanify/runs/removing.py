@@ -1,7 +1,7 @@
 """Remove what leanify wrote, and nothing else.
 
-A folder is removed only if it has a name that leanify gives and holds nothing but files that leanify writes into such a
-folder. Anything else may be the user's: ``best-for-paper``, ``notes.txt``, a link.
+A folder is removed only if it has a name that leanify gives and holds nothing but files that leanify writes
+into such a folder. Anything else may be the user's: ``best-for-paper``, ``notes.txt``, a link.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUN = re.compile(
 
 
 def _holds_only(folder: Path, names: re.Pattern[str], *folders: Path) -> bool:
-    """Whether a folder, no link, holds nothing but files of these names, half written ones, and these folders."""
+    """Whether a folder, no link, holds nothing but (half written) files of these names, and these folders."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     for path in folder.iterdir():
@@ -35,16 +35,16 @@ def _holds_only(folder: Path, names: re.Pattern[str], *folders: Path) -> bool:
     return True
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
+# -- checkpoints ----------
 
 
 def is_step(name: str) -> bool:
-    """Whether a folder of this name is a checkpoint: ``00000100``, not ``2024`` and not ``best-for-paper``."""
+    """Whether a folder's name is a checkpoint's: ``00000100``, not ``2024`` and not ``best-for-paper``."""
     return re.fullmatch("[0-9]{8,}", name) is not None and f"{int(name):08d}" == name
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a folder of this name is left of one that was being written or removed: ``.00000100``, ``.….old``."""
+    """Whether a folder's name is of one half written or half removed: ``.00000100``, ``.….old``."""
     return name.startswith(".") and is_step(name[1:].removesuffix(".old"))
 
 
@@ -55,10 +55,7 @@ def is_own(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Rename a folder away, then delete it: if the process is killed in between, no half-deleted checkpoint is seen.
-
-    One that holds anything else than leanify's own files is left as it is.
-    """
+    """Rename a folder of leanify's own files away, then delete it, so that no half-deleted one is seen."""
     aside = folder.with_name(f".{folder.name}.old")
     if is_own(folder) and (is_own(aside) or not aside.exists()):
         shutil.rmtree(aside, ignore_errors=True)
@@ -67,10 +64,7 @@ def remove(folder: Path) -> None:
 
 
 def take_away(folder: Path) -> str | None:
-    """Remove a checkpoint that must not stay under its name. One that holds files of the user's is renamed instead.
-
-    Returns a message in that case, else None.
-    """
+    """Remove a checkpoint from its name. One that holds files of the user's is renamed, and a message returned."""
     if is_own(folder):
         remove(folder)
         return None
@@ -79,18 +73,15 @@ def take_away(folder: Path) -> str | None:
     return f"{folder} holds files that leanify did not write, so it was not removed but renamed to {kept.name}"
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ----------
 
 
 def remove_run(path: Path) -> None:
-    """Remove a run; one that holds files which leanify did not write is renamed to ``NAME.kept-…``. Raises OSError."""
-    new = writing.name_beside(path) if is_own_run(path) else path.with_name(f"{path.name}.kept-{secrets.token_hex(4)}")
-    path.rename(new)
-    if writing.is_beside(new):
-        shutil.rmtree(new)
-
-
-def is_own_run(path: Path) -> bool:
-    """Whether a folder holds nothing but what leanify writes into a run."""
+    """Remove a run; one that holds other files than leanify's is renamed to ``NAME.kept-…``. Raises OSError."""
     saved = path / "checkpoints"
-    return _holds_only(path, RUN, saved) and not saved.is_symlink() and all(map(is_own, saved.iterdir()))
+    if _holds_only(path, RUN, saved) and not saved.is_symlink() and all(map(is_own, saved.iterdir())):
+        aside = writing.name_beside(path)
+        path.rename(aside)
+        shutil.rmtree(aside)
+    else:
+        path.rename(path.with_name(f"{path.name}.kept-{secrets.token_hex(4)}"))

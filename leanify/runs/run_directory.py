@@ -9,8 +9,8 @@
     tokenizer.json, …  the tokenizer in Hugging Face layout, if the run trained its own
     checkpoints/STEP/  see `checkpoints`
 
-A checkpoint's card records the length of metrics.jsonl, so that a resumed run can drop rows written after it. Reading
-a run imports no torch, so that `leanify runs` and `leanify show` answer at once.
+A checkpoint's card records the length of metrics.jsonl, so that a resumed run can drop rows written after it.
+Reading a run imports no torch, so that `leanify runs` and `leanify show` answer at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanify.errors import DirectoryError, RecipeError, SourceError, TrainingError
 from leanify.runs import checkpoints, removing, writing
@@ -36,11 +36,11 @@ from leanify.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
 DATA, SKIPPED = "data.json", "skipped.json"
 LARGEST_LOG = 1 << 30  # bytes
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,10 @@ class RunDirectory:
         path: str | Path,
         recipe: Recipe,
         card: str,
-        tokenizer: PreTrainedTokenizerBase = None,
+        tokenizer: Any = None,
         data: Mapping[str, Any] | None = None,
     ) -> RunDirectory:
-        """Create a run's directory atomically, with its card and the data's fingerprint.
-
-        Raises DirectoryError, and RecipeError for a recipe that would be read as another one.
-        """
+        """Create a run's directory atomically. Raises DirectoryError, and RecipeError for what TOML cannot say."""
         text = recipe.to_toml()
         if changes := _differences(recipe.to_dict(), recipes.parse(text).to_dict()):
             raise RecipeError(f"the recipe cannot be written as it is: {changes}")
@@ -103,7 +100,7 @@ class RunDirectory:
             )
 
     def check_unedited(self) -> None:
-        """Raise RecipeError if recipe.toml differs from the copy in leanify.json (runs of old versions have none)."""
+        """Raise RecipeError if recipe.toml differs from its copy in leanify.json (old runs have none)."""
         original = self.card().get("recipe")
         if original is not None and (changes := _differences(original, self.recipe.to_dict())):
             raise RecipeError(
@@ -113,8 +110,7 @@ class RunDirectory:
 
     def card(self) -> dict[str, Any]:
         """The contents of leanify.json; {} if it is missing or damaged."""
-        found = _json(self.path / CARD)
-        return found if isinstance(found, dict) else {}
+        return _json(self.path / CARD, dict) or {}
 
     @property
     def classes(self) -> list[str]:
@@ -124,7 +120,7 @@ class RunDirectory:
 
     @property
     def is_older(self) -> bool:
-        """Whether the run predates the copy of the recipe in leanify.json. Data subsets were then the first samples."""
+        """Whether the run predates the copy of the recipe in leanify.json; data subsets were then the first ones."""
         card = self.card()
         return bool(card) and "recipe" not in card
 
@@ -136,34 +132,34 @@ class RunDirectory:
             writing.write(self.path / CARD, card(self.recipe))
         return f"{self.path / CARD} was missing or damaged and has been rewritten"
 
-    # -- the data -----------------------------------------------------------------------------------------------------
+    # -- the data ----------
 
     def data(self) -> dict[str, Any]:
         """The fingerprint of the data that the run started with; {} if unknown."""
-        found = _json(self.path / DATA)
-        return found if isinstance(found, dict) else {}
+        return _json(self.path / DATA, dict) or {}
 
     def note_data(self, facts: Mapping[str, Any]) -> None:
-        with self._written(DATA):
-            writing.write(self.path / DATA, json.dumps(facts, indent=2) + "\n")
+        self._put(DATA, facts)
+
+    def _put(self, name: str, value: Any) -> None:
+        """Write a JSON file of the run. Raises TrainingError."""
+        with self._written(name):
+            writing.write(self.path / name, json.dumps(value, indent=2) + "\n")
 
     def skipped(self) -> list[str]:
         """The skipped samples, each described by file, row and problem."""
-        found = _json(self.path / SKIPPED)
-        return found if isinstance(found, list) else []
+        return _json(self.path / SKIPPED, list) or []
 
     def note_skipped(self, names: Iterable[str]) -> None:
         """Record skipped samples, each once."""
-        known = self.skipped()
-        if more := sorted({*known, *names}):
-            with self._written(SKIPPED):
-                writing.write(self.path / SKIPPED, json.dumps(more, indent=2) + "\n")
+        if more := sorted({*self.skipped(), *names}):
+            self._put(SKIPPED, more)
 
-    # -- who writes ---------------------------------------------------------------------------------------------------
+    # -- who writes ----------
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the run against other writers. A file lock, so the kernel releases it even if this process is killed.
+        """Lock the run against other writers; the kernel releases the lock of a killed process.
 
         Raises DirectoryError if another process writes it, and if its checkpoints would be written elsewhere.
         """
@@ -194,7 +190,7 @@ class RunDirectory:
         with opened(self.path / RECIPE, DirectoryError) as file:
             return not writing.locked(file.fileno())
 
-    # -- the log ------------------------------------------------------------------------------------------------------
+    # -- the log ----------
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row to metrics.jsonl. Raises TrainingError if it cannot be written."""
@@ -202,7 +198,7 @@ class RunDirectory:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError if one is damaged."""
+        """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError for a damaged one."""
         path = self.path / METRICS
         lines = read_text(path, DirectoryError, LARGEST_LOG).splitlines(keepends=True)
         return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
@@ -224,7 +220,7 @@ class RunDirectory:
         return None
 
     def summary(self) -> dict[str, Any]:
-        """The run's results: last evaluation, best checkpoint, test metrics if any, number of skipped samples."""
+        """The run's results: last evaluation, best checkpoint, test metrics if any, skipped samples."""
         last: dict[str, Any] = {}
         tested: dict[str, Any] = {}
         for row in self.rows():
@@ -244,9 +240,10 @@ class RunDirectory:
         return facts
 
     def forget_after(self, found: Checkpoint | None) -> list[str]:
-        """Delete everything after a checkpoint (all for None): rows, checkpoints, and a killed process's leftovers.
+        """Delete everything after a checkpoint (all for None): rows, checkpoints, and leftovers of a kill.
 
-        What leanify did not write stays. Returns messages about what therefore was renamed. Call it within `held`.
+        What leanify did not write stays. Returns messages about what therefore was renamed. Call it in
+        `held`.
         """
         last, messages = found.step if found else -1, []
         with self._written(METRICS):
@@ -261,25 +258,27 @@ class RunDirectory:
         return [message for message in messages if message is not None]
 
     def note_environment(self, **facts: Any) -> list[str]:
-        """Record this process's environment. Returns warnings about differences from the run's first start."""
+        """Record this process's environment. Returns warnings of differences from the first start."""
         from leanify import machine
 
         path, warnings = self.path / ENVIRONMENT, []
-        entries = _json(path)
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        entries = _json(path, list)
+        if entries is None or not all(isinstance(entry, dict) for entry in entries):
             warnings.append(f"{path} was missing or damaged and has been started afresh")
             entries = []
         entries.append(machine.environment() | facts)
-        with self._written(ENVIRONMENT):
-            writing.write(path, json.dumps(entries, indent=2) + "\n")
+        self._put(ENVIRONMENT, entries)
         first, now = entries[0], entries[-1]
-        other = [key for key in ("versions", "threads", "processes", "device") if first.get(key) != now.get(key)]
-        if other:
-            changes = "; ".join(f"{key}: {first.get(key)} → {now.get(key)}" for key in other)
-            warnings.append(f"results may differ in the last bits, because the environment changed: {changes}")
+        changes = []
+        for key in ("versions", "threads", "processes", "device"):
+            if first.get(key) != now.get(key):
+                changes.append(f"{key}: {first.get(key)} → {now.get(key)}")
+        if changes:
+            words = "; ".join(changes)
+            warnings.append(f"results may differ in the last bits, because the environment changed: {words}")
         return warnings
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------
+    # -- checkpoints ----------
 
     @property
     def length(self) -> int:
@@ -298,9 +297,9 @@ class RunDirectory:
     ) -> Path:
         """Write a checkpoint and return its folder; one that exists for this step is kept.
 
-        ``rows`` is the length in bytes of metrics.jsonl that belongs to it (default: its current size). ``parts`` are
-        sharded tensors, of which every process writes its own rows; then every process must call this. Raises
-        TrainingError if writing fails.
+        ``rows`` is the length in bytes of metrics.jsonl that belongs to it (default: its current size).
+        ``parts`` are sharded tensors, of which every process writes its own rows; then every process must
+        call this. Raises TrainingError if writing fails.
         """
         from leanify.runs import checkpoint_writing
 
@@ -334,27 +333,27 @@ class RunDirectory:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Complete checkpoints in order of step, judged by their cards alone (checksums are not verified)."""
-        return [found for folder in self._steps() if (found := Checkpoint.read(folder)) is not None]
+        found = map(Checkpoint.read, self._steps())
+        return [checkpoint for checkpoint in found if checkpoint is not None]
 
     def _steps(self) -> list[Path]:
         """The folders that have a checkpoint's name, in order of step."""
         return sorted(folder for folder in (self.path / CHECKPOINTS).iterdir() if removing.is_step(folder.name))
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest intact checkpoint (None if the run has none yet) and what is wrong with later ones.
+        """The newest intact checkpoint, None before the first, and what is wrong with later ones.
 
         Raises DirectoryError if there are checkpoints but none is intact.
         """
         complaints: list[str] = []
-        known = {found.path.name: found for found in self.checkpoints()}
-        names = sorted(folder.name for folder in (self.path / CHECKPOINTS).iterdir() if removing.is_step(folder.name))
-        for name in reversed(names):
+        for folder in reversed(self._steps()):
+            found = Checkpoint.read(folder)
             reason: str | None = f"{checkpoints.CARD} is damaged"
-            if name in known:
-                reason = known[name].broken() or self.lost_rows(known[name].rows)
+            if found is not None:
+                reason = found.broken() or self.lost_rows(found.rows)
             if reason is None:
-                return known[name], complaints
-            complaints.append(f"the checkpoint of step {int(name)} is damaged ({reason})")
+                return found, complaints
+            complaints.append(f"the checkpoint of step {int(folder.name)} is damaged ({reason})")
         if complaints:
             raise DirectoryError(f"{self.path} has no checkpoint to resume from: {'; '.join(complaints)}")
         return None, []
@@ -362,10 +361,10 @@ class RunDirectory:
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best score, else the last one; None if there is none."""
         found = self.checkpoints()
-        scored = [entry for entry in found if entry.score is not None]
-        if scored:
-            return max(scored, key=lambda entry: entry.score or 0.0)
-        return found[-1] if found else None
+        scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
+        if not scored:
+            return found[-1] if found else None
+        return max(scored, key=lambda checkpoint: checkpoint.score or 0.0)
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -384,12 +383,13 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return "; ".join(f"{key}: {before.get(key, 'unset')} → {after.get(key, 'unset')}" for key in changed)
 
 
-def _json(path: Path) -> Any:
-    """Parse a small JSON file; None if it is missing or damaged."""
+def _json(path: Path, kind: type[T]) -> T | None:
+    """Parse a small JSON file; None if it is missing, damaged, or of another kind."""
     try:
-        return read_json(path)
+        found = read_json(path)
     except SourceError:
         return None
+    return found if isinstance(found, kind) else None
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -399,9 +399,11 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise DirectoryError(f"{path}, line {number} is not a JSON object: {line[:40]!r}")
-    kinds = {"step": int, "split": str}
-    odd = [name for name, value in found.items() if type(value) not in (kinds.get(name, int), kinds.get(name, float))]
-    if odd or not kinds.keys() <= found.keys():
-        what = f"{odd[0]} is no {kinds.get(odd[0], float).__name__}" if odd else "it lacks step or split"
+    what = "" if {"step", "split"} <= found.keys() else "it lacks step or split"
+    for name, value in reversed(found.items()):
+        kinds = {"step": (int,), "split": (str,)}.get(name, (int, float))
+        if type(value) not in kinds:
+            what = f"{name} is no {kinds[-1].__name__}"
+    if what:
         raise DirectoryError(f"{path}, line {number} is no row of a run: {what}, in {line[:40]!r}")
     return found

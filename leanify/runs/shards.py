@@ -2,8 +2,8 @@
 
     STEP/shards/shard-RANK-….safetensors   one process's rows of every tensor
 
-The files are safetensors, because torch's own format stores its metadata as a pickle, which could run code. They can be
-read by any number of processes, whatever the number that wrote them.
+The files are safetensors, because torch's own format stores its metadata as a pickle, which could run code.
+They can be read by any number of processes, whatever the number that wrote them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from leanify.runs.checkpoints import SHARDS
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[str, str]:
-    """Write this process's rows under ``folder``; every process must call it.
-
-    Returns file name → SHA-256 for the files of this process. Raises TrainingError before torch 2.9.
-    """
+    """Write this process's rows; every process must call it. → its files, by name, with their SHA-256"""
     library, where = _library(), folder / SHARDS
     library.save(dict(tensors), storage_writer=library.HuggingFaceStorageWriter(str(where), save_distributed=True))
     return {f"{SHARDS}/{path.name}": _on_disk(path) for path in sorted(where.glob(f"shard-{rank + 1:05d}-*"))}
@@ -54,7 +51,7 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor on the CPU (a collective: every process must call it); return any other as it is."""
+    """Gather a sharded tensor on the CPU, in every process together; any other is returned as it is."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather().cpu()
 

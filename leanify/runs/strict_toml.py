@@ -1,7 +1,7 @@
-"""Strict conversion between TOML and frozen dataclasses: unknown keys and values of the wrong type are errors.
+"""Strict conversion between TOML and frozen dataclasses: unknown keys and mistyped values are errors.
 
-A section is a dataclass and a list is a tuple. A field with ``metadata={"key": …}`` is written under that key. Values
-at their default are not written.
+A section is a dataclass and a list is a tuple. A field with ``metadata={"key": …}`` is written under that
+key. Values at their default are not written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _key(entry: Field[Any]) -> str:
 
 
 def read_table(cls: Any, values: Any, where: str) -> Any:
-    """Build a section's dataclass from parsed TOML. Raises RecipeError for unknown, missing or mistyped keys."""
+    """Build a section's dataclass from TOML. Raises RecipeError for unknown, missing or mistyped keys."""
     place = f"[{where}]" if where else "a recipe"
     if not isinstance(values, Mapping):
         raise RecipeError(f"{place} must be a table of keys, not {values!r}")
@@ -50,11 +50,10 @@ def read_table(cls: Any, values: Any, where: str) -> Any:
     missing = [key for key, entry in known.items() if key not in values and _needed(entry)]
     if missing:
         raise RecipeError(f"{place} lacks {', '.join(missing)}")
-    hints = _hints(cls)
-    given = {
-        known[key].name: _typed(value, hints[known[key].name], f"{where}.{key}" if where else key)
-        for key, value in values.items()
-    }
+    given = {}
+    for key, value in values.items():
+        name = known[key].name
+        given[name] = _typed(value, _hints(cls)[name], f"{where}.{key}" if where else key)
     return cls(**given)
 
 
@@ -93,16 +92,11 @@ def keys_of(section: Any) -> list[KeyDescription]:
     found = []
     for entry in fields(section):
         choices = [choice for choice in _choices(_hints(section)[entry.name]) if choice is not types.NoneType]
-        table = to_default(entry)
+        value = list(entry.default) if isinstance(entry.default, tuple) else entry.default
+        default = None if value in (None, MISSING, []) else _literal(value)
         about = documented[entry.name].__metadata__[0]
-        found.append(KeyDescription(_key(entry), " or ".join(map(_word, choices)), table, _needed(entry), about))
+        found.append(KeyDescription(_key(entry), " or ".join(map(_word, choices)), default, _needed(entry), about))
     return found
-
-
-def to_default(entry: Field[Any]) -> str | None:
-    """A field's default as TOML; None if it has none."""
-    value = list(entry.default) if isinstance(entry.default, tuple) else entry.default
-    return None if value in (None, MISSING, []) else _literal(value)
 
 
 def _needed(entry: Field[Any]) -> bool:
@@ -110,7 +104,7 @@ def _needed(entry: Field[Any]) -> bool:
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    """Convert a TOML value to its field's type: tables to sections, lists to tuples, integers to floats if needed."""
+    """Convert a TOML value to its field's type: tables to sections, lists to tuples, integers to floats."""
     choices = [choice for choice in _choices(hint) if choice is not types.NoneType]
     if value != value:  # NaN
         raise RecipeError(f"{where} is nan; it must be {' or '.join(map(_word, choices))}")

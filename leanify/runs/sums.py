@@ -12,7 +12,7 @@ from leanify.runs.files import opened
 
 
 class Crc32:
-    """CRC-32 with hashlib's methods: half the work of SHA-256, and enough for bytes that nobody else keeps."""
+    """CRC-32 with hashlib's methods: half the work of SHA-256, and enough for what nobody else keeps."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -28,6 +28,6 @@ KINDS: dict[int, Callable[[], Any]] = {8: Crc32, 64: hashlib.sha256, 128: hashli
 
 
 def of(path: Path, like: str = 64 * "0") -> str:
-    """The checksum of a file, of the kind of another one. Raises OSError, and SourceError if it is no regular file."""
+    """The checksum of a file, of the kind of another one. Raises OSError, and SourceError for no file."""
     with opened(path) as file:
         return str(hashlib.file_digest(file, KINDS.get(len(like), hashlib.sha256)).hexdigest())

@@ -9,7 +9,8 @@ from typing import NamedTuple
 class TaskFiles(NamedTuple):
     """Where a task is written: ``loss`` is its file in `leanify.tasks`, with ``task(recipe, splits)``.
 
-    ``data`` is the module that reads the user's own data for it, with ``splits(data, model)``; None if there is none.
+    ``data`` is the module that reads the user's own data for it, with ``splits(data, model)``; None if there
+    is none.
     """
 
     loss: str

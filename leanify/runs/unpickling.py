@@ -20,7 +20,7 @@ END, LENGTH = b"PK\x05\x06", 22  # of the record at the end of an archive withou
 
 
 def unpickled(path: Path, error: type[LeanifyError] = SourceError) -> Any:
-    """Return what a file of torch.save holds, on the CPU. Raises ``error``, with the reason, for anything else.
+    """What a file of torch.save holds, on the CPU. Raises ``error``, with the reason, for anything else.
 
     That includes a pickle that would run code, and an archive that unpacks to far more than its size.
     """
@@ -40,7 +40,7 @@ def unpickled(path: Path, error: type[LeanifyError] = SourceError) -> Any:
 
 
 def _check_archive(path: Path, file: BinaryIO, error: type[LeanifyError]) -> None:
-    """Refuse a bomb, and what torch and zipfile might read as two different archives; leave the file at its start."""
+    """Refuse a bomb, and what torch and zipfile might read as two different archives. Rewinds the file."""
     first = file.read(len(ZIP))
     size = file.seek(0, 2)
     file.seek(max(0, size - LENGTH))
@@ -64,7 +64,7 @@ def _check_archive(path: Path, file: BinaryIO, error: type[LeanifyError]) -> Non
 
 
 def reason(error: BaseException) -> str:
-    """The global that a refused pickle names (``posix.system``), else what torch found, else the error's first line."""
+    """The global that a refused pickle names (``posix.system``), else what torch found, else a first line."""
     text = str(error)
     if named := re.search(r"unsupported global:?\s+(?:GLOBAL\s+)?([\w.]+)", text, re.IGNORECASE):
         return f"it names {named[1]}"

@@ -1,11 +1,13 @@
 """Write files: whole or not at all, and never through a link.
 
-People hand runs and studies around, so a link may wait wherever leanify writes: ``.environment.json -> ~/.bashrc``. A
-file is therefore written beside its place under a random name that must not exist yet, and renamed, which replaces a
-link and leaves alone what it leads to. Files that grow (logs, locks) are opened without following one.
+People hand runs and studies around, so a link may wait wherever leanify writes: ``.environment.json ->
+~/.bashrc``. A file is therefore written beside its place under a random name that must not exist yet, and
+renamed, which replaces a link and leaves alone what it leads to. Files that grow (logs, locks) are opened
+without following one.
 
-The name beside is ``.NAME.leanify-XXXXXXXX``, locked while it is written. If the process is killed, the kernel releases
-the lock; the next write to the folder recognises what is left by its name and its free lock, and removes it.
+The name beside is ``.NAME.leanify-XXXXXXXX``, locked while it is written. If the process is killed, the
+kernel releases the lock; the next write to the folder recognises what is left by its name and its free lock,
+and removes it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _BESIDE = re.compile(r"\..+\.leanify-[0-9a-f]{8}", re.DOTALL)
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
-# -- files that are written at once -----------------------------------------------------------------------------------
+# -- files that are written at once ----------
 
 
 def write(path: Path, content: str | bytes, sync: bool = True) -> None:
@@ -40,7 +42,7 @@ def write(path: Path, content: str | bytes, sync: bool = True) -> None:
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Yield a file, open for reading and writing, that gets its name at the end, if nothing was raised until then."""
+    """Yield a file, open for reading and writing, that gets its name at the end if nothing was raised."""
     remove_litter(path.parent)
     beside = name_beside(path)
     handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
@@ -65,7 +67,7 @@ def copy(source: BinaryIO, path: Path) -> None:
 
 
 def put_in_place(file: Path, target: Path) -> None:
-    """Give a finished file its name. Raises FileExistsError if something has that name, and changes nothing then."""
+    """Give a finished file its name. Raises FileExistsError, and changes nothing, if something has it."""
     try:
         os.link(file, target, follow_symlinks=False)
     except FileExistsError:
@@ -94,7 +96,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-# -- files that grow --------------------------------------------------------------------------------------------------
+# -- files that grow ----------
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def appending(path: Path) -> Iterator[TextIO]:
 
 
 def _opened(path: Path, how: int) -> int:
-    """A descriptor of a regular file that is no link. Raises OSError for anything else, and waits for nothing."""
+    """A descriptor of a regular file that is no link, without waiting. Raises OSError for anything else."""
     try:
         handle = os.open(path, how | os.O_NONBLOCK | _NO_LINK, 0o666)
     except OSError as error:
@@ -118,7 +120,7 @@ def _opened(path: Path, how: int) -> int:
     return handle
 
 
-# -- folders ----------------------------------------------------------------------------------------------------------
+# -- folders ----------
 
 
 def check_folder(*folders: Path) -> None:
@@ -156,7 +158,7 @@ def remove_litter(folder: Path, settling: float = SETTLING) -> None:
 
 
 def locked(handle: int) -> bool:
-    """Lock an open file or folder until it is closed; False if another process holds the lock, or there are none."""
+    """Lock an open file or folder until it is closed; False if another process holds the lock."""
     import fcntl  # Unix only
 
     try:

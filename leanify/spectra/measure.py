@@ -1,11 +1,11 @@
 """Measure the singular values of the concatenated heads A = [A_1 … A_h], layer by layer.
 
-A is the input of the output projection, so one hook per layer captures it in every family, even with fused kernels, and
-without changing model code. Spectra are computed inside the hook, then A is freed: memory does not grow with layers or
-samples, and a probe costs one forward pass plus the spectra.
+A is the input of the output projection, so one hook per layer captures it in every family, even with fused
+kernels, and without changing model code. Spectra are computed inside the hook, then A is freed: memory does
+not grow with layers or samples, and a probe costs one forward pass plus the spectra.
 
     probe = leanify.condition(model, inputs)
-    probe.layers[0].name, .kappas (one per sample), .kappa (their mean), .spectrum (mean singular values, descending)
+    probe.layers[0].name, .kappas (one per sample), .kappa (their mean), .spectrum (mean, descending)
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def condition(
 
     A module of the user's own may take a tuple of arguments, or a dictionary, as its one batch.
 
-    Tokens that an ``attention_mask`` (batch, tokens) masks out are excluded from A. ``per_head`` and ``weights`` add κ
-    of single heads and of their weights. ``on_batch`` is called with the number of samples done. The model is
-    unchanged afterwards, including its training mode.
+    Tokens that an ``attention_mask`` (batch, tokens) masks out are excluded from A. ``per_head`` and
+    ``weights`` add κ of single heads and of their weights. ``on_batch`` is called with the number of samples
+    done. The model is unchanged afterwards, including its training mode.
 
-    Raises UnsupportedModel if there is no attention, and SourceError without samples or if weights or heads are not
-    finite.
+    Raises UnsupportedModel if there is no attention, and SourceError without samples or if weights or heads
+    are not finite.
 
     >>> import leanify, torch
     >>> model = leanify.load("vit_tiny", overrides={"depth": 2, "img_size": 32})
@@ -72,8 +72,9 @@ def condition(
     >>> [layer.rank for layer in probe.layers]  # of 5 tokens
     [5, 5]
     """
-    own = _of_own(model, inputs)
-    inputs = inputs if own is None else own
+    own: Any = None  # one batch by argument, of a module of the user's own
+    if isinstance(inputs, (Tensor, Mapping, tuple)) and (given_to(model) is not None or not knows_input(model)):
+        own = inputs = named(model, inputs)
     recorders = [_Recorder(layer, per_head) for layer in locate(model, own).layers]
     check_finite(model)
     done = 0
@@ -94,12 +95,6 @@ def condition(
     if not layers:
         raise UnsupportedModel(f"a forward pass calls none of the output projections: {', '.join(unseen[:3])}, …")
     return Probe(layers, unseen)
-
-
-def _of_own(model: nn.Module, inputs: Any) -> dict[str, Any] | None:
-    """One batch by argument of a module of the user's own; None for other models, and for batches one by one."""
-    one = isinstance(inputs, (Tensor, Mapping, tuple))
-    return named(model, inputs) if one and (given_to(model) is not None or not knows_input(model)) else None
 
 
 @contextmanager
@@ -123,15 +118,14 @@ def calling_projections(model: nn.Module) -> Iterator[None]:
 
 def check_finite(model: nn.Module) -> None:
     """Raise SourceError for NaN or infinite weights, naming the first few."""
-    broken = [name for name, weight in model.named_parameters() if not _is_finite(weight.detach())]
+    broken = []
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach()
+        if not math.isfinite(weight.sum()) and not bool(weight.isfinite().all()):  # the fast sum may overflow
+            broken.append(name)
     if broken:
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
         raise SourceError(f"weights are NaN or infinite in {', '.join(broken[:3])}{more}: no spectrum is defined")
-
-
-def _is_finite(weight: Tensor) -> bool:
-    """Check the sum first, which is fast; if it is not finite it may have overflowed, so check every entry."""
-    return math.isfinite(weight.sum()) or bool(weight.isfinite().all())
 
 
 def _length(batch: ModelInputs) -> int:
@@ -141,17 +135,16 @@ def _length(batch: ModelInputs) -> int:
 def _cut(inputs: ModelInputs | Iterable[ModelInputs], size: int) -> Iterator[ModelInputs]:
     """Batches of at most ``size`` samples."""
     for batch in [inputs] if isinstance(inputs, (Tensor, Mapping)) else inputs:
-        for start in range(0, _length(batch), size):
-            piece = slice(start, start + size)
-            if isinstance(batch, Mapping):
-                length = _length(batch)
-                yield {k: v[piece] if _has_samples(v, length) else v for k, v in batch.items()}
-            else:
-                yield batch[piece]
-
-
-def _has_samples(value: Any, length: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == length
+        length = _length(batch)
+        for start in range(0, length, size):
+            if not isinstance(batch, Mapping):
+                yield batch[start : start + size]
+                continue
+            piece = dict(batch)
+            for name, value in batch.items():
+                if isinstance(value, Tensor) and value.dim() > 0 and len(value) == length:
+                    piece[name] = value[start : start + size]
+            yield piece
 
 
 @contextmanager
@@ -166,11 +159,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-# -- the hook -------------------------------------------------------------------------------------------------------
+# -- the hook ----------
 
 
 class _Recorder:
-    """Records A of one layer over batches. A module called several times per forward pass counts as several layers."""
+    """Records A of one layer over batches. A module called several times a pass counts as several layers."""
 
     def __init__(self, layer: LocatedLayer, per_head: bool) -> None:
         self.layer, self.per_head = layer, per_head
@@ -190,7 +183,10 @@ class _Recorder:
         record = self.calls[self.call]
         self.call += 1
         a = self._windows(args[0].detach())
-        for matrices in self._rows_that_count(a):
+        several = [a.flatten(0, 1)]  # (matrices, tokens, inner)
+        if self.mask is not None and a.shape[1:3] == (1, self.mask.shape[1]):  # one per sample, without padding
+            several = [sample[:, keep] for sample, keep in zip(a, self.mask, strict=True) if keep.any()]
+        for matrices in several:
             found = spectra(matrices)
             if found.values.isnan().any():
                 raise SourceError(
@@ -198,11 +194,12 @@ class _Recorder:
                     "spectrum; all weights are finite: look at the input, or at the precision"
                 )
             record.add(found, matrices.shape[1], windows=a.shape[1])
-            if self.per_head:
-                record.heads.append(self._kappas_per_head(matrices))
+            if self.per_head:  # κ of each A_i (tokens × head_dim): (matrices, heads)
+                split = matrices[..., (self.columns - self.columns.min()).to(matrices.device)].movedim(-2, 1)
+                record.heads.append(spectra(split.flatten(0, 1)).kappa.view(len(matrices), len(self.columns)))
 
     def _windows(self, a: Tensor) -> Tensor:
-        """Reshape A to (batch, windows, tokens, inner) from (batch · windows, tokens, inner), images or a row."""
+        """A as (batch, windows, tokens, inner), from (batch · windows, tokens, inner), images or a row."""
         if isinstance(self.layer.output, nn.modules.conv._ConvNd):
             a = a.movedim(1, -1)
         if a.shape[-1] > self.columns.numel():  # in a parallel block, the output projection also reads hidden units
@@ -214,17 +211,6 @@ class _Recorder:
             )
         a = a.reshape(self.size, -1, a.shape[-1]) if a.dim() == 2 else a.flatten(1, -2)
         return a.reshape(self.size, -1, *a.shape[1:])
-
-    def _kappas_per_head(self, matrices: Tensor) -> Tensor:
-        """κ of each A_i (tokens × head_dim): (matrices, heads)."""
-        split = matrices[..., (self.columns - self.columns.min()).to(matrices.device)].movedim(-2, 1)
-        return spectra(split.flatten(0, 1)).kappa.view(len(matrices), len(self.columns))
-
-    def _rows_that_count(self, a: Tensor) -> list[Tensor]:
-        """A without padding: (matrices, tokens, inner) for all samples at once, or one per sample if masks differ."""
-        if self.mask is None or a.shape[1:3] != (1, self.mask.shape[1]):
-            return [a.flatten(0, 1)]
-        return [sample[:, keep] for sample, keep in zip(a, self.mask, strict=True) if keep.any()]
 
     def layers(self, weights: bool) -> Iterator[LayerProbe]:
         """Yield the results, one per call of the module in a forward pass."""

@@ -1,7 +1,7 @@
 """Plots of a probe as PNG, SVG or HTML: κ per layer, spectra per layer, κ against heads, κ during training.
 
-Models differ in colour (Okabe and Ito's colour-blind-safe palette), marker and line style, so that they can also be
-distinguished in black and white. Layers go from light to dark on one colour map.
+Models differ in colour (Okabe and Ito's colour-blind-safe palette), marker and line style, so that they can
+also be distinguished in black and white. Layers go from light to dark on one colour map.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ Draw = Callable[[], "Figure"]
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise DirectoryError, before computing anything, if a plot cannot be written or would overwrite a user's file."""
+    """Raise DirectoryError early if a plot cannot be written or would overwrite a user's file."""
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
@@ -76,9 +76,7 @@ def _ink() -> str:
 
 
 def _shade(index: int, count: int) -> Any:
-    """The colour of layer ``index`` of ``count``, light to dark: the part of a colour map that is read on white and on
-    the dark page alike, with a contrast of 3 at least.
-    """
+    """The colour of layer ``index`` of ``count``, light to dark, readable on white and on the dark page."""
     from matplotlib import colormaps
 
     return colormaps["plasma"](0.64 - 0.24 * index / max(1, count - 1))
@@ -114,23 +112,23 @@ def layers_figure(probes: Mapping[str, Probe], data: str, theory: bool) -> Figur
 
 def _kappa_per_layer(ax: Axes, index: int, name: str, layers: Sequence[LayerProbe], theory: bool) -> None:
     xs = list(range(1, len(layers) + 1))
-    kappas = [_shown(layer.kappa) for layer in layers]
-    low = [_shown(layer.quartiles[0]) for layer in layers]
-    high = [_shown(layer.quartiles[2]) for layer in layers]
-    colour = COLOURS[index % len(COLOURS)]
-    ax.plot(xs, kappas, color=colour, marker=MARKERS[index % 8], linestyle=STROKES[index % 4], markersize=5, label=name)
+    kappas = _shown(layer.kappa for layer in layers)
+    low, _, high = map(_shown, zip(*(layer.quartiles for layer in layers), strict=True))
+    colour, marker, stroke = COLOURS[index % len(COLOURS)], MARKERS[index % 8], STROKES[index % 4]
+    ax.plot(xs, kappas, color=colour, marker=marker, linestyle=stroke, markersize=5, label=name)
     ax.vlines(xs, low, high, color=colour, linewidth=2.5, alpha=0.35)
-    broken = [x for x, kappa in zip(xs, kappas, strict=True) if math.isnan(kappa)]
-    for x in broken:
-        ax.annotate("∞", (x, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=12)
-    if theory and any(layer.kappa_theory for layer in layers):
-        predicted = [_shown(layer.kappa_theory) for layer in layers]
-        ax.plot(xs, predicted, color=colour, linestyle=":", marker="_", label=f"{name}: Gaussian theory")
+    for x, kappa in zip(xs, kappas, strict=True):
+        if math.isnan(kappa):
+            ax.annotate("∞", (x, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=12)
+    predicted = [layer.kappa_theory for layer in layers]
+    if theory and any(predicted):
+        label = f"{name}: Gaussian theory"
+        ax.plot(xs, _shown(predicted), color=colour, linestyle=":", marker="_", label=label)
 
 
 def _spectra(ax: Axes, name: str, layers: Sequence[LayerProbe]) -> None:
     for index, layer in enumerate(layers):
-        values = [_shown(value / layer.spectrum[0]) if layer.spectrum[0] else math.nan for value in layer.spectrum]
+        values = _shown(value / layer.spectrum[0] if layer.spectrum[0] else None for value in layer.spectrum)
         ends = index in (0, len(layers) // 2, len(layers) - 1)
         ax.plot(
             range(1, len(values) + 1),
@@ -157,10 +155,8 @@ def heads_figure(source: str, points: Sequence[Point], data: str, theory: bool) 
             continue
         heads = [point.heads for point in found]
         what = f"head_dim {found[0].head_dim}" if mode == "grow" else f"inner {found[0].inner}"
-        medians = [_shown(point.quartiles[1]) for point in found]
+        low, medians, high = map(_shown, zip(*(point.quartiles for point in found), strict=True))
         ax.plot(heads, medians, color=colour, marker=marker, linestyle=stroke, label=f"{mode}: {what} kept, median")
-        low = [_shown(point.quartiles[0]) for point in found]
-        high = [_shown(point.quartiles[2]) for point in found]
         ax.fill_between(heads, low, high, color=colour, alpha=0.18, linewidth=0)
         if theory:
             _theory(ax, mode, found, colour)
@@ -199,32 +195,33 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
     xs = [step for step, _ in steps]
     names = [layer.name for layer in steps[0][1].layers if not layer.is_vector]
     for index, name in enumerate(names):
-        kappas = [_shown(layer.kappa) for _, probe in steps for layer in probe.layers if layer.name == name]
+        kappas = _shown(layer.kappa for _, probe in steps for layer in probe.layers if layer.name == name)
         colour = _shade(index, len(names))
         label = name if index in (0, len(names) - 1) else None
         ax.plot(
             xs, kappas, color=colour, linestyle=STROKES[index % 4], marker=MARKERS[index % 8], markersize=4, label=label
         )
-    means = [_shown(probe.kappa) for _, probe in steps]
+    means = _shown(probe.kappa for _, probe in steps)
     ax.plot(xs, means, color=_ink(), linewidth=2.5, marker="o", label="mean over layers")
     ax.set(xlabel="step", ylabel="κ = σ_max / σ_min, mean over samples", yscale="log")
     ax.legend(fontsize=9)
     return figure
 
 
-def _shown(value: float | None) -> float:
-    """NaN, which leaves a gap, for values that a logarithmic axis cannot show."""
-    return value if value is not None and math.isfinite(value) and value > 0 else math.nan
+def _shown(values: Iterable[float | None]) -> list[float]:
+    """The values, with NaN, which leaves a gap, for those that a logarithmic axis cannot show."""
+    found = []
+    for value in values:
+        visible = value is not None and math.isfinite(value) and value > 0
+        found.append(value if visible and value is not None else math.nan)
+    return found
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
+# -- files ----------
 
 
 def write(draw: Draw, path: Path, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
-    """Write a plot; ``.html`` is a self-contained page with plot, notes and a table of the numbers.
-
-    Raises DirectoryError if it cannot be written.
-    """
+    """Write a plot; ``.html`` is a self-contained page with notes and numbers. Raises DirectoryError."""
     kind = path.suffix[1:].lower()
     try:
         writing.write(path, page(draw, title, rows, notes) if kind == "html" else _drawn(draw, kind))
@@ -259,11 +256,11 @@ def _html_table(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))  # rows may lack some
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    lines = []
+    lines = ""
     for row in rows:
         cells = "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in names)
-        lines.append(f"<tr>{cells}</tr>\n")
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody></table>"
+        lines += f"<tr>{cells}</tr>\n"
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table>"
 
 
 def _cell(value: Any) -> str:

@@ -13,7 +13,7 @@ from leanify.spectra.spectrum import spectra
 
 
 def head_weights(site: Site) -> dict[str, Tensor]:
-    """ "q", "k", "v": (heads, head_dim, width), key/value heads where they are fewer; "o": (heads, width, head_dim)."""
+    """The weights of heads: "q", "k", "v" (heads, head_dim, width), "o" (heads, width, head_dim)."""
     found: dict[str, Tensor] = {}
     for part, how in site.reading.rows.items():
         module = _module(site.module, part)
@@ -33,7 +33,7 @@ def output_columns(site: Site) -> Tensor:
 
 
 def _output(site: Site) -> tuple[str, nn.Module]:
-    """The layout and the module of the output projection; other maps with heads may follow it (talking heads)."""
+    """The layout and the module of the output projection; other maps with heads may follow it."""
     found = ((how, _module(site.module, part)) for part, how in site.reading.columns.items())
     return next((how, module) for how, module in found if module is not None and "h" in notation.symbols(how))
 
@@ -52,7 +52,7 @@ def _module(owner: nn.Module, path: str) -> nn.Module | None:
 
 
 def _roles(part: str, count: int) -> str:
-    """Which of q, k and v a projection contains: by its name (``kv``, ``qk``), else all three, or none ("gate")."""
+    """Which of q, k and v a projection contains: by its name (``kv``, ``qk``), else all three, or none."""
     name = part.rpartition(".")[2]
     letters = name.split("_")[0]
     if count == 3:
@@ -63,7 +63,7 @@ def _roles(part: str, count: int) -> str:
 
 
 def _maps(how: str, sizes: notation.Sizes, stacked: bool = True) -> Iterator[Tensor]:
-    """Index grids (heads, channels) of the maps in a layout: three in "3 h d", "h (d+d+v)" and "h d | g d | g d".
+    """Index grids (heads, channels) of the maps in a layout: three in "3 h d", "h (d+d+v)", "h d | g d | g d".
 
     With ``stacked=False`` a number belongs to the channels: "h 2 d" is one map with heads of 2 d channels.
     """

@@ -11,7 +11,7 @@ from leanify.spectra.results import LayerProbe, Point, Probe
 
 WIDE = 1.1  # upper bound / lower bound of κ, above which both are shown
 
-# -- JSON -------------------------------------------------------------------------------------------------------------
+# -- JSON ----------
 
 
 def _number(value: float | None) -> float | str | None:
@@ -91,7 +91,7 @@ def point_row(point: Point) -> dict[str, Any]:
     return {key: figures(value) for key, value in point_json(point).items() if not isinstance(value, list)}
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- tables ----------
 
 
 def figures(value: Any) -> str:
@@ -179,7 +179,7 @@ def _layers_table(title: str, probe: Probe, theory: bool) -> Any:
 
 
 def known(kappa: float | None, bounds: tuple[float, float] | None) -> str:
-    """κ; its bounds if they are a tenth apart; the lower one alone if the rounding of A leaves it unbounded above."""
+    """κ; its bounds if they are a tenth apart; the lower one alone if rounding leaves κ unbounded above."""
     if kappa is None or bounds is None:
         return figures(kappa)
     low, high = bounds
@@ -194,7 +194,7 @@ def _per_head_table(probe: Probe) -> Any:
     for name, layer in zip(_short_names(probe.layers)[0], probe.layers, strict=True):
         ordered = sorted(layer.per_head)
         ends = (ordered[0], ordered[len(ordered) // 2], ordered[-1])
-        shown = " ".join(figures(kappa) for kappa in layer.per_head[:8]) + (" …" if layer.heads > 8 else "")
+        shown = " ".join(map(figures, layer.per_head[:8])) + " …" * (layer.heads > 8)
         table.add_row(name, *map(figures, ends), shown)
     return table
 
@@ -202,10 +202,14 @@ def _per_head_table(probe: Probe) -> Any:
 def _weights_table(probe: Probe) -> Any:
     table = _table("κ of single heads' weights: mean (lowest–highest)", "layer", "W_q", "W_k", "W_v", "W_o")
     for name, layer in zip(_short_names(probe.layers)[0], probe.layers, strict=True):
-        cells = [layer.weights.get(role, ()) for role in "qkvo"]
-        table.add_row(
-            name, *(f"{figures(sum(k) / len(k))} ({figures(min(k))}–{figures(max(k))})" if k else "–" for k in cells)
-        )
+        cells = []
+        for role in "qkvo":
+            kappas = layer.weights.get(role)
+            cell = "–"
+            if kappas:
+                cell = f"{figures(sum(kappas) / len(kappas))} ({figures(min(kappas))}–{figures(max(kappas))})"
+            cells.append(cell)
+        table.add_row(name, *cells)
     return table
 
 
@@ -237,7 +241,7 @@ def training_table(source: str, steps: Sequence[tuple[int, Probe]], data: str) -
     return table
 
 
-# -- warnings ---------------------------------------------------------------------------------------------------------
+# -- warnings ----------
 
 
 def cautions(probe: Probe, asked: int) -> list[str]:
@@ -255,16 +259,15 @@ def cautions(probe: Probe, asked: int) -> list[str]:
             + ", ".join(f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in broken[:3])
             + (", …" if len(broken) > 3 else "")
         )
-    doubtful = [
-        layer.name for layer in probe.layers if max(s.error for s in layer.samples) > 1e-6 and layer not in broken
-    ]
+    doubtful = []
+    for layer in probe.layers:
+        if layer not in broken and max(sample.error for sample in layer.samples) > 1e-6:
+            doubtful.append(layer.name)
     if doubtful:
         found.append(f"float64 does not resolve κ to 1e-6 in {', '.join(doubtful[:3])}")
     objects = {layer.object for layer in probe.layers if layer.object != "tokens × inner"}
-    found += [f"{text}: {', '.join(_names(probe, text))}" for text in sorted(objects)]
+    for kind in sorted(objects):
+        names = [layer.name for layer in probe.layers if layer.object == kind]
+        names = names if len(names) <= 3 else [names[0], "…", names[-1]]
+        found.append(f"{kind}: {', '.join(names)}")
     return found
-
-
-def _names(probe: Probe, kind: str) -> list[str]:
-    names = [layer.name for layer in probe.layers if layer.object == kind]
-    return names if len(names) <= 3 else [names[0], "…", names[-1]]

@@ -16,22 +16,17 @@ Mode = Literal["grow", "split"]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The 25, 50 and 75% quantiles with linear interpolation (NumPy's default).
-
-    An infinite value only affects quantiles that are interpolated from it.
-    """
+    """The 25, 50 and 75% quantiles with linear interpolation; infinite only where an infinite value counts."""
     ordered = sorted(values)
-    low, median, high = (_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
-    return low, median, high
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    rest = place - below
-    if rest == 0 or ordered[below] == ordered[below + 1]:  # inf − inf would be NaN
-        return ordered[below]
-    return ordered[below] + rest * (ordered[below + 1] - ordered[below])
+    found = []
+    for share in (0.25, 0.5, 0.75):
+        place = share * (len(ordered) - 1)
+        below = math.floor(place)
+        value, rest = ordered[below], place - below
+        if rest and value != ordered[below + 1]:  # inf − inf would be NaN
+            value += rest * (ordered[below + 1] - value)
+        found.append(value)
+    return found[0], found[1], found[2]
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class LayerProbe:
 
     @property
     def kappas(self) -> tuple[float, ...]:
-        """κ = σ_max/σ_min over min(tokens, inner) singular values, one per sample; infinite if σ_min is zero."""
+        """κ = σ_max/σ_min over min(tokens, inner) singular values, one per sample; infinite if σ_min is 0."""
         return tuple(sample.kappa for sample in self.samples)
 
     @property
@@ -96,7 +91,7 @@ class LayerProbe:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Bounds of the mean κ under the rounding of A's entries; the upper one is infinite if an A may be singular."""
+        """Bounds of the mean κ under rounding of A's entries; the upper may be infinite."""
         return self.mean("low"), self.mean("high")
 
     @property
@@ -122,7 +117,7 @@ class LayerProbe:
 
     @property
     def kappa_theory(self) -> float | None:
-        """The Gaussian prediction for this shape; None for a vector, or if attention is not a softmax over tokens."""
+        """The Gaussian prediction for this shape; None for a vector, or no softmax over tokens."""
         if self.is_vector or not self.mixes_tokens:
             return None
         return statistics.fmean(gaussian_kappa(self.inner, sample.tokens) for sample in self.samples)
@@ -134,7 +129,7 @@ class LayerProbe:
 
 @dataclass(frozen=True, repr=False)
 class Probe(Tabular):
-    """The layers of a model in model order, probed on the same samples. They show themselves as a table.
+    """The layers of a model in model order, probed on the same samples.
 
     unseen   names of layers whose output projection was never called (an unused head)
     """
@@ -150,16 +145,14 @@ class Probe(Tabular):
         return f"{len(self.layers)} layers · {self.samples} samples · mean κ {digits(self.kappa)}"
 
     def rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                **{key: getattr(layer, key) for key in ("name", "tokens", "heads", "head_dim", "inner", "rank")},
-                "kappa": layer.kappa,
-                "kappa_low": layer.bounds[0],
-                "kappa_high": layer.bounds[1],
-                "kappa_theory": layer.kappa_theory,
-            }
-            for layer in self.layers
-        ]
+        found = []
+        for layer in self.layers:
+            row: dict[str, Any] = {}
+            for key in ("name", "tokens", "heads", "head_dim", "inner", "rank", "kappa"):
+                row[key] = getattr(layer, key)
+            row["kappa_low"], row["kappa_high"] = layer.bounds
+            found.append({**row, "kappa_theory": layer.kappa_theory})
+        return found
 
     def cells(self) -> list[dict[str, str]]:
         return [

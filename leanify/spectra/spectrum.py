@@ -1,8 +1,8 @@
 """Fast singular values of many matrices, with a bound on the error of κ.
 
-σ² are the eigenvalues of the smaller Gram matrix, AAᵀ or AᵀA, in float64. Squaring loses half the digits of small
-singular values, so each result has its own error bound, and a matrix whose bound exceeds `TOLERANCE` is recomputed by
-SVD.
+σ² are the eigenvalues of the smaller Gram matrix, AAᵀ or AᵀA, in float64. Squaring loses half the digits of
+small singular values, so each result has its own error bound, and a matrix whose bound exceeds `TOLERANCE` is
+recomputed by SVD.
 
 There are two different sources of error:
 
@@ -51,7 +51,7 @@ class Spectra:
 
     @property
     def kappa(self) -> Tensor:
-        """(B,) σ_1/σ_k of the given matrix (Definition 3.1); infinite if float64 cannot distinguish σ_k from 0."""
+        """(B,) σ_1/σ_k of the given matrix (Definition 3.1); infinite if float64 cannot tell σ_k from 0."""
         ratio: Tensor = self.values[:, 0] / self.values[:, -1]
         return torch.where(self.error.isinf(), torch.inf, ratio)
 
@@ -76,12 +76,12 @@ class Spectra:
 
     @property
     def stable_rank(self) -> Tensor:
-        """(B,) ‖A‖_F²/‖A‖₂² (Rudelson and Vershynin 2007), between 1 and the rank; 0 for a matrix of zeros."""
+        """(B,) ‖A‖_F²/‖A‖₂² (Rudelson and Vershynin 2007), between 1 and the rank; 0 for zeros."""
         return self.values.square().sum(-1) / self.values[:, 0].square().clamp_min(torch.finfo(torch.float64).tiny)
 
     @property
     def effective_rank(self) -> Tensor:
-        """(B,) exp of the entropy of σ/Σσ (Roy and Vetterli 2007), between 1 and k; 0 for a matrix of zeros."""
+        """(B,) exp of the entropy of σ/Σσ (Roy and Vetterli 2007), between 1 and k; 0 for zeros."""
         total = self.values.sum(-1, keepdim=True)
         share = self.values / total.clamp_min(torch.finfo(torch.float64).tiny)
         entropy: Tensor = torch.special.entr(share).sum(-1)
@@ -89,7 +89,7 @@ class Spectra:
 
 
 def spectra(matrices: Tensor) -> Spectra:
-    """The spectra of (B, rows, columns), computed in pieces: in parallel threads on the CPU, in sequence elsewhere."""
+    """The spectra of (B, rows, columns), in pieces: in parallel threads on the CPU, in sequence elsewhere."""
     on_cpu = matrices.device.type == "cpu"
     size = max(1, (CHUNK if on_cpu else ACCELERATOR_CHUNK) // matrices[0].numel())
     count = -(-len(matrices) // size)
@@ -110,9 +110,7 @@ def _on_threads(matrices: Tensor, count: int) -> list[tuple[Tensor, Tensor, Tens
         torch.set_num_threads(threads)
 
 
-@lru_cache(maxsize=1)
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
+_libraries = lru_cache(maxsize=1)(ThreadpoolController)
 
 
 @lru_cache(maxsize=1)
@@ -122,7 +120,7 @@ def _workers(threads: int) -> ThreadPoolExecutor:
 
 @torch.inference_mode()
 def _solve(piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(values, error, noise) of one piece: by the Gram matrix, then by SVD for matrices with too large a bound."""
+    """(values, error, noise) of one piece: by the Gram matrix, then by SVD where the bound is too large."""
     matrices = piece.double()
     values, error = _by_gram(matrices)
     again = error > TOLERANCE
@@ -134,10 +132,10 @@ def _solve(piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _by_gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """(singular values, error of κ). Weyl: no eigenvalue moves by more than ‖δG‖₂ when G is rounded to G + δG.
 
-    ‖δG‖₂ ≤ 2·√(rows + columns)·eps·λ_max is the statistical form of the rounding bounds of the product and of the
-    eigensolver (Higham and Mary 2019): it holds with high probability, while the worst case would have rows + columns
-    instead of the root. The tests check it against 40-digit arithmetic and against the SVD.
-    κ = √(λ_1/λ_k) then moves by ‖δG‖₂/(2·λ_k).
+    ‖δG‖₂ ≤ 2·√(rows + columns)·eps·λ_max is the statistical form of the rounding bounds of the product and of
+    the eigensolver (Higham and Mary 2019): it holds with high probability, while the worst case would have
+    rows + columns instead of the root. The tests check it against 40-digit arithmetic and against the SVD. κ
+    = √(λ_1/λ_k) then moves by ‖δG‖₂/(2·λ_k).
     """
     rows, columns = matrices.shape[-2:]
     smaller = matrices if rows <= columns else matrices.mT
@@ -157,7 +155,7 @@ def _squares(gram: Tensor) -> Tensor:
 
 
 def _squares_by_numpy(matrices: Tensor) -> Tensor:
-    """`_squares` on the CPU: NumPy computes only half of M Mᵀ (BLAS' syrk), and its OpenBLAS reduces it faster."""
+    """`_squares` on the CPU: NumPy computes only half of M Mᵀ (BLAS' syrk), and reduces it faster."""
     m = matrices.numpy()
     gram = m @ m.swapaxes(-1, -2)
     broken = ~np.isfinite(gram.diagonal(axis1=-2, axis2=-1)).all(-1)
@@ -177,9 +175,10 @@ def _by_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
 def _noise(values: Tensor, batch: Tensor) -> Tensor:
     """(B,) the spectral norm of the rounding that the entries carry, eightfold for the products that made them.
 
-    Entries rounded to u = eps/2 leave an error matrix of independent entries of size u·|a|, whose norm is about
-    u·‖A‖_F·(1/√rows + 1/√columns). NumPy's max(rows, columns)·eps·σ_max is a worst case: with it every float32 layer
-    of κ > 1e4 would count as rank-deficient, where its singular values are in truth still known to 1e-3.
+    Entries rounded to u = eps/2 leave an error matrix of independent entries of size u·|a|, whose norm is
+    about u·‖A‖_F·(1/√rows + 1/√columns). NumPy's max(rows, columns)·eps·σ_max is a worst case: with it every
+    float32 layer of κ > 1e4 would count as rank-deficient, where its singular values are in truth still known
+    to 1e-3.
     """
     rows, columns = batch.shape[-2:]
     unit = torch.finfo(batch.dtype).eps / 2

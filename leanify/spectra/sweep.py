@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,15 +25,16 @@ FEW = 4  # heads: stacked square maps have κ = (√h + 1)/(√h − 1), 3 at h 
 
 
 def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int, int]], list[str]]:
-    """Return (mode, heads, head_dim) of every model to initialise, and reasons for combinations that are omitted.
+    """(mode, heads, head_dim) of every model to initialise, and reasons for omitted combinations.
 
-    ``grow`` keeps head_dim; ``split`` keeps inner = heads · head_dim, so heads must divide it. Raises ShapeError for
-    heads that neither mode allows.
+    ``grow`` keeps head_dim; ``split`` keeps inner = heads · head_dim, so heads must divide it. Raises
+    ShapeError for heads that neither mode allows.
     """
     arch = surgery.read(model)
     primary = primary_of(arch.stages[arch.varied[0]])
     found: list[tuple[Mode, int, int]] = []
     left_out = []
+    rotary = any("Rotary" in type(module).__name__ for module in model.modules())
     for count in sorted(set(heads)):
         if count < 1:
             raise ShapeError(f"the number of heads is {count}; it must be at least 1")
@@ -42,15 +44,11 @@ def shapes(model: nn.Module, heads: Sequence[int]) -> tuple[list[tuple[Mode, int
         found.append(("grow", count, primary.head_dim))
         if primary.inner % count:
             left_out.append(f"split into {count} heads: they do not divide the inner width of {primary.inner}")
-        elif _rotary_breaks(model, primary.inner // count):
+        elif rotary and primary.inner // count % 2:
             left_out.append(f"split into {count} heads: rotary positions need an even head_dim")
         else:
             found.append(("split", count, primary.inner // count))
     return found, left_out
-
-
-def _rotary_breaks(model: nn.Module, head_dim: int) -> bool:
-    return head_dim % 2 == 1 and any("Rotary" in type(module).__name__ for module in model.modules())
 
 
 def over_heads(
@@ -64,24 +62,19 @@ def over_heads(
 ) -> list[Point]:
     """κ against heads at initialisation, each shape initialised ``seeds`` times by upstream's initialiser."""
     points: list[Point] = []
+    arch = surgery.read(model)
     for mode, heads, head_dim in shapes:
-        probes = []
+        probes, stages = [], list(arch.stages)
+        for index in arch.varied:
+            stages[index] = stages[index].reshape(heads=heads, head_dim=head_dim)
         for again in range(seeds):
             torch.manual_seed(seed + again)
-            probes.append(condition(_reinitialised(model, heads, head_dim), inputs))
+            new = surgery.write(model, replace(arch, stages=tuple(stages)), weights="fresh")
+            probes.append(condition(new, inputs))
             if on_model is not None:
                 on_model(len(points) * seeds + again + 1)
         points.append(_point(mode, heads, head_dim, probes))
     return points
-
-
-def _reinitialised(model: nn.Module, heads: int, head_dim: int) -> nn.Module:
-    arch = surgery.read(model)
-    stages = tuple(
-        stage.reshape(heads=heads, head_dim=head_dim) if index in arch.varied else stage
-        for index, stage in enumerate(arch.stages)
-    )
-    return surgery.write(model, type(arch)(arch.source, stages), weights="fresh")
 
 
 def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
@@ -104,7 +97,7 @@ def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
 
 
 def verdict(points: Sequence[Point]) -> list[str]:
-    """Sentences that compare the measured points with the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
+    """Sentences that compare the points with the claim that more heads lower κ (Theorem 3.2, Figure 2)."""
     grown = [point for point in points if point.mode == "grow"]
     split = [point for point in points if point.mode == "split"]
     sentences = [_of_growth(grown)] if len(grown) > 1 else []
@@ -149,11 +142,11 @@ def _median(point: Point) -> float:
     return point.quartiles[1]
 
 
-# -- a run ----------------------------------------------------------------------------------------------------------
+# -- a run ----------
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """Return (step, file) of a run's checkpoints, sorted: any .safetensors with a number in its path.
+    """(step, file) of a run's checkpoints, sorted: any .safetensors with a number in its path.
 
     leanify's layout is ``RUN/checkpoints/STEP/model.safetensors``. Raises SourceError if there is none.
     """
@@ -188,7 +181,7 @@ def over_training(
 
 @torch.no_grad()
 def read_into(model: nn.Module, path: Path) -> None:
-    """Copy a safetensors file into a model, tensor by tensor. Raises SourceError, naming tensors that do not fit."""
+    """Copy a safetensors file into a model, tensor by tensor. Raises SourceError for tensors that do not fit."""
     wanted = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:

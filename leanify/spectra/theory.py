@@ -1,7 +1,7 @@
 """The predicted spectrum of concatenated heads.
 
-The paper (Leaner Transformers, arXiv 2505.20802) models heads as independent Gaussian matrices. Real attention is not
-Gaussian: the prediction gives the position of the peak, not the value of κ.
+The paper (Leaner Transformers, arXiv 2505.20802) models heads as independent Gaussian matrices. Real
+attention is not Gaussian: the prediction gives the position of the peak, not the value of κ.
 """
 
 from __future__ import annotations

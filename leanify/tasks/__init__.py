@@ -2,9 +2,9 @@
 
 A file has ``task(recipe, splits)``, and ``USUAL`` if a recipe that leanify makes for it needs it.
 
-A task computes the summed loss of a training step and the tally of an evaluation batch: vectors with one entry per
-sample, which are concatenated over batches and processes. Metrics are computed once at the end, over exactly the
-evaluated samples; `outcomes` says what each sample adds to the metric.
+A task computes the summed loss of a training step and the tally of an evaluation batch: vectors with one
+entry per sample, which are concatenated over batches and processes. Metrics are computed once at the end,
+over exactly the evaluated samples; `outcomes` says what each sample adds to the metric.
 """
 
 from __future__ import annotations
@@ -38,19 +38,14 @@ class Task(Protocol):
 
     @property
     def metric(self) -> str: ...
-
     @property
     def sign(self) -> int: ...
-
     @property
     def best(self) -> float: ...
-
     @property
     def unit(self) -> str: ...
-
     @property
     def summed(self) -> tuple[str, float] | None: ...
-
     @property
     def reference(self) -> Reference | None: ...
 

@@ -25,7 +25,7 @@ def task(recipe: TrainingRecipe, splits: Splits) -> Classification:
 
 
 class Classification:
-    """Classification: cross-entropy, top-1 and top-5. ``constant`` is a class always predicted, for comparison."""
+    """Classification: cross-entropy, top-1 and top-5. ``constant`` is a class to compare with."""
 
     metric, sign, best, unit = "top1", 1, 100.0, "points of top1"
     summed = ("top1", 100.0)
@@ -86,7 +86,7 @@ class Classification:
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats, and in per cent top-1, and top-5 if there are more than five classes.
 
-        With ``constant``, instead of top-5: ``accuracy`` (same as top-1) and ``majority``, the constant's accuracy.
+        With ``constant``, instead of top-5: ``accuracy`` (same as top-1) and the constant's, ``majority``.
         """
         share = {name: mean(found, name) for name in ("loss", "top1", "top5", "majority")}
         report = {"loss": share["loss"], "top1": 100 * share["top1"]}

@@ -23,7 +23,7 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """``columns`` are alternative names of the text columns; ``labels`` the class names, () for a score of 0 … 5."""
+    """``columns``: alternative names of the text columns; ``labels``: the classes, () for a score of 0 … 5."""
 
     title: str
     labels: tuple[str, ...]
@@ -59,15 +59,38 @@ def plain_name(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
+# -- metrics ----------
 
 Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, predictions → −1 … 1
 
 
-def accuracy(labels: np.ndarray, guesses: np.ndarray) -> float:
-    from sklearn.metrics import accuracy_score
+def _of_sklearn(name: str, **options: float) -> Metric:
+    """A metric of scikit-learn, which is imported when it is needed."""
 
-    return float(accuracy_score(labels, guesses))
+    def metric(labels: np.ndarray, guesses: np.ndarray) -> float:
+        from sklearn import metrics
+
+        return float(getattr(metrics, name)(labels, guesses, **options))
+
+    return metric
+
+
+def _of_scipy(name: str) -> Metric:
+    """A correlation of SciPy; 0 where a constant column leaves it undefined."""
+
+    def metric(labels: np.ndarray, guesses: np.ndarray) -> float:
+        from scipy import stats
+
+        if len(labels) < 2 or not (np.ptp(labels) > 0 and np.ptp(guesses) > 0):
+            return 0.0
+        value = float(getattr(stats, name)(labels, guesses).statistic)
+        return value if np.isfinite(value) else 0.0
+
+    return metric
+
+
+accuracy, matthews = _of_sklearn("accuracy_score"), _of_sklearn("matthews_corrcoef")
+pearson, spearman = _of_scipy("pearsonr"), _of_scipy("spearmanr")
 
 
 def f1(labels: np.ndarray, guesses: np.ndarray) -> float:
@@ -75,33 +98,6 @@ def f1(labels: np.ndarray, guesses: np.ndarray) -> float:
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, guesses, zero_division=0.0))
-
-
-def matthews(labels: np.ndarray, guesses: np.ndarray) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(labels, guesses))
-
-
-def pearson(labels: np.ndarray, guesses: np.ndarray) -> float:
-    from scipy.stats import pearsonr
-
-    return _defined(pearsonr(labels, guesses).statistic if _varies(labels, guesses) else 0.0)
-
-
-def spearman(labels: np.ndarray, guesses: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return _defined(spearmanr(labels, guesses).statistic if _varies(labels, guesses) else 0.0)
-
-
-def _varies(*columns: np.ndarray) -> bool:
-    """Whether a correlation of these columns is defined; with a constant column it is reported as 0."""
-    return all(len(column) > 1 and np.ptp(column) > 0 for column in columns)
-
-
-def _defined(value: float) -> float:
-    return float(value) if np.isfinite(value) else 0.0
 
 
 # each task's first metric is the one printed in tables, as in Devlin et al. 2019 (table 1)
@@ -157,7 +153,7 @@ class Glue:
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss, and the task's metrics over the whole set times 100; for MNLI the mean of its two sets."""
+        """Mean loss, and the task's metrics times 100 over the whole set; for MNLI the mean of its two sets."""
         report = {"loss": mean(found, "loss")}
         label, guess, part = (found[name].numpy() for name in ("label", "guess", "part"))
         for name, metric in METRICS[self.name].items():

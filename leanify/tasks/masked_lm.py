@@ -50,7 +50,7 @@ class MaskedLm:
         return F.cross_entropy(logits, tokens, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
 
     def _predictions(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (K, V) in float32, true tokens (K,) and samples (K,) of the masked positions. Raises RecipeError."""
+        """Logits (K, V) in float32, true tokens (K,) and samples (K,) of the masked positions."""
         assert isinstance(inputs, dict)
         chosen = masked(targets) if targets.device.type == "cpu" else at_most(targets, self.most)
         rows = chosen // targets.shape[1]

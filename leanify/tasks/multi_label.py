@@ -49,9 +49,9 @@ class MultiLabel:
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats per label, and in per cent micro F1, macro F1 and ``exact``.
+        """Mean loss in nats per label, and in per cent micro F1, macro F1 and ``exact``: all labels right.
 
-        F1 is 0 for a label that neither occurs nor is predicted. ``exact`` is the share of texts with all labels right.
+        F1 is 0 for a label that neither occurs nor is predicted.
         """
         from sklearn.metrics import accuracy_score, f1_score
 

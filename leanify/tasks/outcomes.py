@@ -1,8 +1,8 @@
 """What each validation sample adds to a metric, so that the samples' part of its uncertainty can be computed.
 
-A metric that is a mean has the samples' own values; a ratio of sums (loss per token) the values that make its delta
-method; any other (F1, correlations) the jackknife's pseudo-values (Efron and Stein 1981), over blocks of samples where
-there are many. Their mean is the metric in every case.
+A metric that is a mean has the samples' own values; a ratio of sums (loss per token) the values that make its
+delta method; any other (F1, correlations) the jackknife's pseudo-values (Efron and Stein 1981), over blocks
+of samples where there are many. Their mean is the metric in every case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCKS = 500  # at most this many are left out in turn by the jackknife
 
 
 def outcomes(task: Task, found: Mapping[str, Tensor]) -> NDArray[np.float64]:
-    """The values (N,) whose mean is the metric of a merged tally; of blocks of samples for metrics that are no mean."""
+    """The values (N,) whose mean is the metric of a merged tally; of blocks of samples where it is no mean."""
     if task.summed is None:
         return jackknifed(task, found)
     column, scale = task.summed

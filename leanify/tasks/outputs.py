@@ -18,10 +18,7 @@ def answer(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: the tensor itself, its ``logits``, or the first of several outputs.
-
-    Raises RecipeError if the model has no head.
-    """
+    """The logits in a model's output: the tensor, its ``logits``, or the first of several. Raises RecipeError."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, (tuple, list)):  # VOLO with mixed tokens, distilled DeiT: the class token comes first

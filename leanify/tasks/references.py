@@ -1,7 +1,7 @@
 """Trivial models beside which a trained one must show that it has learnt: linear models, counts and means.
 
-A reference is fitted to batches of the training split and then called like a model, so that the task evaluates it as
-it evaluates any other. The linear models and TF-IDF are scikit-learn's.
+A reference is fitted to batches of the training split and then called like a model, so that the task
+evaluates it as it evaluates any other. The linear models and TF-IDF are scikit-learn's.
 
 majority the most frequent class
 linear   logistic regression (or ridge regression) on small pixels, or on the TF-IDF of a text's tokens
@@ -42,7 +42,8 @@ class Reference(Protocol):
 class Linear:
     """Linear regression of classes, of several labels, or of a number, on pixels or on words.
 
-    ``classes`` is their number, 0 for a number; larger targets are taken modulo it (MNLI numbers its two sets so).
+    ``classes`` is their number, 0 for a number; larger targets are taken modulo it (MNLI numbers its two sets
+    so).
     """
 
     def __init__(self, classes: int = 0, labels: bool = False) -> None:
@@ -76,7 +77,11 @@ class Linear:
     def _scaled(self, inputs: Sequence[Inputs], pictures: bool) -> Any:
         """Features of all samples, standardised or weighted as those of training."""
         if pictures:
-            table: Any = np.concatenate([pixels_of(some) for some in inputs if isinstance(some, Tensor)])
+            small = []
+            for some in inputs:
+                assert isinstance(some, Tensor)
+                small.append(F.adaptive_avg_pool2d(some.float(), sides_of(some)).flatten(1).numpy())
+            table: Any = np.concatenate(small)
         else:
             from scipy.sparse import vstack
 
@@ -107,11 +112,6 @@ def trivial(reference: Reference) -> list[Reference]:
     if isinstance(reference, Linear) and reference.classes:
         return [reference, Majority(reference.classes)]
     return [reference]
-
-
-def pixels_of(pictures: Tensor) -> np.ndarray:
-    """(B, C, H, W) → (B, features): small pixels of every channel"""
-    return F.adaptive_avg_pool2d(pictures.float(), sides_of(pictures)).flatten(1).numpy()
 
 
 def sides_of(pictures: Tensor) -> tuple[int, int]:

@@ -25,7 +25,7 @@ def task(recipe: TrainingRecipe, splits: Splits) -> SentenceEmbedding:
 
 
 class MeanEmbedding:
-    """The mean of the teacher's embeddings, whatever the sentence: the constant answer with the highest cosine."""
+    """The mean of the teacher's embeddings: the constant answer with the highest cosine."""
 
     name = "mean embedding"
 
@@ -37,7 +37,7 @@ class MeanEmbedding:
 
 
 class SentenceEmbedding:
-    """One vector per sentence; the loss is 1 − cosine similarity to a teacher's embedding of the same sentence."""
+    """One vector per sentence; the loss is 1 − cosine similarity to a teacher's embedding."""
 
     metric, sign, best, unit = "cosine", 1, 1.0, "of cosine similarity"
     summed = ("cosine", 1.0)
@@ -66,7 +66,7 @@ class SentenceEmbedding:
 
 
 def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
-    """token ids (B, N) → pooled last hidden states (B, modes · width) in float32. Raises RecipeError without them."""
+    """token ids (B, N) → pooled last hidden states (B, modes · width) in float32. Raises RecipeError."""
     assert isinstance(inputs, dict)
     output = model(**inputs)
     if isinstance(output, Tensor):  # a reference gives embeddings
@@ -83,9 +83,7 @@ def embed(model: nn.Module, inputs: Inputs, pooling: Sequence[str]) -> Tensor:
 
 
 def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
-    """Pool hidden states (B, N, width) with a mask (B, N) → (B, width), by sentence-transformers' modes
-    (Reimers & Gurevych 2019).
-    """
+    """Hidden states (B, N, width), mask (B, N) → (B, width), by sentence-transformers' modes."""
     there = mask[..., None].to(hidden.dtype)
     if mode in ("cls", "lasttoken"):
         last = mask.shape[1] - 1 - mask.flip(1).argmax(1)

@@ -24,7 +24,7 @@ def task(recipe: TrainingRecipe, splits: Splits) -> TokenClassification:
 
 
 class TokenClassification:
-    """Cross-entropy per token. Entity tags (B-PER, I-PER, O) are scored by whole entities, other tags by token."""
+    """Cross-entropy per token. Entity tags (B-PER, I-PER, O) are scored by whole entities, others by token."""
 
     sign, best = 1, 100.0
 
@@ -58,16 +58,14 @@ class TokenClassification:
             "right": (guesses == targets).sum(1),
         }
         if self.of_entities:
-            pairs = zip(guesses.tolist(), targets.tolist(), strict=True)
-            counts = torch.tensor([self._entities(*pair) for pair in pairs])
-            tally |= dict(zip(("both", "guessed", "true"), counts.T, strict=True))
+            rows = []
+            for guess, target in zip(guesses.tolist(), targets.tolist(), strict=True):
+                kept = [place for place, tag in enumerate(target) if tag != IGNORED]
+                guessed = set(entities([self.names[guess[place]] for place in kept]))
+                true = set(entities([self.names[target[place]] for place in kept]))
+                rows.append((len(guessed & true), len(guessed), len(true)))
+            tally |= dict(zip(("both", "guessed", "true"), torch.tensor(rows).T, strict=True))
         return tally
-
-    def _entities(self, guesses: Sequence[int], targets: Sequence[int]) -> tuple[int, int, int]:
-        """Numbers of entities in one sentence: predicted correctly, predicted, and true."""
-        kept = [(guess, target) for guess, target in zip(guesses, targets, strict=True) if target != IGNORED]
-        guessed, true = (set(entities([self.names[pair[side]] for pair in kept])) for side in (0, 1))
-        return len(guessed & true), len(guessed), len(true)
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
         """Mean loss in nats per token, token accuracy in per cent, and for entity tags F1, precision and recall.
@@ -92,8 +90,8 @@ def have_entities(names: Sequence[str]) -> bool:
 def entities(tags: Sequence[str]) -> Iterator[Entity]:
     """Yield the entities in a sentence's tags by the rules of CoNLL's script (Tjong Kim Sang & De Meulder 2003).
 
-    An entity starts at B-, S- or U-, where the kind changes, and after O or the end of another entity (E-, L-, S-, U-).
-    It ends before the next entity or O. So I-PER after O also starts an entity.
+    An entity starts at B-, S- or U-, where the kind changes, and after O or the end of another entity (E-,
+    L-, S-, U-). It ends before the next entity or O. So I-PER after O also starts an entity.
     """
     start, before = 0, OUTSIDE
     for place, tag in enumerate([*tags, OUTSIDE]):

@@ -1,8 +1,8 @@
 """Crammed BERT (Geiping & Goldstein 2022): a BERT that can be trained in a day on one GPU.
 
-Pre-norm, gated MLPs, scaled sinusoidal positions, a decoder tied to the embedding. Linear maps have no bias but norms
-do, as the parameter count of 119.590 M shows. ``mlp`` is the number of units after the gate: 1536 corresponds to the
-paper's 3072 → 1536.
+Pre-norm, gated MLPs, scaled sinusoidal positions, a decoder tied to the embedding. Linear maps have no bias
+but norms do, as the parameter count of 119.590 M shows. ``mlp`` is the number of units after the gate: 1536
+corresponds to the paper's 3072 → 1536.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POOLER = 1024  # width of the classifier's hidden layer in fine-tuning
 
 
 class ScaledSinusoidal(nn.Module):
-    """Sinusoidal positions (Vaswani et al. 2017, 3.5) times a learned scale, initially 1/√D (Hua et al. 2022)."""
+    """Sinusoidal positions (Vaswani et al. 2017, 3.5) times a learned scale, at first 1/√D (Hua et al. 2022)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ class CrammedBert(OwnModel):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
         """B, N → vocabulary logits B, N, V, or B, classes; ``attention_mask`` B, N is 1 for tokens and 0 for padding.
 
-        ``chosen`` (K,) are positions of the flattened B · N → K, V: with a quarter masked, the decoder costs a quarter
-        ("sparse token prediction", section 4.2 of the paper).
+        ``chosen`` (K,) are positions of the flattened B · N → K, V: with a quarter masked, the decoder costs
+        a quarter ("sparse token prediction", section 4.2 of the paper).
         """
         x = self.embedding(input_ids) + self.positions(input_ids.shape[1])
         x = self.dropout(self.norm_in(x))

@@ -1,8 +1,8 @@
 """The GPT-2 that the paper trains on TinyStories: width 512, 12 heads of 42 channels, a context of 64 tokens.
 
-Pre-norm, learned positions, biases in the output projection but not in query, key and value, a ReLU MLP, and an output
-head with a bias that is not tied to the embedding. transformers' GPT-2 can express neither these biases nor heads of
-12 × 42 at width 512.
+Pre-norm, learned positions, biases in the output projection but not in query, key and value, a ReLU MLP, and
+an output head with a bias that is not tied to the embedding. transformers' GPT-2 can express neither these
+biases nor heads of 12 × 42 at width 512.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class OwnModel(nn.Module):
         return {"input_ids": self.example_ids(batch, tokens)}
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise one module: linear maps and embeddings from N(0, 0.02), zero biases, norms to the identity."""
+        """Initialise one module: linear maps and embeddings from N(0, 0.02), zero biases, identity norms."""
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, nn.LayerNorm):
@@ -47,7 +47,7 @@ class OwnModel(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, eq. 1); ``heads`` × ``head_dim`` is independent of the width."""
+    """Multi-head attention (Vaswani et al. 2017, eq. 1); ``heads`` × ``head_dim`` may differ from the width."""
 
     def __init__(
         self, width: int, heads: int, head_dim: int, *, qkv_bias: bool, bias: bool, causal: bool, dropout: float

@@ -4,8 +4,8 @@ Attention over N tokens is approximated through L landmarks, the means of L segm
 
     softmax(q kᵀ) ≈ softmax(q k̃ᵀ) · softmax(q̃ k̃ᵀ)⁺ · softmax(q̃ kᵀ)         q̃, k̃: landmarks of q and k
 
-The pseudo-inverse is computed iteratively. Its initial value is scaled per sample and head, so that an
-output depends only on its own sample. The optional convolution over v is omitted, as in the Long-Range Arena runs.
+The pseudo-inverse is computed iteratively. Its initial value is scaled per sample and head, so that an output
+depends only on its own sample. The optional convolution over v is omitted, as in the Long-Range Arena runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HIDDEN = 128  # hidden units of the classifier
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """Approximate the Moore–Penrose inverse by the third-order iteration of Razavi et al. 2014 (eq. 11). …, L, L"""
+    """Approximate the Moore–Penrose inverse by the iteration of Razavi et al. 2014 (eq. 11). …, L, L"""
     sizes = matrix.abs()
     bound = sizes.sum(-1).amax(-1) * sizes.sum(-2).amax(-1)  # ‖A‖_∞ ‖A‖_1 of each matrix
     inverse = matrix.mT / bound[..., None, None]
@@ -45,7 +45,8 @@ def segment_means(x: Tensor, counts: Tensor, landmarks: int) -> Tensor:
 class NystromAttention(Attention):
     """Attention through landmarks; exact if there are no more tokens than landmarks. No attention dropout.
 
-    Under half precision, the three maps are computed in float32, because the iteration amplifies rounding errors.
+    Under half precision, the three maps are computed in float32, because the iteration amplifies rounding
+    errors.
     """
 
     def __init__(self, width: int, heads: int, head_dim: int, *, landmarks: int) -> None:
@@ -81,7 +82,7 @@ def nystrom(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, landmarks: int, itera
 
 
 class Nystromformer(OwnModel):
-    """Classifies the mean of a sequence's tokens; with ``pair``, the features [a, b, a·b, a−b] of two sequences."""
+    """Classifies the mean of a sequence's tokens; with ``pair``, features [a, b, a·b, a−b] of two sequences."""
 
     def __init__(
         self,

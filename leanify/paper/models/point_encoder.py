@@ -1,8 +1,9 @@
 """The encoder of Amsel, Yehudai & Bruna 2025 ("When Adding More Heads Hurts", appendix B) for the farthest-point task.
 
-Post-norm blocks with the norm scale · x/‖x‖ (learned scale), ReLU MLPs, no positions, no dropout, and no embedding or
-output head: N points of R^d in, N points of R^d out. The number and width of heads are configurable. The paper instead
-averages copies of an attention with d/head_dim heads, which is the same function with other weights.
+Post-norm blocks with the norm scale · x/‖x‖ (learned scale), ReLU MLPs, no positions, no dropout, and no
+embedding or output head: N points of R^d in, N points of R^d out. The number and width of heads are
+configurable. The paper instead averages copies of an attention with d/head_dim heads, which is the same
+function with other weights.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class PointEncoder(OwnModel):
         self.init_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Query, key and value by Glorot & Bengio 2010, zero attention biases; the rest keeps torch's default."""
+        """Query, key and value by Glorot & Bengio 2010, zero attention biases; the rest by torch's default."""
         if isinstance(module, (nn.Linear, UnitNorm)):
             module.reset_parameters()
         if isinstance(module, Attention):
