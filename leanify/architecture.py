@@ -22,24 +22,15 @@ from leanify.errors import ShapeError
 
 @dataclass(frozen=True, order=True)
 class Layer:
-    """The shape of one attention and its MLP.
+    """The shape of one attention and its MLP."""
 
-    width     residual channels
-    heads     query heads
-    kv_heads  key/value heads; fewer than ``heads`` under grouped-query attention
-    head_dim  channels of one head
-    mlp       hidden units of the MLP, or of one expert; 0 if this attention has no MLP
-    experts   routed experts of a mixture; 0 if the MLP is dense
-    active    experts per token; 0 if the configuration does not specify it
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    experts: int = 0
-    active: int = 0
+    width: int  # residual channels
+    heads: int  # query heads
+    kv_heads: int  # key/value heads; fewer than ``heads`` under grouped-query attention
+    head_dim: int  # channels of one head
+    mlp: int  # hidden units of the MLP, or of one expert; 0 if this attention has no MLP
+    experts: int = 0  # routed experts of a mixture; 0 if the MLP is dense
+    active: int = 0  # experts per token; 0 if the configuration does not specify it
 
     @property
     def inner(self) -> int:
@@ -71,16 +62,12 @@ Block = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Stage:
-    """One upstream list of blocks, named by its path; ``fixed`` if it is not a list (a pooling head).
-
-    ``least`` is the minimum depth that keeps the stage's output width. It is a property of the model, so it
-    is ignored in comparisons.
-    """
+    """One upstream list of blocks, named by its path."""
 
     name: str
     blocks: tuple[Block, ...]
-    fixed: bool = False
-    least: int = field(default=1, compare=False)
+    fixed: bool = False  # not a list: a pooling head
+    least: int = field(default=1, compare=False)  # the minimum depth that keeps the stage's output width
 
     @property
     def depth(self) -> int:

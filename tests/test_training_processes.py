@@ -21,8 +21,8 @@ from leanify.data.sampling import Order, Passes, in_turn
 from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.tasks.outputs import logits_of
-from leanify.training import reach
 from leanify.training import start as training
+from leanify.training.engine import settle_unused
 
 # 241 samples to train: the last step of an epoch has one, which is one process's alone
 RECIPE = """
@@ -127,7 +127,7 @@ def test_what_an_unused_output_depends_on_is_frozen_and_what_other_samples_may_r
 ) -> None:
     sums = {name: buffer.clone() for name, buffer in model.named_buffers()}
     engine: Any = SimpleNamespace(ddp_handler=SimpleNamespace(static_graph=False, find_unused_parameters=False))
-    reach.settle(model, lambda model: logits_of(model(torch.randn(2, 4).abs())).square().sum(), engine)
+    settle_unused(model, lambda model: logits_of(model(torch.randn(2, 4).abs())).square().sum(), engine)
     assert {name for name, weight in model.named_parameters() if not weight.requires_grad} == frozen
     assert engine.ddp_handler.find_unused_parameters == looked_for
     assert all(weight.grad is None for weight in model.parameters())

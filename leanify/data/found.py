@@ -26,28 +26,17 @@ SHOWN = 6  # classes listed by name
 
 @dataclass(frozen=True)
 class Found:
-    """The data found at a path.
-
-    kind       images, sentences (labelled) or text
-    description  text with counts and names
-    validated  whether there is a validation split
-    task       the task for labelled sentences
-    classes    number of classes, if known
-    samples    number of training samples, if known
-    words      words of a long text: 95% of those read are shorter; None if not known
-    vocabulary  different words in the texts read
-    columns    the text columns, or the image column, and the label column, if they were guessed by their cells
-    """
+    """The data found at a path."""
 
     kind: Kind
-    description: str
-    validated: bool
-    task: str | None = None
-    classes: int | None = None
-    samples: int | None = None
-    columns: tuple[tuple[str, ...], str] | None = None
-    words: int | None = None
-    vocabulary: int | None = None
+    description: str  # with counts and names
+    validated: bool  # whether there is a validation split
+    task: str | None = None  # for labelled sentences
+    classes: int | None = None  # their number, if known
+    samples: int | None = None  # of the training split, if known
+    columns: tuple[tuple[str, ...], str] | None = None  # of texts or images, and of labels, if guessed by cells
+    words: int | None = None  # of a long text: 95% of those read are shorter; None if not known
+    vocabulary: int | None = None  # different words in the texts read
 
     @property
     def settings(self) -> list[str]:

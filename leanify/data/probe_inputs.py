@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,38 +58,31 @@ def feed(
         raise DataError(f"the number of samples is {samples}; it must be at least 1")
     where = f"{data} cannot be read" if data is not None else "no random input can be made for this model"
     with wall(where, DataError):
-        found = _found(model, data, samples, batch_size, tokens, seed, directory)
+        name, example = next(iter(example_inputs(model, 1, tokens).items()))
+        if data is None:
+            found = Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
+        elif not data.exists():
+            raise DataError(f"{data} does not exist")
+        elif name == "input_ids":
+            found = _texts(model, data_file(data), samples, batch_size, example.shape[-1], directory)
+        elif name == "points":
+            raise DataError("this model takes points, which are always generated; omit the data")
+        elif not data.is_dir():
+            raise DataError(f"{data} is a file, but this model takes images; name a folder of images")
+        else:
+            found = _pictures(model, data, samples, batch_size, example.shape[1:], seed)
     read = walled(found.batches, where, DataError)
     moved = ({name: value.to(device) for name, value in batch.items()} for batch in read)
     return replace(found, batches=moved)
 
 
-def _found(
-    model: nn.Module,
-    data: Path | None,
-    samples: int,
-    batch_size: int,
-    tokens: int | None,
-    seed: int,
-    directory: Path | None,
-) -> Feed:
-    name, example = next(iter(example_inputs(model, 1, tokens).items()))
-    if data is None:
-        return Feed(_random_words(name, example), _random(model, samples, batch_size, tokens, seed))
-    if name == "input_ids":
-        return _texts(model, data_file(data), samples, batch_size, example.shape[-1], directory)
-    if not data.exists():
-        raise DataError(f"{data} does not exist")
-    if name == "points":
-        raise DataError("this model takes points, which are always generated; omit the data")
-    if not data.is_dir():
-        raise DataError(f"{data} is a file, but this model takes images; name a folder of images")
-    folder = ImageFolder(data, seed)
-    channels, known = example.shape[1], getattr(model, "pretrained_cfg", None) or {}
+def _pictures(model: nn.Module, data: Path, samples: int, batch_size: int, shape: Sequence[int], seed: int) -> Feed:
+    folder, known = ImageFolder(data, seed), getattr(model, "pretrained_cfg", None) or {}
     mean, std = (list(known.get(key) or [0.5]) for key in ("mean", "std"))
-    if len(mean) != channels:
-        mean, std = mean[:1] * channels, std[:1] * channels
-    batches = folder.batches(samples, batch_size, example.shape[1:], mean, std)
+    if len(mean) != shape[0]:
+        mean, std = mean[:1] * shape[0], std[:1] * shape[0]
+    name = next(iter(example_inputs(model, 1)))
+    batches = folder.batches(samples, batch_size, shape, mean, std)
     return Feed(f"images from {data}", ({name: batch} for batch in batches), folder)
 
 

@@ -53,24 +53,17 @@ def permutation(purpose: int, seed: int, epoch: int, samples: int) -> np.ndarray
 
 @dataclass(frozen=True)
 class Order:
-    """The samples of every step, from the viewpoint of one of ``world`` processes.
-
-    batch_size   samples per step, over all processes; an epoch's last step may have fewer
-    accumulate   forward passes into which a process splits its share of a full step
-    ramp         number of steps before the first full one, over which the batch grows linearly
-    together     consecutive samples that must be in the same forward pass, because they are mixed
-    lengths      length of every sample, to batch samples of similar length and so reduce padding; or None
-    """
+    """The samples of every step, from the viewpoint of one of ``world`` processes."""
 
     samples: int
-    batch_size: int
+    batch_size: int  # of a step, over all processes; an epoch's last step may have fewer
     seed: int
     rank: int = 0
     world: int = 1
-    accumulate: int = 1
-    ramp: int = 0
-    together: int = 1
-    lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
+    accumulate: int = 1  # forward passes into which a process splits its share of a full step
+    ramp: int = 0  # steps before the first full one, over which the batch grows linearly
+    together: int = 1  # consecutive samples that must be in the same forward pass, because they are mixed
+    lengths: np.ndarray | None = field(default=None, compare=False, repr=False)  # to batch similar samples
 
     @property
     def steps_per_epoch(self) -> int:

@@ -15,7 +15,7 @@ from leanify.data.samples import Splits
 from leanify.errors import DataError
 from leanify.paper.imdb import VOCABULARY, byte_ids
 from leanify.paper.sequences import Sequences, label_of, only_sequences, sequence_splits, split_file
-from leanify.runs.files import opened_text
+from leanify.runs.files import lines_in
 from leanify.runs.recipe import DataSection
 
 CLASSES = 2
@@ -30,19 +30,15 @@ NEEDED = (
 def pairs(path: Path, length: int | None) -> Sequences:
     """Read a file: both texts of every row as bytes, and the class. Raises DataError for a malformed line."""
     parts, labels = [], []
-    try:
-        with opened_text(path, DataError, newline="\n") as file:
-            for line, row in enumerate(file, 1):
-                cells = row.rstrip("\r\n").split("\t")
-                where = f"{path}, line {line}"
-                if len(cells) != CELLS:
-                    raise DataError(f"{where}: found {len(cells)} tab-separated cells, expected {CELLS}")
-                if not (cells[3] and cells[4]):
-                    raise DataError(f"{where}: a text is empty")
-                labels.append(label_of(cells[0], CLASSES, where))
-                parts += [byte_ids(text, length) for text in cells[3:]]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error.reason}") from error
+    for line, row in enumerate(lines_in(path, DataError, "\n"), 1):
+        cells = row.rstrip("\r\n").split("\t")
+        where = f"{path}, line {line}"
+        if len(cells) != CELLS:
+            raise DataError(f"{where}: found {len(cells)} tab-separated cells, expected {CELLS}")
+        if not (cells[3] and cells[4]):
+            raise DataError(f"{where}: a text is empty")
+        labels.append(label_of(cells[0], CLASSES, where))
+        parts += [byte_ids(text, length) for text in cells[3:]]
     return Sequences.of(parts, labels, str(path), pair=True)
 
 

@@ -20,7 +20,7 @@ from leanify.data.samples import Selection, Splits
 from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Row, Sentences, takes_types
 from leanify.errors import DataError, RecipeError
-from leanify.runs.files import listing, opened_text
+from leanify.runs.files import lines_in, listing
 from leanify.runs.recipe import DataSection
 from leanify.tasks.glue import TASKS, GlueTask, name_of, plain_name
 from leanify.terminal import progress
@@ -159,8 +159,8 @@ def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
     places: list[int] = []
     columns: list[str] = []
     number = 0
-    for number, line in enumerate(_lines(file), 1):
-        cells = line.split("\t")
+    for number, line in enumerate(lines_in(file, DataError, "\n"), 1):
+        cells = line.rstrip("\r\n").split("\t")
         if number == 1:
             columns, places = cells, _places(f"{file}, line 1", cells, task)
         elif len(cells) != len(columns):
@@ -174,15 +174,6 @@ def rows_of(file: Path, task: GlueTask) -> Iterator[Row]:
             yield tuple(texts), _label(label.strip(), task, f"{file}, line {number}")
     if number < 2:
         raise DataError(f"{file} has no sample: there is nothing after the header")
-
-
-def _lines(file: Path) -> Iterator[str]:
-    try:
-        with opened_text(file, DataError, newline="\n") as lines:
-            for line in lines:
-                yield line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 text: {error.reason} at byte {error.object[error.start]:#x}") from None
 
 
 def _places(where: str, columns: list[str], task: GlueTask) -> list[int]:

@@ -82,10 +82,7 @@ def filling(place: Path, what: str) -> Iterator[Path]:
 def cached(
     name: str, options: Mapping[str, Any], make: Callable[[], Arrays], folder: Path | None = None
 ) -> tuple[Arrays, Path]:
-    """The arrays that ``make()`` yields for these options, and the file that caches them. Raises DataError.
-
-    The file's name contains a hash of ``options``. A damaged file is rebuilt.
-    """
+    """The arrays that ``make()`` yields for these options, if the cache lacks them, and their file there."""
     import numpy as np  # here alone: values are read where nothing else needs it
 
     digest = hashlib.sha256(json.dumps(dict(options), sort_keys=True).encode()).hexdigest()[:12]

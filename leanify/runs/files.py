@@ -61,6 +61,15 @@ def opened_text(
     return io.TextIOWrapper(opened(path, error), encoding, errors, newline)
 
 
+def lines_in(path: Path, error: type[LeanifyError] = SourceError, newline: str | None = None) -> Iterator[str]:
+    """Yield the lines of a text file. Raises ``error`` as `opened` does, and for what is not UTF-8."""
+    try:
+        with opened_text(path, error, newline=newline) as file:
+            yield from file
+    except UnicodeDecodeError as caught:
+        raise error(f"{path} is not UTF-8 text: {caught.reason} at byte {caught.start}") from None
+
+
 def read_bytes(path: Path, error: type[LeanifyError] = SourceError, largest: int = LARGEST) -> bytes:
     """Return a small file's content. Raises ``error`` as `opened` does, also if the file grows meanwhile."""
     with opened(path, error, largest) as file:
@@ -100,10 +109,7 @@ def inside(folder: Path, name: str, error: type[LeanifyError] = SourceError) -> 
 
 
 def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
-    """A folder and those below it, by path; links are followed, each once, ``closed`` ones are not entered.
-
-    Hidden folders, virtual environments and what may not be read are left out.
-    """
+    """A folder and those below it, each once, also by links; but not hidden, unreadable or below ``closed`` ones."""
     seen, ahead = set(), [folder]
     while ahead:
         place = ahead.pop()

@@ -159,10 +159,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the run against other writers; the kernel releases the lock of a killed process.
-
-        Raises DirectoryError if another process writes it, and if its checkpoints would be written elsewhere.
-        """
+        """Lock the run, until this process ends at the latest. Raises DirectoryError if another writes it."""
         writing.check_folder(self.path / CHECKPOINTS)
         with opened(self.path / RECIPE, DirectoryError) as file:
             if not writing.locked(file.fileno()):

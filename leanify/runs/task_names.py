@@ -7,14 +7,10 @@ from typing import NamedTuple
 
 
 class TaskFiles(NamedTuple):
-    """Where a task is written: ``loss`` is its file in `leanify.tasks`, with ``task(recipe, splits)``.
+    """Where a task is written."""
 
-    ``data`` is the module that reads the user's own data for it, with ``splits(data, model)``; None if there
-    is none.
-    """
-
-    loss: str
-    data: str | None = None
+    loss: str  # its file in `leanify.tasks`, with ``task(recipe, splits)``
+    data: str | None = None  # the module that reads the user's own data for it, with ``splits(data, model)``
 
 
 IMAGES, SENTENCES = "data.images.folder", "data.texts.own_texts"

@@ -31,48 +31,34 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample in one layer; means over windows if the layer uses window attention.
-
-    rank            singular values above the rounding noise of A's own dtype
-    stable_rank     ‖A‖_F²/‖A‖₂²
-    effective_rank  exp of the entropy of σ/Σσ
-    largest         σ_max, and ``smallest`` σ_min
-    error           bound on the relative error of κ as computed
-    low, high       bounds of κ under the rounding of the entries of A; ``high`` is infinite where the rank is below k
-    """
+    """One sample in one layer; means over windows if the layer uses window attention."""
 
     tokens: int
     kappa: float
-    rank: float
-    stable_rank: float
-    effective_rank: float
-    largest: float
-    smallest: float
-    error: float
-    low: float
-    high: float
+    rank: float  # singular values above the rounding noise of A's own dtype
+    stable_rank: float  # ‖A‖_F²/‖A‖₂²
+    effective_rank: float  # exp of the entropy of σ/Σσ
+    largest: float  # σ_max
+    smallest: float  # σ_min
+    error: float  # bound on the relative error of κ as computed
+    low: float  # bound of κ under the rounding of the entries of A
+    high: float  # the same; infinite where the rank is below k
 
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """One layer's A = [A_1 … A_h], tokens × inner, over all samples.
-
-    object     description of what kind of matrix A is
-    spectrum   singular values, descending: means over the samples (and windows) long enough to have them
-    per_head   κ of each A_i (tokens × head_dim), means over samples; empty unless asked for
-    weights    κ of each head's own rows of W_q, W_k, W_v and columns of W_o, by "q", "k", "v", "o"; if asked for
-    """
+    """One layer's A = [A_1 … A_h], tokens × inner, over all samples."""
 
     name: str
     inner: int
     heads: int
     head_dim: int
-    object: str
+    object: str  # what kind of matrix A is, in words
     mixes_tokens: bool
     samples: tuple[Sample, ...]
-    spectrum: tuple[float, ...]
-    per_head: tuple[float, ...] = ()
-    weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    spectrum: tuple[float, ...]  # singular values, descending: means over samples long enough to have them
+    per_head: tuple[float, ...] = ()  # κ of each A_i (tokens × head_dim), means over samples; if asked for
+    weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # κ of W_q … W_o of each head, by "q" …
 
     @property
     def tokens(self) -> int:
@@ -185,21 +171,15 @@ class Probe(Tabular):
 
 @dataclass(frozen=True)
 class Point:
-    """A model re-initialised with ``heads`` heads: κ over layers, samples and seeds.
-
-    kappa      mean, as in the paper's Figure 2; its expectation is infinite where A is square
-    quartiles  at 25, 50 and 75%
-    layers     mean over samples and seeds, one per layer
-    theory     the Gaussian prediction for this shape
-    """
+    """A model re-initialised with ``heads`` heads: κ over layers, samples and seeds."""
 
     mode: Mode
     heads: int
     head_dim: int
     tokens: int
-    kappa: float
-    quartiles: tuple[float, float, float]
-    layers: tuple[float, ...]
+    kappa: float  # mean, as in the paper's Figure 2; its expectation is infinite where A is square
+    quartiles: tuple[float, float, float]  # at 25, 50 and 75%
+    layers: tuple[float, ...]  # means over samples and seeds
     seeds: int
 
     @property

@@ -33,16 +33,11 @@ _EPS = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class Spectra:
-    """Singular values of B matrices of one size, on the CPU in float64.
+    """Singular values of B matrices of one size, on the CPU in float64."""
 
-    values  (B, k) descending, k = min(rows, columns); NaN for a matrix that contains NaN or an infinite value
-    error   (B,) bound on the relative error of κ; infinite if float64 does not resolve σ_k
-    noise   (B,) the largest singular value that rounding of the entries can produce
-    """
-
-    values: Tensor
-    error: Tensor
-    noise: Tensor
+    values: Tensor  # (B, k) descending, k = min(rows, columns); NaN for a matrix with a value that is not finite
+    error: Tensor  # (B,) bound on the relative error of κ; infinite if float64 does not resolve σ_k
+    noise: Tensor  # (B,) the largest singular value that rounding of the entries can produce
 
     @property
     def rank(self) -> Tensor:

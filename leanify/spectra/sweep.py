@@ -146,10 +146,7 @@ def _median(point: Point) -> float:
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """(step, file) of a run's checkpoints, sorted: any .safetensors with a number in its path.
-
-    leanify's layout is ``RUN/checkpoints/STEP/model.safetensors``. Raises SourceError if there is none.
-    """
+    """(step, file) of .safetensors files with a number in their path, sorted. Raises SourceError if none."""
     if not run.is_dir():
         raise SourceError(f"{run} is not a directory; --checkpoints needs the directory of a run")
     named = ((path, _step(path.relative_to(run))) for path in run.rglob("*.safetensors"))

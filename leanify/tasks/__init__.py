@@ -64,15 +64,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Usual:
-    """What the recipe has that leanify makes for a model and the user's own data.
+    """What the recipe has that leanify makes for a model and the user's own data."""
 
-    layout    how the data lies on the disk, for the message that asks for it
-    distill   with a teacher: its weight beside the targets, and the temperature
-    """
-
-    layout: str = ""
+    layout: str = ""  # how the data lies on the disk, for the message that asks for it
     batch_size: int = 32
-    distill: tuple[float, float] = (0.5, 1.0)
+    distill: tuple[float, float] = (0.5, 1.0)  # with a teacher: its weight beside the targets, the temperature
 
 
 def merged(parts: Sequence[Tally]) -> dict[str, Tensor]:

@@ -18,27 +18,17 @@ State = Literal["running", "done", "interrupted", "broken"]
 
 @dataclass(frozen=True)
 class RunOverview:
-    """One run as ``leanify runs`` lists it.
-
-    path    the run's folder
-    source  the model that its recipe names
-    data    the name of the user's folder or file, else of the built-in set
-    step    the last completed checkpoint's; None before the first
-    steps   the length of the schedule; None for runs of leanify 0.1.0, which did not record it
-    metric  what the evaluation reports first after the loss, with its best value, by name
-    state   running: a process holds it · done · interrupted: ``--resume`` goes on · broken: it cannot be read
-    problem why a broken one cannot be read
-    """
+    """One run as ``leanify runs`` lists it."""
 
     path: Path
-    source: str
-    data: str
-    step: int | None
-    steps: int | None
-    metric: str
-    best: float | None
-    state: State
-    problem: str | None = None
+    source: str  # the model that its recipe names
+    data: str  # the name of the user's folder or file, else of the built-in set
+    step: int | None  # the last completed checkpoint's; None before the first
+    steps: int | None  # the length of the schedule; None for runs of leanify 0.1.0, which did not record it
+    metric: str  # what the evaluation reports first after the loss
+    best: float | None  # its best value
+    state: State  # running: a process holds it · interrupted: ``--resume`` continues · broken: unreadable
+    problem: str | None = None  # why a broken one cannot be read
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "path": str(self.path)}

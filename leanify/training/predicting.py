@@ -39,22 +39,14 @@ Rows = Iterator[tuple[str, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class Answer:
-    """The model's answer for one sample.
+    """The model's answer for one sample."""
 
-    where          the file, and of a table the row
-    sample         the text, None of an image
-    answer         a class by name, a number, the labels that it has (multi-label), or a tag for each token
-    probability    of the class, else None
-    probabilities  of every class or label, by name; none of numbers and tags
-    tokens         what the tags are of
-    """
-
-    where: str
-    sample: str | None
-    answer: str | float | list[str]
-    probability: float | None = None
-    probabilities: dict[str, float] = field(default_factory=dict)
-    tokens: tuple[str, ...] = ()
+    where: str  # the file, and of a table the row
+    sample: str | None  # the text, None of an image
+    answer: str | float | list[str]  # a class by name, a number, the labels that it has, or a tag for each token
+    probability: float | None = None  # of the class
+    probabilities: dict[str, float] = field(default_factory=dict)  # of every class or label, by name
+    tokens: tuple[str, ...] = ()  # what the tags are of
 
     @property
     def words(self) -> str:

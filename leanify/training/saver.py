@@ -16,11 +16,7 @@ Write = Callable[[Mapping[str, Tensor], Mapping[str, Any]], None]
 
 
 class Saver:
-    """Writes one checkpoint at a time in the background; `wait` ends it and raises what went wrong there.
-
-    The host's buffers are kept for the next checkpoint. Where they do not fit into memory, the training
-    waits.
-    """
+    """Writes one checkpoint at a time in the background, from buffers that are kept. `wait` ends it."""
 
     def __init__(self) -> None:
         self.buffers: dict[int, Tensor] = {}

@@ -48,10 +48,7 @@ class Rate:
 
 
 def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
-    """Steps per epoch of ``samples``, per step, or per token, with ``tokens`` in a sample: the schedule's unit.
-
-    Tokens are counted by the epoch, whose last batch may be a short one.
-    """
+    """Steps per unit of the schedule: per epoch of ``samples``, per step, or per token (``tokens`` a sample)."""
     if schedule.epochs is not None:
         return steps_per_epoch
     if schedule.steps is not None:

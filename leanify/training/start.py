@@ -48,38 +48,28 @@ def train(
     step, write a checkpoint and raise KeyboardInterrupt.
     """
     with nullcontext(watcher) if watcher is not None else Bar() as seen:
-        return _trained(recipe, output, resume, settings, teacher, accept_changed_data, seen)
-
-
-def _trained(
-    recipe: str | Path | Recipe | None,
-    output: str | Path | None,
-    resume: str | Path | None,
-    settings: tuple[str, ...] | list[str],
-    teacher: str | None,
-    accept_changed_data: bool,
-    watcher: Watcher,
-) -> Path:
-    if resume is not None:
-        run = RunDirectory.open(resume)
-        run.check_unedited()
-        value = run.recipe
-        if recipe is not None or settings or teacher is not None:
-            run.check_recipe(resolve(value if recipe is None else recipe, settings, teacher))
+        if resume is not None:
+            run = RunDirectory.open(resume)
+            run.check_unedited()
+            value = run.recipe
+            if recipe is not None or settings or teacher is not None:
+                run.check_recipe(resolve(value if recipe is None else recipe, settings, teacher))
+            with guards.raised_by_all():
+                trainer = Trainer(with_tokenizer_of(run), seen)
+            return trainer.fit(run, accept_changed_data).path
+        if recipe is None:
+            raise RecipeError(
+                "a recipe is needed: a file, a name (leanify train --list) or a leanify.runs.recipe.Recipe"
+            )
+        value = resolve(recipe, settings, teacher)
+        if defaults.is_usual(recipe) and not any(each.startswith("optim.lr=") for each in settings):
+            value = _at_tested_rate(value)
+        folder = Path(output) if output is not None else new_folder(recipe)
+        if folder.parent.is_dir():
+            check_new_directory(folder)
         with guards.raised_by_all():
-            trainer = Trainer(with_tokenizer_of(run), watcher)
-        trainer.fit(run, accept_changed_data)
-        return run.path
-    if recipe is None:
-        raise RecipeError("a recipe is needed: a file, a name (leanify train --list) or a leanify.runs.recipe.Recipe")
-    value = resolve(recipe, settings, teacher)
-    if defaults.is_usual(recipe) and not any(each.startswith("optim.lr=") for each in settings):
-        value = _at_tested_rate(value)
-    folder = Path(output) if output is not None else new_folder(recipe)
-    check_new_directory(folder) if folder.parent.is_dir() else None
-    with guards.raised_by_all():
-        trainer = Trainer(value, watcher)
-    return trainer.fit(trainer.new_run(folder)).path
+            trainer = Trainer(value, seen)
+        return trainer.fit(trainer.new_run(folder)).path
 
 
 def _at_tested_rate(recipe: Recipe) -> Recipe:

@@ -23,18 +23,15 @@ from leanify.training import sharding
 
 @dataclass(frozen=True)
 class State:
-    """``names`` are those of the tensors that a checkpoint holds, tied ones once.
-
-    ``learning`` is the model with all that the optimiser learns: the model itself, or the learner around it.
-    """
+    """The parts of a training that a checkpoint holds."""
 
     bare: nn.Module
     average: nn.Module | None
-    learning: nn.Module
+    learning: nn.Module  # with all that the optimiser learns: the model itself, or the learner around it
     maps: nn.Module | None
     optimizer: Any
     scaler: Any
-    names: list[str]
+    names: list[str]  # of the tensors that a checkpoint holds, tied ones once
 
     @property
     def evaluated(self) -> nn.Module:

@@ -92,10 +92,7 @@ def shared_table(located: LocatedModel, stage: LocatedStage) -> str:
 
 @torch.no_grad()
 def select(model: nn.Module, site: Site, picks: Picks) -> Sizes:
-    """Keep the picked heads and units of a site, in their order, in place. Returns the new sizes.
-
-    With permutations as picks the heads or units change places, and the site computes what it did before.
-    """
+    """Keep the picked heads and units of a site, in the picks' order, in place. Returns the new sizes."""
     kept = []
     for axes in axes_of(site):
         value = axes.value

@@ -127,10 +127,7 @@ def counts_of(located: LocatedModel, stage: str, index: int) -> set[str]:
 
 
 def difference_in(a: nn.Module, b: nn.Module, counted: set[str]) -> str:
-    """The first plain attribute or parameter in which two blocks differ, by path, or "".
-
-    ``counted`` attributes (`counts_of`), counters of layers and stochastic depth are left out.
-    """
+    """The first attribute or parameter in which two blocks differ, by path, or ""; not ``counted`` ones."""
     others = dict(b.named_modules())
     for path, module in a.named_modules():
         for name, value in vars(module).items() if path in others else ():

@@ -25,12 +25,9 @@ NUMBERS = 2**26  # of them in all: a large vocabulary has fewer rows
 
 @dataclass(frozen=True)
 class Moments:
-    """Σ x̃ x̃ᵀ of the inputs x̃ = (x, 1) of a linear map: (inputs + 1) × (inputs + 1), float64.
+    """Σ x̃ x̃ᵀ of the inputs x̃ = (x, 1) of a linear map: (inputs + 1) × (inputs + 1), float64."""
 
-    ``sums`` are those of every other batch and of the rest, so that one half can check the other.
-    """
-
-    sums: tuple[Tensor, ...]
+    sums: tuple[Tensor, ...]  # of every other batch and of the rest, so that one half can check the other
 
     @property
     def second(self) -> Tensor:
@@ -130,10 +127,7 @@ class Answers:
 
 @torch.no_grad()
 def answers(model: nn.Module, batches: Sequence[Batch], headless: bool = False) -> Answers:
-    """The answers of a model. Padded tokens do not count, and rows beyond `ROWS` are left out evenly.
-
-    ``headless``: those of the transformers model below its head, which knows nothing.
-    """
+    """The answers of a model without padding, thinned to `ROWS`; ``headless``: those of the model below its head."""
     model.eval()
     asked: Any = getattr(model, "base_model", model) if headless else model
     return gathered((run(asked, batch) for batch in batches), batches)

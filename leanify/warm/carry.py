@@ -35,16 +35,13 @@ TRIED = {"drop": 3, "pair": 2}  # moves of a step that are measured: the likelie
 
 @dataclass(frozen=True)
 class Step:
-    """A step and the damage after it. ``move`` is narrow, drop, pair or deepen; ``blocks`` are the original ones.
+    """A step, and the damage after it."""
 
-    ``fitted``: the pair is of post-norm blocks, and fitted by least squares (`fit`).
-    """
-
-    move: str
+    move: str  # narrow, drop, pair or deepen
     stage: str
-    blocks: Slot
+    blocks: Slot  # the original ones
     damage: float
-    fitted: bool = False
+    fitted: bool = False  # a pair of post-norm blocks, by least squares (`fit`)
 
     @property
     def words(self) -> str:
@@ -144,10 +141,7 @@ class _Carrier:
     def _measured(
         self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Call]], most: float = float("inf")
     ) -> _Measured | None:
-        """A stage at these slots; its blocks up to ``place`` give what they gave ``before``, by batch.
-
-        None as soon as the damage is more than ``most``.
-        """
+        """A stage at these slots, whose blocks up to ``place`` give what ``before`` has; None above ``most``."""
         model: nn.Module = self._with({**self.slots, stage: after}).model
         blocks: list[nn.Module] = list(model.get_submodule(stage).children())
         asked = getattr(model, "base_model", model) if self.donor.headless else model

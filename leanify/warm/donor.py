@@ -40,15 +40,12 @@ class Cut:
 
 @dataclass
 class Donor:
-    """A model with weights; ``batches`` choose and correct, ``held_out`` measure the damage.
-
-    ``headless``: its head is new, so that damage is measured on hidden states. Raises DataError without data.
-    """
+    """A model with weights, and data. Raises DataError without any."""
 
     model: nn.Module
-    batches: Sequence[Batch]
-    held_out: Sequence[Batch]
-    headless: bool = False
+    batches: Sequence[Batch]  # choose and correct
+    held_out: Sequence[Batch]  # measure the damage
+    headless: bool = False  # its head is new, so that damage is measured on hidden states
     correct: bool = True
     _heads: dict[str, Moments] = field(default_factory=dict)
     _cuts: dict[tuple[str, str, int], Cut] = field(default_factory=dict)

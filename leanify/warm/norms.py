@@ -14,15 +14,12 @@ from leanify.lens.resize import features_of
 
 @dataclass(frozen=True)
 class Affine:
-    """A norm as z · gain + bias, z being the normalised input. ``centred``: z sums to zero (LayerNorm).
-
-    ``offset`` is what the module adds to its weight: 1 in Gemma's, which keep the gain less one.
-    """
+    """A norm as z · gain + bias, z being the normalised input."""
 
     gain: Tensor
     bias: Tensor
-    centred: bool
-    offset: float
+    centred: bool  # z sums to zero (LayerNorm)
+    offset: float  # what the module adds to its weight: 1 in Gemma's, which keep the gain less one
 
 
 @torch.no_grad()

@@ -40,10 +40,7 @@ MEANING = {
 
 
 def prepare(donor: Donor, shapes: Sequence[Architecture], what: str, more: float = 0.0) -> None:
-    """Say what the data is too small for and how long carrying takes; then find what stays at all these sizes.
-
-    ``more`` are passes of the model over the held-out batches that something else takes.
-    """
+    """Say what is too little data and how long carrying takes, with ``more`` passes; then find what stays."""
     for words in donor.warnings(shapes):
         note(f"warning: {words}")
     began = time.perf_counter()

@@ -43,16 +43,13 @@ class Sublayer:
 
 @dataclass(frozen=True)
 class Residual:
-    """A block as groups of sublayers; those of a group take the same x and are added to it together.
-
-    ``post_norm``: the norm follows the sum (Vaswani et al. 2017) instead of standing before the sublayer.
-    """
+    """A block as groups of sublayers; those of a group take the same x and are added to it together."""
 
     block: nn.Module
     path: str
     call: Call
     groups: list[list[Sublayer]]
-    post_norm: bool = False
+    post_norm: bool = False  # the norm follows the sum (Vaswani et al. 2017) instead of preceding the sublayer
 
     @property
     def sublayers(self) -> Iterator[Sublayer]:

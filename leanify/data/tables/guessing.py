@@ -23,10 +23,7 @@ def text_in(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def label_in(rows: Sequence[Row], texts: Sequence[str]) -> str | None:
-    """The only column beside the texts, if it has few values, lists of them, or fractions.
-
-    Else columns of 0 and 1, joined by commas. None where nothing fits.
-    """
+    """The only column beside the texts, if it can be a label; else columns of 0 and 1, by commas; or None."""
     left = {name: cells for name, cells in _columns(rows).items() if name not in texts}
     if len(left) == 1:
         ((name, cells),) = left.items()

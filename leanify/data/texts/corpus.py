@@ -101,10 +101,7 @@ def encoder(tokenizer: str | None, size: int) -> tuple[Encode, str]:
 
 
 def texts_of(data: DataSection, faults: Faults) -> tuple[list[str | Text], str]:
-    """The texts for training, validation and test, where that is named, and where they are from.
-
-    A text that must be split is read into memory; one that is larger than memory needs a file per split.
-    """
+    """The texts for training, validation and test, where that is named, and where they are from."""
     if data.name == "python" and data.path is None:
         files = sorted(Path(os.__file__).parent.glob("*.py"))  # of the standard library
         whole = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)

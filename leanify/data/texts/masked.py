@@ -29,10 +29,7 @@ MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token
 
 
 class Masked:
-    """Token ids, in memory or memory-mapped: sample i is ids[i · length : (i + 1) · length], if complete.
-
-    A sample's mask is a function of (seed, epoch, index), or of the index alone if ``fixed``.
-    """
+    """Token ids: sample i is ids[i · length : (i + 1) · length]. A ``fixed`` mask depends on the index alone."""
 
     workers = 0
 

@@ -23,7 +23,7 @@ from leanify.data.texts import vocabulary
 from leanify.data.texts.encoded import Sentences, takes_types
 from leanify.data.texts.own_texts import find_table
 from leanify.errors import DataError
-from leanify.runs.files import listing, opened_text
+from leanify.runs.files import lines_in, listing
 from leanify.runs.recipe import DataSection
 
 HOLDOUT = 0.1  # share held out if there is no validation file and no data.holdout
@@ -87,11 +87,7 @@ def _named(files: Sequence[Path]) -> str:
 def sentences_in(file: Path, data: DataSection, faults: Faults) -> Iterator[str]:
     """Yield the non-blank sentences of a file. Raises DataError for a table without a text column."""
     if file.suffix not in TABLES:
-        try:
-            with opened_text(file, DataError) as lines:
-                yield from (line.strip() for line in lines if line.strip())
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        yield from (line.strip() for line in lines_in(file, DataError) if line.strip())
         return
     columns: list[str] = []
     for place, row in rows_of_table(file, faults):

@@ -1,7 +1,7 @@
 """The user's own sentences with one tag per token: named entities, parts of speech, chunks.
 
 A table has a column of tokens and one of tags, as lists of equal length or as strings separated by blanks;
-CoNLL files have one token and tag per line (`leanify.data.tables.conll`). The model reads the tokens joined
+CoNLL files have one token and tag per line (`leanify.data.tables.rows`). The model reads the tokens joined
 by blanks. Only a token's first piece has the tag; its other pieces are ignored, as in Devlin et al. 2019
 (5.3).
 """

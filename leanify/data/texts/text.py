@@ -15,7 +15,7 @@ from leanify.data.tables.columns import TABLES
 from leanify.data.tables.rows import Row, rows_of_table
 from leanify.data.texts import vocabulary
 from leanify.errors import DataError
-from leanify.runs.files import few, opened_text
+from leanify.runs.files import few, lines_in
 
 Encode = Callable[[str, bool], list[int]]  # text, whether to add special tokens → ids
 COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
@@ -60,16 +60,13 @@ def _pieces(path: Path, encode: Encode, tokens: int) -> Iterator[list[int]]:
     """Consecutive pieces of a text file, read 64 lines at a time."""
     held: list[int] = []
     whole = False
-    with opened_text(path, DataError) as file:
-        try:
-            while part := "".join(islice(file, 64)):
-                held += encode(part, False)
-                while len(held) >= tokens:
-                    whole = True
-                    yield held[:tokens]
-                    held = held[tokens:]
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 text: {error.reason}") from None
+    lines = lines_in(path, DataError)
+    while part := "".join(islice(lines, 64)):
+        held += encode(part, False)
+        while len(held) >= tokens:
+            whole = True
+            yield held[:tokens]
+            held = held[tokens:]
     if held and not whole:
         yield held
 
