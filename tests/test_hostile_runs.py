@@ -47,7 +47,7 @@ checkpoint_every = 2
 """
 
 
-class Watcher(loop.Watcher):
+class Watcher(loop.Silent):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 

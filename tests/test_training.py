@@ -30,7 +30,7 @@ def tiny(*settings: str) -> recipes.Recipe:
     return recipes.with_settings(TINY, settings)
 
 
-class Watcher(loop.Watcher):
+class Watcher(loop.Silent):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 

@@ -20,7 +20,7 @@ from leanify.runs import recipe as recipes
 from leanify.runs.run_directory import RunDirectory
 from leanify.training import engine, guards, loop, memory
 from leanify.training import start as training
-from leanify.training.watcher import Watcher
+from leanify.training.watcher import Silent
 
 STILL = ["model.override.drop_path_rate=0", "model.override.proj_drop_rate=0", "data.samples=200"]
 
@@ -177,7 +177,7 @@ def test_memory_that_runs_out_in_a_step_is_one_message(tmp_path: Path) -> None:
         if isinstance(module, torch.nn.LayerNorm):
             torch.empty(2**50, dtype=torch.uint8)
 
-    class Greedy(Watcher):
+    class Greedy(Silent):
         def began(self, *_: object) -> None:
             hooks.append(torch.nn.modules.module.register_module_forward_hook(asks))
 

@@ -29,7 +29,7 @@ from leanify.tasks.sentence_embedding import embed, pooled
 from leanify.training import defaults, rates, taught
 from leanify.training import start as training
 from leanify.training.loop import Trainer
-from leanify.training.watcher import Watcher
+from leanify.training.watcher import Silent
 from leanify.upstream.libraries import import_transformers
 
 WORDS = ["a", "the", "good", "bad", "film", "was", "is", "great", "poor", "very", "story", "end", "long", "short"]
@@ -306,7 +306,7 @@ def test_the_file_is_named_by_weights_pooling_and_tokens(home: Path) -> None:
     assert taught.weights_digest(first) == taught.weights_digest(leanify.load(home / "teacher"))
 
 
-class Heard(Watcher):
+class Heard(Silent):
     """Collects warnings."""
 
     def __init__(self) -> None:

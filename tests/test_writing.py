@@ -31,9 +31,7 @@ LIBRARY = "a library's own writer; "
 ALLOWED = {  # calls outside runs/writing.py that write, rename or remove, and why they may
     ("cli/__init__.py", "os.open"): "/dev/null",
     ("data/texts/tokens.py", "tofile"): "into a file that runs/writing.py opened",
-    ("data/texts/tokens.py", "rename"): f"{CACHE}, made beside it",
     ("data/texts/tokens.py", "rmtree"): CACHE,
-    ("data/texts/vocabulary.py", "rename"): f"{CACHE}, made beside it",
     ("data/texts/vocabulary.py", "rmtree"): CACHE,
     ("data/texts/vocabulary.py", "save_pretrained"): LIBRARY + FRESH,
     ("exporting/export.py", "save_file"): LIBRARY + FRESH,
@@ -42,10 +40,9 @@ ALLOWED = {  # calls outside runs/writing.py that write, rename or remove, and w
     ("machine.py", "write_text"): "the kernel's own file, to reset a counter",
     ("runs/checkpoint_writing.py", "rename"): "a whole checkpoint gets its name",
     ("runs/checkpoint_writing.py", "rmtree"): "of this process, or a checkpoint that it holds nothing but",
-    (
-        "runs/new_directory.py",
-        "rename",
-    ): "a whole directory gets its name, if nothing has it",
+    ("runs/cache.py", "rename"): f"{CACHE}, made beside it",
+    ("runs/cache.py", "rmtree"): "the folder that it made beside the cache",
+    ("runs/new_directory.py", "rename"): "a whole directory gets its name, if nothing has it",
     ("runs/new_directory.py", "rmtree"): "of this process, or with --force a directory that leanify wrote",
     ("runs/removing.py", "rename"): "what is removed is renamed first",
     ("runs/removing.py", "rmtree"): "what leanify provably wrote: this is the module that removes",

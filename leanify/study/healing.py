@@ -30,7 +30,7 @@ from leanify.training import start
 from leanify.training.loop import Trainer
 from leanify.training.preparation import data_of
 from leanify.training.state import put_file
-from leanify.training.watcher import Watcher
+from leanify.training.watcher import Silent
 from leanify.units import metric as metric_words
 
 FIRST = 3  # the share of the schedule after which the two are compared: one third
@@ -169,7 +169,7 @@ def _scheduled(recipe: TrainingRecipe, steps: int, rate: float) -> TrainingRecip
     return replace(recipe, schedule=schedule, optim=replace(recipe.optim, lr=rate), run=run)
 
 
-class _Until(Watcher):
+class _Until(Silent):
     """Ends a run at a step, as Ctrl-C would, and says how it goes."""
 
     def __init__(self, name: str, stop: int | None, metric: str, advance: Callable[[int], None]) -> None:

@@ -43,6 +43,7 @@ from leanify.training.saver import Saver
 from leanify.training.schedule import ramp_of, rate_of, steps_of
 from leanify.training.state import State, put_file
 from leanify.training.taught import taught
+from leanify.training.watcher import Silent as Silent
 from leanify.training.watcher import Watcher as Watcher
 from leanify.training.window import Window
 from leanify.upstream.wall import wall
@@ -65,7 +66,7 @@ class Trainer:
         data, optim, schedule = recipe.data, recipe.optim, recipe.schedule
         self.accelerator = accelerator_of(recipe)
         self.main: bool = self.accelerator.is_main_process
-        self.watcher: Watcher = watcher if watcher is not None and self.main else Watcher()
+        self.watcher: Watcher = watcher if watcher is not None and self.main else Silent()
         self.seed = recipe.run.seed
 
         seed_everything(MODEL, self.seed)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from leanify.terminal import progress
 
 
-class Watcher:
-    """Receives the progress of a run, and ignores it here; of several processes only the first has one.
+class Watcher(Protocol):
+    """Receives the progress of a run; of several processes only the first has one.
 
     ``metric`` names the best evaluation; ``sign`` is 1 if higher is better, −1 if lower is.
     """
@@ -21,7 +21,11 @@ class Watcher:
     def logged(self, row: Mapping[str, Any]) -> None: ...
 
 
-class Bar(Watcher):
+class Silent(Watcher):
+    """A watcher that ignores all events."""
+
+
+class Bar(Silent):
     """A bar while a run is trained from Python, on a terminal or in a notebook; silent elsewhere."""
 
     def __init__(self) -> None:

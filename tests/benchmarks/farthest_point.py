@@ -53,7 +53,7 @@ def trained(runs: Path, setting: Setting) -> RunDirectory:
     """The setting's run, begun or gone on with."""
     path = runs / setting.name
     if path.exists():
-        training.train(resume=path, watcher=loop.Watcher())
+        training.train(resume=path, watcher=loop.Silent())
     else:
         settings = [f"model.{key}={getattr(setting, key)}" for key in ("depth", "heads", "head_dim")]
         settings += [f"schedule.steps={setting.steps}", f"data.length={setting.points}"]
