@@ -56,6 +56,12 @@ def read(file: Path, **settings: Any) -> Labelled:
     return Labelled.read(file, DataSection("data", "text-classification", str(file), **settings), Faults())
 
 
+def test_a_column_without_a_name_is_no_answer(tmp_path: Path) -> None:
+    """As pandas writes its index."""
+    with pytest.raises(leanify.DataError, match="no column of labels; it has , words"):
+        columns.pick(tmp_path, ["", "words"], label=((), columns.LABELS))
+
+
 @pytest.mark.parametrize("suffix", columns.TABLES)
 def test_every_kind_of_table_holds_the_same_rows(tmp_path: Path, suffix: str) -> None:
     table = read(write(tmp_path / f"train{suffix}", ROWS))

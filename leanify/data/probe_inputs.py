@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,20 +70,19 @@ def feed(
         elif not data.is_dir():
             raise DataError(f"{data} is a file, but this model takes images; name a folder of images")
         else:
-            found = _pictures(model, data, samples, batch_size, example.shape[1:], seed)
+            folder = ImageFolder(data, seed)
+            images = folder.batches(samples, batch_size, example.shape[1:], *_scale(model, example.shape[1]))
+            found = Feed(f"images from {data}", ({name: image} for image in images), folder)
     read = walled(found.batches, where, DataError)
     moved = ({name: value.to(device) for name, value in batch.items()} for batch in read)
     return replace(found, batches=moved)
 
 
-def _pictures(model: nn.Module, data: Path, samples: int, batch_size: int, shape: Sequence[int], seed: int) -> Feed:
-    folder, known = ImageFolder(data, seed), getattr(model, "pretrained_cfg", None) or {}
+def _scale(model: nn.Module, channels: int) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation per channel; 0.5 if upstream does not specify them."""
+    known = getattr(model, "pretrained_cfg", None) or {}
     mean, std = (list(known.get(key) or [0.5]) for key in ("mean", "std"))
-    if len(mean) != shape[0]:
-        mean, std = mean[:1] * shape[0], std[:1] * shape[0]
-    name = next(iter(example_inputs(model, 1)))
-    batches = folder.batches(samples, batch_size, shape, mean, std)
-    return Feed(f"images from {data}", ({name: batch} for batch in batches), folder)
+    return (mean, std) if len(mean) == channels else (mean[:1] * channels, std[:1] * channels)
 
 
 def _random(model: nn.Module, samples: int, batch_size: int, tokens: int | None, seed: int) -> Iterator[InputBatch]:

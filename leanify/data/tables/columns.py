@@ -63,8 +63,9 @@ def pick(file: Path, found: Sequence[Any], **wanted: tuple[Sequence[str], Sequen
     known = {str(name).lower(): str(name) for name in found}
     right: dict[str, list[str]] = {}
     for key, (asked, usual) in wanted.items():
-        names = asked or [one_of(usual, list(known.values())) or ""]
-        if all(name.lower() in known for name in names):
+        guess = one_of(usual, list(known.values()))
+        names = asked or [name for name in (guess,) if name is not None]
+        if names and all(name.lower() in known for name in names):
             right[key] = [known[name.lower()] for name in names]
     if len(right) == len(wanted):
         return right
