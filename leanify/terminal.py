@@ -165,7 +165,7 @@ def bars(out: Console, *columns: Any) -> Any:
 
     class Bars(Progress):
         def get_renderables(self) -> Iterable[Any]:
-            yield Constrain(self.make_tasks_table(self.tasks), max(1, self.console.width - ROOM))
+            yield Constrain(self.make_tasks_table(self.tasks), max(1, out.width - ROOM))
 
     return Bars(*columns, console=out, transient=True, disable=not draws(out))
 

@@ -42,7 +42,6 @@ else:
 LENGTHS = ("epochs", "steps", "tokens")  # units of a schedule's length; a recipe sets exactly one
 LARGEST = 1 << 20  # bytes; a larger file is not a recipe
 DOTS = 200  # in a line; the parser's time grows with the square of a key's parts
-TOO_DEEP = "this is not a recipe: its tables or lists are nested too deeply"
 Counts = int | tuple[int, ...] | None  # one number for all stages that a redesign changes, or one number per stage
 
 
@@ -326,15 +325,11 @@ def parse(text: str) -> Recipe:
     if any(line.count(".") > DOTS for line in text.splitlines()):
         raise RecipeError(f"this is not a recipe: a line has more than {DOTS} dots")
     try:
-        values = tomllib.loads(text)
+        return from_dict(tomllib.loads(text))
     except ValueError as error:  # TOMLDecodeError, or an integer of too many digits
         raise RecipeError(f"this is not TOML: {error}") from error
     except RecursionError as error:
-        raise RecipeError(TOO_DEEP) from error
-    try:
-        return from_dict(values)
-    except RecursionError as error:
-        raise RecipeError(TOO_DEEP) from error
+        raise RecipeError("this is not a recipe: its tables or lists are nested too deeply") from error
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -398,15 +393,15 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collection[str]) -> None:
     """Scale warm-up and cool-down to a length of another unit, or if they do not fit, unless they were set."""
-    units = [unit for unit in LENGTHS if unit in before], [unit for unit in LENGTHS if unit in now]
-    if not units[0] or not units[1] or not isinstance(now[units[1][0]], int | float):
+    old = next((unit for unit in LENGTHS if unit in before), None)
+    new = next((unit for unit in LENGTHS if unit in now), None)
+    if old is None or new is None or not isinstance(now[new], int | float):
         return
-    old, new = before[units[0][0]], now[units[1][0]]
-    if units[0][0] == units[1][0] and before.get("warmup", 0) + before.get("cooldown", 0) <= new:
+    if old == new and before.get("warmup", 0) + before.get("cooldown", 0) <= now[new]:
         return
     for key in ("warmup", "cooldown"):
         if key in before and f"schedule.{key}" not in given:
-            now[key] = before[key] * new / old
+            now[key] = before[key] * now[new] / before[old]
 
 
 def value_of(text: str) -> Any:
