@@ -8,9 +8,9 @@ the baseline, on six tasks. Fixed before the runs:
 1. A design's best rate is the one with the lowest mean validation loss over the seeds that have all rates. Best rates
    are chosen on the split that judges, for every design alike.
 2. The rule that is judged is the default one of `redesign`: most attention for encoders, among MLPs of two widths and
-   more; for decoders no more attention than MLP, then most layers. It is judged by Spearman's ρ with the order of losses over the ten designs, and by
-   regret: the loss of the design that it puts first, 0 being the best design's and 1 the mean of all. Both at the
-   recipe's rate and at each design's best.
+   more; for decoders no more attention than MLP, then most layers. It is judged by Spearman's ρ with the order of
+   losses over the ten designs, and by regret: the loss of the design that it puts first, 0 being the best design's and
+   1 the mean of all. Both at the recipe's rate and at each design's best.
 3. A cheaper way to a rate is taken if the mean loss that it costs, over designs and tasks, is less than a fifth of the
    noise of a run (pooled, a fit of design + seed at best rates): the recipe's rate for all; the baseline's best rate
    for all; a rate that grows with the square root of the baseline's depth over the design's.
