@@ -91,7 +91,7 @@ def test_kappa_is_explained_once(leanify):
 def test_tables_fit_a_hundred_columns(leanify):
     code, out, _ = leanify(*TINY_BERT, "--samples", 2, "--tokens", 12, "--per-head", "--weights")
     assert code == 0
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(len(line) for line in out.splitlines() if not line.startswith("next  ")) <= 100
     assert "layers encoder.layer.*.attention" in out
     assert "W_o" in out
     assert "…" not in out

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanify.cli.formats import Kind, kind_of, show
-from leanify.cli.next_lines import print_next
+from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.errors import SourceError
 from leanify.terminal import console, progress, say
@@ -104,7 +104,7 @@ def condition(
         result = _models(sources or [DEFAULT], asked)
     _show(result, plot, kind, theory)
     if kind == "table" and data is None:
-        print_next(shlex.join(["leanify", *sys.argv[1:], "--data", "DATA"]))
+        print_next(f"{typed_without()} --data DATA")
 
 
 @dataclass

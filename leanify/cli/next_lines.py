@@ -51,9 +51,9 @@ def print_next(*commands: str) -> None:
         console().print(f"      {command}" if place else f"\nnext  {command}", soft_wrap=True)
 
 
-def typed_without(flag: str) -> str:
-    """The command that was typed, without a flag such as --dry-run."""
-    return join(["leanify", *(word for word in sys.argv[1:] if word != flag)])
+def typed_without(*flags: str) -> str:
+    """The command that was typed, without flags such as --dry-run, and without what only changes how it looks."""
+    return join(["leanify", *(word for word in sys.argv[1:] if word not in (*flags, "--quiet", "--no-color"))])
 
 
 def to_write(arguments: Sequence[str], recommended: str = "lean") -> list[str]:
