@@ -82,8 +82,8 @@ def test_kappa_is_shown_with_its_bounds_where_it_is_not_exact(study: Study) -> N
     assert found == {"baseline": [30.0, "inf"], "lean": [159.0, 161.0], "control": [40.0, 200.0], "wide": None}
     text = study.html(study.path / "report.html").read_text()
     kappas = {name: known(study.result(name).kappa, study.result(name).kappa_bounds) for name in found}
-    assert kappas["baseline"] == "> 30"
-    assert kappas["control"] == "40–200"
+    assert kappas["baseline"] == "> 30.0"
+    assert kappas["control"] == "40.0–200"
     assert kappas["lean"] == f"{40 * SHAPES['lean'][0]}"
     assert all(f"<td>{html.escape(kappa)}</td>" in text for kappa in kappas.values())
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from leanify.cli.screen import NARROW, clock, fitted, shown
+from leanify.cli.screen import NARROW, fitted, left, shown
 from leanify.terminal import ROOM, bars, console, showing
 from leanify.units import metric, percent
 
@@ -111,8 +111,8 @@ class Board:
         for run in running:
             parts = [run.words] if run.words else []
             if run.steps:
-                left = _left(run.since, run.done - run.first, run.steps - run.done)
-                parts = [f"{run.done:,}/{run.steps:,}", left, *parts]
+                ahead = left(run.since, run.done - run.first, run.steps - run.done)
+                parts = [f"{run.done:,}/{run.steps:,}", ahead, *parts]
             self._show(run.task, parts, total=run.steps or None, completed=run.done)
         done = self.before + self.ended_here
         parts = [f"{done:,}/{self.known:,}"]
@@ -120,16 +120,11 @@ class Board:
         if not self.cut:  # else runs end early, and go on later
             shares = sum(run.share for run in running)
             here = self.ended_here + sum(run.share - run.first / run.steps for run in running if run.steps)
-            parts.append(_left(self.since, here, self.known - done - shares))
+            parts.append(left(self.since, here, self.known - done - shares))
         self._show(self.whole, parts, completed=done + shares)
 
     def _show(self, task: Any, parts: list[str], **amounts: Any) -> None:
         self.progress.update(task, words=fitted(parts, self.room), **amounts)
-
-
-def _left(since: float, done: float, rest: float) -> str:
-    """The predicted remaining time at the mean speed since then."""
-    return f"{clock((time.perf_counter() - since) * rest / done)} left" if done > 0 else "–:–– left"
 
 
 def _amounts(folder: StudyFolder, plan: StudyPlan) -> tuple[int, int]:

@@ -269,6 +269,16 @@ def _over_training(source: str, run: Path, asked: Asked) -> Result:
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
+def _print(tables: list[Any]) -> None:
+    from leanify.cli.tables import fit
+
+    out = console()
+    for number, table in enumerate(tables):
+        if number and not isinstance(table, str):
+            out.print()
+        out.print(table if isinstance(table, str) else fit(table, out, LAST))
+
+
 def _show(result: Result, plot: Path | None, kind: Kind, theory: bool) -> None:
     if plot is not None:
         from leanify.spectra.plots import write
@@ -276,18 +286,8 @@ def _show(result: Result, plot: Path | None, kind: Kind, theory: bool) -> None:
         command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
         rows = [{key: value for key, value in row.items() if theory or key != "kappa_theory"} for row in result.rows]
         write(result.draw, plot, result.title, rows, [result.caption, *result.notes, *result.warnings, command])
-    show(kind, {**result.json, "warnings": result.warnings}, result.rows, lambda: _print(result))
+    show(kind, {**result.json, "warnings": result.warnings}, result.rows, lambda: _print(result.tables))
     for warning in result.warnings:
         say(f"leanify: {warning}")
     if plot is not None:
         say(f"leanify: wrote {plot}")
-
-
-def _print(result: Result) -> None:
-    from leanify.cli.tables import fit
-
-    out = console()
-    for number, table in enumerate(result.tables):
-        if number and not isinstance(table, str):
-            out.print()
-        out.print(table if isinstance(table, str) else fit(table, out, LAST), soft_wrap=False)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from leanify.cli.tables import print_table, table
+from leanify.cli.tables import fit, print_table, table
 from leanify.terminal import CYAN, GREEN, ORANGE, console
 from leanify.units import binary, damage, gigas, kappa, macs_column, millions, percent, seconds
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from leanify.warm.plan import Carrying
 
 KAPPA = "κ random"
-WIDEST = 1000  # columns: the width of a table without limits
 STYLES = {"lean": GREEN, "control": CYAN, "plain": "magenta", "also": "dim"}  # yellow is hard to read on white
 Column = tuple[str, Callable[["Design"], str]]
 
@@ -33,15 +30,15 @@ def render_plan(plan: Plan, explain: bool = False, carried: Carrying | None = No
     out = console()
     out.print(Text.assemble((plan.name, "bold"), f" · {plan.inputs} · {plan.budget}"))
     out.print()
-    shown = _fitting(plan, out, () if explain else (KAPPA,))
-    print_table(out, shown)
+    print_table(out, fit(_table(plan, explain), out, ("inner", KAPPA, "GMACs", "MMACs")))
     out.print()
     why = "" if explain else " (--explain)"
     out.print(_sentence(plan, why) if carried is None else _kept(plan, carried, why))
     for line in _notes(plan) if explain else ():
         out.print(line)
     if plan.directory:
-        out.print(f'written to {plan.directory}; leanify.load("{_loadable(plan)}") loads it')
+        lean = f"{plan.directory}/lean" if plan.with_control else plan.directory
+        out.print(f'written to {plan.directory}; leanify.load("{lean}") loads it')
 
 
 def render_steps(carried: Carrying) -> None:
@@ -58,28 +55,17 @@ def render_steps(carried: Carrying) -> None:
         out.print(f"not paired: {why}", style="dim")
 
 
-def _fitting(plan: Plan, out: Console, without: tuple[str, ...]) -> Table:
-    """The table, dropping the least important columns until it fits the terminal."""
-    for dropped in ((), ("inner",), ("inner", KAPPA), ("inner", KAPPA, "GMACs", "MMACs")):
-        shown = _table(plan, (*without, *dropped))
-        if Measurement.get(out, out.options.update(width=WIDEST), shown).maximum <= out.width:
-            break
-    return shown
-
-
-def _table(plan: Plan, dropped: tuple[str, ...]) -> Table:
+def _table(plan: Plan, explain: bool) -> Table:
     parts = _parts(plan)
-    dense = () if _has_experts(plan.baseline) else ("experts",)
-    shapes = [shape for shape in SHAPES if shape[0] not in (*dropped, *dense)]
-    costs = [cost for cost in _columns(plan) if cost[0] not in dropped]
+    dense = not any(layer.experts for layer in plan.baseline.architecture.layers())
+    shapes = [shape for shape in SHAPES if not (dense and shape[0] == "experts")]
+    costs = [cost for cost in _columns(plan) if explain or cost[0] != KAPPA]
     stage = ["stage"] if len(parts) > 1 else []
-    names = ("", *stage, *(name for name, _ in shapes), *(name for name, _ in costs))
-    shown = table(names, [], left=1 + len(stage))
+    shown = table(("", *stage, *(name for name, _ in (*shapes, *costs))), [], left=1 + len(stage))
     for name, design, style in _rows(plan):
         sizes = [_shape(design, i) for i, _ in parts]
         cells = ["\n".join(part for _, part in parts)] * len(stage)
-        for _, show in shapes:
-            cells.append("\n".join(show(size) for size in sizes))
+        cells += ["\n".join(show(size) for size in sizes) for _, show in shapes]
         shown.add_row(name, *cells, *(show(design) for _, show in costs), style=style)
     return shown
 
@@ -144,14 +130,8 @@ def _shape(design: Design, stage: int) -> tuple[int, ...]:
     return tuple(value[stage] if isinstance(value, list) else value for value in values)
 
 
-def _has_experts(design: Design) -> bool:
-    return any(layer.experts for layer in design.architecture.layers())
-
-
 def _experts(every: int, active: int) -> str:
-    if not every:
-        return "–"
-    return f"{active} of {every}" if active else str(every)
+    return f"{active} of {every}" if active else str(every or "–")
 
 
 # columns of a stage's shape (depth, heads, head_dim, inner, mlp, experts, active experts)
@@ -231,7 +211,3 @@ def _served(name: str, design: Design) -> str:
 
 def _less(share: float) -> str:
     return f"{percent(share)} fewer" if share >= 0 else f"{percent(-share)} more"
-
-
-def _loadable(plan: Plan) -> str:
-    return f"{plan.directory}/lean" if plan.with_control else str(plan.directory)

@@ -92,7 +92,7 @@ class Screen:
         else:
             numbers = " ".join(f"{key} {shown(value)}" for key, value in row.items() if key not in NO_METRICS[:4])
             place = f"step {row['step']:,} · epoch {row['epoch']:g}"
-            self._print(f"{place} · {row['split']} {numbers} · {self._left(row['step'])} left", soft_wrap=True)
+            self._print(f"{place} · {row['split']} {numbers} · {self._left(row['step'])}", soft_wrap=True)
 
     def _line(self, row: Mapping[str, Any], best: bool) -> Iterator[str]:
         """The parts of an evaluation's line, most important first."""
@@ -106,17 +106,13 @@ class Screen:
 
     def _words(self) -> str:
         """The bar's text: step, time left, loss and best, as far as they fit."""
-        parts = [f"{self.done:,}/{self.last:,}", f"{self._left(self.done)} left"]
+        parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
         parts += [f"loss {shown(self.training)}"] if self.training is not None else []
         parts += [f"best {metric(self.metric, self.best)}"] if self.best is not None else []
         return fitted(parts, self.console.width - ROOM - (2 if self.console.width < NARROW else 14))
 
     def _left(self, step: int) -> str:
-        """The predicted remaining time at the mean speed so far."""
-        done = step - self.first
-        if not done:
-            return "–:––"
-        return clock((time.perf_counter() - self.start) * (self.last - step) / done)
+        return left(self.start, step - self.first, self.last - step)
 
 
 def fitted(parts: Iterator[str] | Sequence[str], width: int) -> str:
@@ -128,6 +124,11 @@ def fitted(parts: Iterator[str] | Sequence[str], width: int) -> str:
             break
         line = longer
     return line
+
+
+def left(since: float, done: float, rest: float) -> str:
+    """The predicted remaining time at the mean speed since then."""
+    return f"{clock((time.perf_counter() - since) * rest / done)} left" if done > 0 else "–:–– left"
 
 
 def clock(seconds: float) -> str:

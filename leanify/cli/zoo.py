@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,20 +171,22 @@ def _notes(model: dict[str, Any], explain: bool) -> str:
     return " · ".join(filter(None, (reason, flags, laws, needed)))
 
 
-def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
-    """Check models one by one and update the shipped table. Returns the exit code: 1 if a law is broken."""
-    import json
-    import os
-    import sys
-
+def _named(patterns: list[str]) -> tuple[Any, list[tuple[str, str]]]:
+    """The module that keeps the table, and the models of these names, ready to be built without asking the hub."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import torch
-
     from leanify.zoo import table, tiny
 
-    torch.set_num_threads(1)
     models = table.named(patterns)
     tiny.warm()
+    return table, models
+
+
+def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
+    """Check models one by one and update the shipped table. Returns the exit code: 1 if a law is broken."""
+    table, models = _named(patterns)
+    import torch
+
+    torch.set_num_threads(1)
     made: list[ModelVerdict] = []
     for one in table.checked(models, log):
         made.append(one)
@@ -198,20 +203,14 @@ def _check(patterns: list[str], log: Path | None, as_json: bool) -> int:
 
 def _propose(pattern: str, as_json: bool) -> int:
     """Print the proposed rows as TOML for a table. Returns the exit code: 1 if no row passes the laws."""
-    import json
-    import os
-    import sys
-
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from leanify.errors import SourceError
-    from leanify.zoo import table, tiny
-    from leanify.zoo.propose import propose
 
-    models = table.named([pattern])
+    _, models = _named([pattern])
     if len(models) > 1:
         raise SourceError(f"--propose needs a single model; {pattern!r} matches {len(models)}")
+    from leanify.zoo.propose import propose
+
     ((library, name),) = models
-    tiny.warm()
     found = propose(library, name)
     if as_json:
         print(json.dumps({"rows": found.toml(), "known": [row.name for row in found.known], "broken": found.broken}))
