@@ -13,7 +13,7 @@ from leanify.errors import LeanifyError
 from leanify.lens import families, forwards
 from leanify.lens.families import Reading
 from leanify.zoo import tiny
-from leanify.zoo.blame import blamed
+from leanify.zoo.laws import blamed
 from leanify.zoo.propose import propose, toml
 from leanify.zoo.running import randomised
 from leanify.zoo.verdict import verdict

@@ -12,8 +12,7 @@ import pytest
 
 from leanify.errors import DirectoryError, SourceError
 from leanify.zoo import laws, table, tiny
-from leanify.zoo.answers import FourAnswers, answers_of
-from leanify.zoo.verdict import ModelVerdict, verdict, verdicts
+from leanify.zoo.verdict import FourAnswers, ModelVerdict, answers_of, verdict, verdicts
 
 TIMM = [
     "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "xcit_nano_12_p16_224",

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -21,14 +22,16 @@ from torch import Tensor, nn
 
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.lens import families
+from leanify.lens.blocks import container_of, fix, prefix_of
 from leanify.lens.families import Reading
 from leanify.lens.flow import Found, followed
 from leanify.lens.guesses import attention_guesses, mlp_guesses, sizes_of_heads
-from leanify.lens.located import within
-from leanify.lens.resize import attribute_of, features_of, sizes_of
+from leanify.lens.located import LocatedModel, LocatedStage, within
+from leanify.lens.resize import attribute_of, features_of, set_number, sizes_of
 from leanify.lens.rewrites import rewrites
 from leanify.lens.trials import Bench, without_hooks
 from leanify.upstream.given import given_to
+from leanify.upstream.hooked import hooked
 from leanify.upstream.inputs import example_inputs
 
 MOST = 160  # guesses that are tried of one attention
@@ -221,3 +224,83 @@ def _rewritten(bench: Bench, module: nn.Module, readings: list[Reading]) -> tupl
                 if row is not None:
                     return row, count
     return None, count
+
+
+# -- depth --------------------------------------------------------------------------------------------------------
+
+DEPTH_TRIED = "_leanify_depth_tried"
+_COUNTS = re.compile(r"layer|depth|block|^n$")
+
+
+def check_depth(located: LocatedModel) -> bool:
+    """Find the stages whose depth cannot change and the numbers that follow it. Returns whether anything was found.
+
+    A forward may loop over a list, or over a number that it keeps (``range(self.n_layer)``). The model is run with one
+    block less in every stage; if that fails, with the numbers that count blocks changed too. Numbers that must follow
+    become rows; a stage that runs in neither way keeps its depth. At most three forward passes.
+    """
+    model = located.model
+    model.__dict__[DEPTH_TRIED] = True
+    lists = [stage for stage in located.stages if stage.container is not None and len(stage.blocks) > 1]
+    stages = []
+    for stage in lists:
+        held: Mapping[str, Any] = getattr(stage.container, "_modules", None) or dict(stage.container.named_children())
+        if len({id(block) for block in held.values()}) < len(held):
+            fix(model, stage.name, "one block stands in it several times")
+        else:
+            stages.append(stage)
+    if not stages or _runs(model, stages, {}):
+        return len(stages) < len(lists)
+    numbers = {stage.name: _numbers(model, stage) for stage in stages}
+    if _runs(model, stages, numbers):
+        for stage in stages:
+            for holder, names in numbers[stage.name].items():
+                module = model.get_submodule(holder)
+                if families.attached(module) is None:
+                    name = families.full_name(families.class_of(module))
+                    families.attach(module, Reading(name, attributes=dict.fromkeys(names, "l")))
+        return True
+    for stage in stages:
+        fix(model, stage.name, "with a block less the model does not run")
+    return True
+
+
+def _runs(model: nn.Module, stages: list[LocatedStage], numbers: Mapping[str, Mapping[str, list[str]]]) -> bool:
+    """Whether the model runs with one block less in these stages, and calls all that are left."""
+    twin = copied(model)
+    blocks: list[nn.Module] = []
+    for stage in stages:
+        container = container_of(twin, stage.name)
+        del container[len(stage.blocks) - 1 :]
+        blocks += container.children()
+        for holder, names in numbers.get(stage.name, {}).items():
+            for name in names:
+                set_number(twin.get_submodule(holder), name, len(stage.blocks) - 1)
+    called: set[int] = set()  # a block may be a list itself, whose entries are called
+    parts = [(index, part) for index, block in enumerate(blocks) for part in block.modules()]
+    handles = [part.register_forward_hook(lambda *_, index=index: called.add(index)) for index, part in parts]
+    with hooked(handles):
+        try:
+            run(twin)
+        except UnsupportedModel:
+            return False
+    return len(called) == len(blocks)
+
+
+def _numbers(model: nn.Module, stage: LocatedStage) -> dict[str, list[str]]:
+    """Path of a module → its integers, or its configuration's, that may count the blocks of a stage."""
+    found: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        if not within(prefix_of(stage.name), path):
+            continue
+        for name, value in vars(module).items():
+            if isinstance(value, nn.Module):
+                continue
+            inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+            pairs = [(name, value)]
+            pairs += [(f"{name}.{key}", number) for key, number in inside.items() if "." not in str(key)]
+            for key, number in pairs:
+                counts = type(number) is int and number == len(stage.blocks)
+                if counts and _COUNTS.search(key.rpartition(".")[2].lower()):
+                    found.setdefault(path, []).append(key)
+    return found

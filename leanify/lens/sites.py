@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from leanify.errors import UnsupportedModel
-from leanify.lens import depth, discovery, families
+from leanify.lens import discovery, families
 from leanify.lens.blocks import container_of, is_remembered, numbered_place, paths_of, remember, why_fixed
 from leanify.lens.families import class_of, expanded, reading_of
 from leanify.lens.located import LocatedLayer, LocatedModel, LocatedStage, Site, ancestors, name_of, routers_of, within
@@ -55,7 +55,7 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
             check_weights(block, model.get_submodule(block))
     located = LocatedModel(model, sites, [_stage(model, name, blocks, mlps) for name, blocks in stages.items()])
     if given_to(model) is not None:
-        if depth.DONE not in vars(model) and depth.check(located):
+        if discovery.DEPTH_TRIED not in vars(model) and discovery.check_depth(located):
             return locate(model)
         remember(model, [stage.name for stage in located.stages if stage.container is not None])
     return located
