@@ -157,7 +157,7 @@ def _write_hf(model: Any, folder: Path, with_code: bool) -> None:
     else:
         config = modelling.config_of(model)
         config.save_pretrained(folder)
-        writing.write(folder / modelling.FILE, modelling.code_of(model))
+        writing.write(folder / modelling.FILE, modelling.CODE.format(cls=type(model).__name__))
         tensors, _ = lean_directory.untied(model)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     side_files.carry(model, folder)

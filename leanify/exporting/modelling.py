@@ -26,6 +26,7 @@ AUTO = ("AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelF
         "AutoModelForTokenClassification", "AutoModelForQuestionAnswering", "AutoModelForImageClassification",
         "AutoModelForSeq2SeqLM")  # fmt: skip
 
+# the modelling file of a class
 CODE = '''\
 """A lean {cls}: transformers builds it, then takes the shape that config.json holds under "lean"."""
 
@@ -84,11 +85,6 @@ def _edited(upstream, methods, words):
         _EDITED[upstream] = type(upstream.__name__, (upstream,), {{name: made[name] for name in methods}})
     return _EDITED[upstream]
 '''
-
-
-def code_of(model: nn.Module) -> str:
-    """The modelling file."""
-    return CODE.format(cls=type(model).__name__)
 
 
 def config_of(model: Any) -> Any:

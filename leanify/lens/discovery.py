@@ -33,6 +33,7 @@ from leanify.lens.trials import Bench, without_hooks
 from leanify.upstream.given import given_to
 from leanify.upstream.hooked import hooked
 from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import in_words
 
 MOST = 160  # guesses that are tried of one attention
 TOKENS = 16
@@ -115,8 +116,7 @@ def copied(model: nn.Module) -> nn.Module:
         twin = copy.deepcopy(model, shared)
     except Exception as error:  # whatever a module holds that Python cannot copy: locks, generators, process groups
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be copied, so it cannot be tried or reshaped: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            f"{type(model).__name__} cannot be copied, so it cannot be tried or reshaped: {in_words(error, 160)}"
         ) from error
     without_hooks(twin)
     return twin.eval()
@@ -139,10 +139,7 @@ def run(model: nn.Module) -> Any:
     except LeanifyError:
         raise
     except Exception as error:  # the user's code, on the user's input
-        raise UnsupportedModel(
-            f"{type(model).__name__} does not run on these inputs: {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UnsupportedModel(f"{type(model).__name__} does not run on these inputs: {in_words(error)}") from error
 
 
 def _row_of(twin: nn.Module, found: Found, tried: dict[Any, Reading], attention: bool) -> tuple[Reading | None, str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -77,46 +76,48 @@ class LocatedLayer:
     @property
     def width(self) -> int:
         """The number of outputs of the output projection: the residual width."""
-        return _outputs_of(self.attention, self._output)
+        return _ends_of(self.attention, self._output)[0]
 
     @property
     def inner(self) -> int:
         """The number of inputs of the output projection as it stands, all heads together."""
-        path = self._output
-        part = part_of(self.attention.module, path)
-        if part is not None:
-            return features_of(part).inputs
-        pairs = zip(self.attention.reading.tensors[path], attribute_of(self.attention.module, path).shape, strict=True)
-        return math.prod(length for how, length in pairs if how != "1")
+        return _ends_of(self.attention, self._output)[1]
 
     @property
     def width_after(self) -> int:
         """The residual width after the layer: its MLP's output width, or the attention's without an MLP."""
         site = self.mlp or self.attention
-        ends = [path for path, how in site.reading.columns.items() if "m" in how.split()]
-        found = [path for path in ends if part_of(site.module, path) is not None or path in site.reading.tensors]
-        return _outputs_of(site, found[0]) if found else self.width
+        for path, how in site.reading.columns.items():
+            if "m" in how.split() and (part_of(site.module, path) is not None or path in site.reading.tensors):
+                return _ends_of(site, path)[0]
+        return self.width
 
     def read(self) -> Layer:
-        sizes = self.attention.sizes
+        sizes, units = self.attention.sizes, self.mlp.sizes if self.mlp else {"m": 0}
         return Layer(
             width=self.width,
             heads=sizes["h"],
             kv_heads=sizes.get("g", sizes["h"]),
             head_dim=sizes["d"],
-            mlp=self.mlp.sizes["m"] if self.mlp else 0,
-            experts=self.mlp.sizes.get("x", 0) if self.mlp else 0,
-            active=self.mlp.sizes.get("a", 0) if self.mlp else 0,
+            mlp=units["m"],
+            experts=units.get("x", 0),
+            active=units.get("a", 0),
         )
 
 
-def _outputs_of(site: Site, path: str) -> int:
-    """The number of outputs of a linear map at a path inside a site: a module, or a bare parameter."""
+def _ends_of(site: Site, path: str) -> tuple[int, int]:
+    """The numbers of outputs and inputs of a linear map at a path inside a site: a module, or a bare parameter."""
     part = part_of(site.module, path)
     if part is not None:
-        return features_of(part).outputs
-    pairs = zip(site.reading.tensors[path], attribute_of(site.module, path).shape, strict=True)
-    return math.prod(length for how, length in pairs if how == "1")
+        features = features_of(part)
+        return features.outputs, features.inputs
+    outputs = inputs = 1
+    for how, length in zip(site.reading.tensors[path], attribute_of(site.module, path).shape, strict=True):
+        if how == "1":
+            outputs *= length
+        else:
+            inputs *= length
+    return outputs, inputs
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,10 @@ class LocatedModel:
     def by_block(self) -> Iterator[tuple[nn.Module, list[LocatedLayer]]]:
         """Yield every block with its layers."""
         for stage in self.stages:
-            alone = [self.model.get_submodule(stage.name)] if stage.container is None else []
-            yield from zip(alone if stage.container is None else stage.container.children(), stage.blocks, strict=True)
+            if stage.container is None:
+                yield self.model.get_submodule(stage.name), stage.blocks[0]
+            else:
+                yield from zip(stage.container.children(), stage.blocks, strict=True)
 
     def copied_to(self, model: nn.Module) -> LocatedModel:
         """Locate the same layers in a copy of the model whose lists were cut, or extended by repeating the last."""

@@ -21,6 +21,7 @@ from leanify.lens.families import Reading
 from leanify.lens.flow import tensors_in
 from leanify.lens.forwards import free_as
 from leanify.lens.resize import attribute_of, resize, sizes_of
+from leanify.upstream.libraries import in_words
 
 TOLERANCE = 1e-10
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
@@ -60,7 +61,7 @@ class Bench:
                 self.before = self._outputs(self.alone)
             self.numbers = numbers
         except Exception as error:  # the user's code may fail in any way outside its model
-            self.error = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            self.error = in_words(error, 160)
         if not self.error and not self.before:
             self.error = "it returns no tensor"
 

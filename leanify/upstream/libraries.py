@@ -39,3 +39,8 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, (ArithmeticError, LookupError, RecursionError)) or not text:
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text
+
+
+def in_words(error: BaseException, most: int = 200) -> str:
+    """An exception's type and message on one line, for what other people's code raises."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"

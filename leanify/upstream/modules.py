@@ -28,6 +28,7 @@ from leanify.errors import SourceError
 from leanify.runs import writing
 from leanify.runs.files import read_bytes
 from leanify.upstream.given import give
+from leanify.upstream.libraries import in_words
 from leanify.upstream.origin import Origin, set_origin
 
 LIBRARY, LIVE = "module", "live"
@@ -104,8 +105,7 @@ def build(origin: Origin, device: str) -> nn.Module:
         try:
             made = getattr(_imported(place), name)(**origin.options)
         except Exception as error:  # the user's code may raise anything
-            words = " ".join(str(error).split())[:300]
-            raise SourceError(f"{origin.name} does not give a module: {type(error).__name__}: {words}") from error
+            raise SourceError(f"{origin.name} does not give a module: {in_words(error, 300)}") from error
         model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(model, nn.Module):
             raise SourceError(

@@ -37,6 +37,7 @@ from leanify.lens.families import short
 from leanify.lens.located import LocatedModel, names_of
 from leanify.sources import find, lean_directory
 from leanify.upstream.build import build_model
+from leanify.upstream.libraries import in_words
 from leanify.upstream.origin import origin_of
 from leanify.zoo.running import Call, LawBroken, complete, difference, holding, outputs, randomised, require
 
@@ -260,7 +261,7 @@ def blamed(model: nn.Module, call: Call) -> list[str]:
             error = difference(outputs(surgery.write(model, _doubled(located, name)), call), reference)
             why = "" if error < TOLERANCE else f"outputs differ by {error:.1e}"
         except Exception as failed:  # a wrong row can fail in any way: in a reshape, an index, a kernel
-            why = f"{type(failed).__name__}: {' '.join(str(failed).split())[:120]}"
+            why = in_words(failed, 120)
         if why:
             found.append(f"{short(name)} ({why})")
     return found

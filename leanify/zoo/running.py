@@ -16,6 +16,7 @@ from leanify.errors import LeanifyError
 from leanify.lens import sites
 from leanify.lens.located import within
 from leanify.upstream.hooked import hooked
+from leanify.upstream.libraries import in_words
 
 Call = Callable[[nn.Module], Any]
 
@@ -37,7 +38,7 @@ def holding(law: str) -> Iterator[None]:
     except (LawBroken, LeanifyError):
         raise
     except Exception as error:
-        raise LawBroken(f"{law}: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        raise LawBroken(f"{law}: {in_words(error)}") from error
 
 
 @torch.no_grad()

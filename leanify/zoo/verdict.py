@@ -64,10 +64,6 @@ class FourAnswers:
     reason: str = ""
     flags: str = ""
 
-    @property
-    def all_yes(self) -> bool:
-        return all((self.read, self.grow, self.redesign, self.control))
-
 
 def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> FourAnswers:
     """Answer the four questions for a SOURCE. Exceptions other than LeanifyError are defects and are not caught."""
@@ -159,7 +155,8 @@ def verdict(library: str, name: str) -> ModelVerdict:
     if not answers.read:
         return ModelVerdict(library, name, "refused", **known, reason=answers.reason[:LONGEST])
     untested, broken = _laws(library, name)
-    status: Status = "supported" if answers.all_yes else "refused"
+    yes = answers.read and answers.grow and answers.redesign and answers.control
+    status: Status = "supported" if yes else "refused"
     if broken:
         status = "failing"
     return ModelVerdict(library, name, status, **known, untested=untested, reason=broken or answers.reason[:LONGEST])

@@ -25,6 +25,7 @@ from leanify import machine
 from leanify.design.prices import counting
 from leanify.errors import LeanifyError, UnsupportedModel
 from leanify.units import binary
+from leanify.upstream.libraries import in_words
 
 BATCHES = (2, 3)  # not 1: a batch norm over one number is refused
 LOOKED_AT = np.unique(np.r_[1:257, 2 ** np.arange(8, 31)])  # batches at which the largest line is looked for
@@ -136,7 +137,7 @@ def _of_zeros(model: nn.Module, tokens: int | None, step: Step) -> list[np.ndarr
     except Exception as error:
         raise UnsupportedModel(
             f"the memory of training {type(model).__name__} cannot be predicted: a step on zeros failed with "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            + in_words(error)
         ) from error
 
 

@@ -34,6 +34,7 @@ from leanify.upstream.diffusion import is_diffusers
 from leanify.upstream.given import Given, given_to
 from leanify.upstream.hooked import hooked
 from leanify.upstream.inputs import example_inputs
+from leanify.upstream.libraries import in_words
 from leanify.upstream.origin import is_hf, origin_of
 
 Result = TypeVar("Result")
@@ -277,8 +278,8 @@ def observed_on_cpu(model: nn.Module, tokens: int | None, observe: Observe[Resul
                 "name a checkpoint or its config.json"
             )
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}{hint}. leanify.read, write and grow may still do for it"
+            f"{type(model).__name__} cannot be priced: a forward pass of zeros failed with {in_words(error)}{hint}. "
+            "leanify.read, write and grow may still do for it"
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -30,6 +30,7 @@ from leanify.lens.sites import locate
 from leanify.lens.surgery import write_located
 from leanify.upstream.caches import Kept, kept_by, longest_context, looks_back
 from leanify.upstream.inputs import words_of
+from leanify.upstream.libraries import in_words
 from leanify.upstream.origin import origin_of
 
 CONTEXT = 4096
@@ -153,8 +154,8 @@ def _suspects(located: LocatedModel, shape: Architecture, error: BaseException) 
     names = ", ".join(dict.fromkeys(short(site.reading.name) for site in sized or grown or every))
     hint = '; where upstream makes something for one head_dim, constant = ["d"] belongs there' if sized else ""
     return (
-        f"{located.architecture.source} runs as it stands, but not in another shape ({type(error).__name__}: "
-        f"{' '.join(str(error).split())[:120]}). The row to correct is that of {names}{hint}"
+        f"{located.architecture.source} runs as it stands, but not in another shape ({in_words(error, 120)}). The row "
+        f"to correct is that of {names}{hint}"
     )
 
 
