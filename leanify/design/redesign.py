@@ -135,7 +135,7 @@ redesign.__signature__ = _shown.replace(parameters=[*_own, *parameters()])  # ty
 
 
 def costs_of(source: Source, options: Options) -> ModelCosts:
-    """The costs of a source under the options that change its model. Asking raises what finding and building raise."""
+    """The costs of a source under the options that change its model; may raise what building it raises."""
     return ModelCosts(lambda: live_model(source, options), cache.file_of("prices", source, options))
 
 
@@ -198,7 +198,7 @@ def _prices(name: str, costs: ModelCosts, options: Options) -> PriceList:
 
 
 def _timed(plan: Plan, timing: Timing) -> Plan:
-    """The plan with the latency of every design, timed beside the baseline; for a decoder also that of a token."""
+    """The plan with the latency of every design, beside the baseline; of a decoder also that of a token."""
     from leanify.design.measure.limits import token_seconds
 
     shown = [plan.baseline, *plan.candidates, *(design for design in (plan.control, plan.plain) if design)]

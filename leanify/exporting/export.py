@@ -107,7 +107,7 @@ def outputs_of(value: Any) -> list[Tensor]:
 
 
 def _compare(format: str, expected: list[Tensor], given: list[Tensor], own: Callable[[], float] = lambda: 0.0) -> None:
-    """Refuse outputs that differ by more than `TOLERANCE`, and by more than twice the model's ``own`` rounding."""
+    """Refuse outputs that differ by more than `TOLERANCE` and twice the model's ``own`` rounding."""
     if [x.shape for x in given] != [x.shape for x in expected]:
         shapes = [[tuple(x.shape) for x in side] for side in (given, expected)]
         raise UnsupportedModel(
@@ -139,7 +139,7 @@ def _rounding(model: nn.Module, inputs: Mapping[str, Tensor], given: list[Tensor
         return 0.0
 
 
-# -- directories --------------------------------------------------------------------------------------------------
+# -- directories -------------
 
 
 def _write_hf(model: Any, folder: Path, with_code: bool) -> None:
@@ -200,7 +200,7 @@ def _loaded_elsewhere(format: str, model: nn.Module, folder: Path, inputs: Mappi
     return [found[key] for key in sorted(found)]
 
 
-# -- programs -----------------------------------------------------------------------------------------------------
+# -- programs -------------
 
 
 def _programs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Any, str]]:

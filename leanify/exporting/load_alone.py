@@ -38,7 +38,7 @@ def main(folder: str, library: str, cls: str, given: str, found: str) -> None:
 
 
 def _mend_torchvision() -> None:
-    """torchvision for CUDA beside a CPU-only torch lacks two schemas, and timm and transformers cannot import it."""
+    """torchvision for CUDA lacks two schemas beside a CPU-only torch: timm and transformers fail to import."""
     import torch
 
     try:

@@ -87,7 +87,7 @@ def _known(model: nn.Module) -> dict[str, Reading]:
 
 
 def _keep(model: nn.Module, path: str, row: Reading) -> None:
-    """Keep a row with the module at ``path``; with one that has a row already (a block with both), as one row."""
+    """Keep a row with the module at ``path``; joined with its row if it has one (a block with both)."""
     module = model.get_submodule(path)
     own = families.attached(module)
     families.attach(module, row if own is None else joined(own, row))
@@ -223,7 +223,7 @@ def _rewritten(bench: Bench, module: nn.Module, readings: list[Reading]) -> tupl
     return None, count
 
 
-# -- depth --------------------------------------------------------------------------------------------------------
+# -- depth -------------
 
 DEPTH_TRIED = "_leanify_depth_tried"
 _COUNTS = re.compile(r"layer|depth|block|^n$")

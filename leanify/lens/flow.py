@@ -96,7 +96,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Found:
-    """An attention or an MLP: the last map, what led to it, and the innermost module called that holds all of it."""
+    """An attention or an MLP: the last map, what led to it, and the innermost called module that holds both."""
 
     last: Use
     came: Came
@@ -105,7 +105,7 @@ class Found:
 
 @dataclass
 class Flow:
-    """What one forward pass showed; ``softmax`` are the paths of the modules that call softmax or a fused kernel."""
+    """What one forward pass showed; ``softmax``: the paths of modules that call softmax or a fused kernel."""
 
     attentions: list[Found] = field(default_factory=list)
     mlps: list[Found] = field(default_factory=list)

@@ -23,7 +23,7 @@ FUSED_2 = ("2 h d", "h 2 d", "h d 2", "2 d h", "d 2 h", "d h 2")
 MOST_NUMBERS = 5  # integers of a forward that are tried both ways
 
 
-# -- attentions -----------------------------------------------------------------------------------------------------
+# -- attentions -------------
 
 
 def sizes_of_heads(found: Found) -> Iterator[dict[str, int]]:
@@ -129,11 +129,11 @@ def _lists_of_heads(module: nn.Module, path: str, uses: list[Use], sizes: Mappin
     return found
 
 
-# -- MLPs -----------------------------------------------------------------------------------------------------------
+# -- MLPs -------------
 
 
 def mlp_guesses(module: nn.Module, path: str, found: Found, numbers: Mapping[str, int]) -> Iterator[Reading]:
-    """Yield readings of an MLP: its maps to hidden units (a gated one has two, or both in one) and the map back."""
+    """Yield readings of an MLP: its maps to hidden units (two, or both in one, if gated) and the map back."""
     units = found.last.in_length
     ups = _maps_of(found)
     ways = [{units: ["m"], 2 * units: ["2 m", "m 2"]}.get(use.out_length, [""]) for use in ups]
@@ -145,7 +145,7 @@ def mlp_guesses(module: nn.Module, path: str, found: Found, numbers: Mapping[str
             yield guess.row(attributes)
 
 
-# -- parameters -----------------------------------------------------------------------------------------------------
+# -- parameters -------------
 
 
 @dataclass
@@ -249,7 +249,7 @@ class _Guess:
 
 
 def _is_linear(part: nn.Module, use: Use) -> bool:
-    """Whether a module keeps a linear map as `resize` knows them: outputs and inputs on the axes that were used."""
+    """Whether a module keeps a linear map as `resize` knows it: outputs and inputs on the axes used."""
     weight = getattr(part, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() < 2 or isinstance(part, nn.Embedding):
         return False
@@ -271,7 +271,7 @@ def _is_in(name: str, parts: Any) -> bool:
     return name.startswith(tuple(f"{part}." for part in parts))
 
 
-# -- numbers --------------------------------------------------------------------------------------------------------
+# -- numbers -------------
 
 
 _OF_HEADS = re.compile(r"head|kv|group|quer|emb|dim|width|hidden_size|inner|model|attn|qkv|split|(^|_)(n?h|c|d|g|e)$")
@@ -279,7 +279,7 @@ _OF_OTHERS = re.compile(r"layer|depth|block|seq|len|window|vocab|batch|pos|patch
 
 
 def _number_choices(numbers: Mapping[str, int], sizes: Mapping[str, int]) -> Iterator[dict[str, str]]:
-    """Which integers follow the heads: first those whose names may mean it, then with some of them the other way."""
+    """Which integers follow the heads: first those whose names say so, then with some the other way."""
     sure: dict[str, str] = {}
     options: dict[str, list[str]] = {}
     for name, value in numbers.items():

@@ -106,7 +106,7 @@ class LocatedLayer:
 
 
 def _ends_of(site: Site, path: str) -> tuple[int, int]:
-    """The numbers of outputs and inputs of a linear map at a path inside a site: a module, or a bare parameter."""
+    """(outputs, inputs) of a linear map at a path inside a site: a module, or a bare parameter."""
     part = part_of(site.module, path)
     if part is not None:
         features = features_of(part)

@@ -143,7 +143,7 @@ def picked(layout: str, sizes: Sizes, picks: Mapping[str, Tensor]) -> Tensor:
 
 
 def cycle(layout: str, old: Sizes, new: Sizes) -> Tensor:
-    """For each new position, the old position whose value it repeats: indices beyond the old size wrap around."""
+    """For each new position, the old one whose value it repeats: indices beyond the old size wrap around."""
     import torch
 
     taken = []

@@ -250,7 +250,7 @@ def _resize_maps(
 
 
 def _like(tensor: Tensor, shape: list[int]) -> Tensor:
-    """Noise with a tensor's mean and standard deviation; kept if upstream's initialiser does not handle the module."""
+    """Noise with a tensor's mean and deviation; kept if upstream's initialiser does not handle the module."""
     new = tensor.new_empty(shape)
     if tensor.is_meta or not tensor.is_floating_point():
         return new
@@ -272,7 +272,7 @@ def _carry(
     old: notation.Sizes,
     new: notation.Sizes,
 ) -> None:
-    """Copy existing positions from ``source`` to ``target``; new positions along the axis ``zeroed`` become zero."""
+    """Copy existing positions from ``source`` to ``target``; new ones along the axis ``zeroed`` become zero."""
     taken = source
     slots: list[tuple[int, Tensor]] = []
     for axis, how in axes.items():

@@ -128,7 +128,7 @@ class Use:
 
 
 def _uses(tree: ast.Module, text: str) -> Iterator[Use]:
-    """Uses of the names that are taken from a tensor's shape, and of ``x.shape`` itself as the shape to view as."""
+    """Uses of names that are taken from a tensor's shape, and of ``x.shape`` itself as the shape of a view."""
     names = {name for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _lengths(node)}
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):

@@ -62,7 +62,7 @@ def locate(model: nn.Module, inputs: Any = None, rows: families.Rows = None) -> 
 
 
 def _residual_mlps(sites: list[Site], attentions: list[Site]) -> list[Site]:
-    """The MLPs whose output is the residual stream: not one inside an attention that makes a table of positions."""
+    """The MLPs whose output is the residual stream: not one inside an attention (a table of positions)."""
     by_path = {site.path: site for site in attentions}
     found = []
     for mlp in (site for site in sites if site.reading.is_mlp):
@@ -90,7 +90,7 @@ def _stage(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps:
 
 
 def _without_ends(model: nn.Module, name: str, attentions: dict[str, list[Site]], mlps: list[Site]) -> str:
-    """The place of the blocks of a user's list, without other modules before and behind them (an embedding, a head)."""
+    """The place of the blocks in a user's list, without modules before and behind them (an embedding, a head)."""
     if given_to(model) is None or name.endswith("*"):
         return name
     entries = model.get_submodule(name)
@@ -118,7 +118,7 @@ def _layers(attentions: list[Site], mlps: list[Site]) -> list[LocatedLayer]:
     return [LocatedLayer(attention, mlp) for attention, mlp in zip(attentions, padded, strict=True)]
 
 
-# -- sites --------------------------------------------------------------------------------------------------------
+# -- sites -------------
 
 
 def sites_of(model: nn.Module) -> list[Site]:
@@ -198,7 +198,7 @@ def _unknown_attention(model: nn.Module, sites: list[Site]) -> str | None:
     return None
 
 
-# -- blocks -------------------------------------------------------------------------------------------------------
+# -- blocks -------------
 
 
 def _blocks(model: nn.Module, attentions: list[Site], mlps: list[Site]) -> list[tuple[str, str]]:
@@ -298,7 +298,7 @@ def _is_uniform(blocks: nn.Module) -> bool:
     return all(kind == kinds[0] for kind in kinds)
 
 
-# -- wrappers -----------------------------------------------------------------------------------------------------
+# -- wrappers -------------
 
 # what changes a module's parameters and forward → what to give in its place
 UNWRAP = {

@@ -174,7 +174,7 @@ def unread(located: LocatedModel) -> Iterator[str]:
             )
 
 
-# -- checks -------------------------------------------------------------------------------------------------------
+# -- checks -------------
 
 
 def _check(located: LocatedModel, new: Architecture) -> None:
@@ -225,7 +225,7 @@ def _check_layer(where: str, old: Layer, new: Layer) -> None:
 
 
 def _check_constants(located: LocatedModel, new: Architecture) -> None:
-    """Refuse to change a size for which upstream made tables at construction (rotary positions for one head_dim)."""
+    """Refuse to change a size for which upstream made tables at construction (rotary positions)."""
     sites = [site for site in located.sites if site.reading.constant]
     changed = set()
     for old_stage, new_stage in zip(located.architecture.stages, new.stages, strict=True):
@@ -270,7 +270,7 @@ def _check_router(mixture: Site, wanted: Layer, known: Sizes) -> None:
         )
 
 
-# -- depth --------------------------------------------------------------------------------------------------------
+# -- depth -------------
 
 
 def _cut(located: LocatedModel, architecture: Architecture) -> LocatedModel:
@@ -306,7 +306,7 @@ def tie(new: nn.Module, old: nn.Module) -> None:
                 setattr(new.get_submodule(owner), last, now[first])
 
 
-# -- sizes --------------------------------------------------------------------------------------------------------
+# -- sizes -------------
 
 
 def _layer_sizes(located: LocatedModel, architecture: Architecture) -> dict[str, Sizes]:

@@ -48,7 +48,7 @@ def describe(model: nn.Module) -> ModelSource:
 
 
 def check_rebuilt(model: nn.Module, found: ModelSource, hint: str = "") -> None:
-    """Raise SourceError if what upstream's or a user's code builds, in this shape, has other tensors than the model."""
+    """Raise SourceError if what upstream or a user's code builds in this shape has other tensors."""
     problems = misfits(shapes_of(build_on_meta(found).state_dict()), shapes_of(model.state_dict()))
     if problems:
         raise SourceError(f"this {type(model).__name__} differs from what {found.origin} builds: {problems}{hint}")
@@ -73,7 +73,7 @@ def _origin(model: Any) -> Origin:
 
 @dataclass(frozen=True)
 class AsBuilt:
-    """What upstream builds on meta: its shape, the sizes of its tensors, and timm's options that show in the module."""
+    """What upstream builds on meta: shape, sizes of tensors, and timm's options that show in the module."""
 
     architecture: Architecture
     shapes: dict[str, tuple[int, ...]]
@@ -84,7 +84,7 @@ _last: dict[str, AsBuilt] = {}  # saving a model asks for the same two or three 
 
 
 def as_built(origin: Origin) -> AsBuilt:
-    """Build an origin's model on meta and look at it; the last few are remembered. Raises what building raises."""
+    """Build an origin's model on meta and read it; the last few are cached. Raises what building raises."""
     key = repr(origin)
     if key not in _last:
         model = build_model(origin, "meta")

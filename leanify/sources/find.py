@@ -128,7 +128,7 @@ def find(
 
 
 def located(source: str | Path) -> str:
-    """Make the path of a SOURCE absolute, for use from any directory. Raises SourceError if it has no weights."""
+    """Make the path of a SOURCE absolute. Raises SourceError if it has no weights."""
     path = Path(source).expanduser()
     if not (path.suffix in CHECKPOINTS and path.is_file()) and find(source).weights is None:
         raise SourceError(f"{source} has no weights; name a run, a checkpoint, or a directory with weights")
@@ -143,7 +143,7 @@ def _is(path: Path, test: Any) -> bool:
         return False
 
 
-# -- paths --------------------------------------------------------------------------------------------------------
+# -- paths -------------
 
 
 def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: Path | None = None) -> ModelSource:
@@ -181,7 +181,7 @@ def _in_directory(path: Path, overrides: dict[str, Any], cls: str | None, file: 
 
 
 def _carrying(found: ModelSource, path: Path) -> ModelSource:
-    """Move a transformers model's lean shape into its configuration, so that other classes and overrides apply too."""
+    """Move a lean shape into transformers' configuration, so that other classes and overrides apply too."""
     if found.origin.library != "hf" or found.architecture is None:
         return found
     shape = {KEY: {"architecture": found.architecture.to_json()}}
@@ -289,7 +289,7 @@ def _in_recipe(
     return replace(found, architecture=architecture, weights=None)
 
 
-# -- names --------------------------------------------------------------------------------------------------------
+# -- names -------------
 
 
 def _by_name(name: str, pretrained: bool) -> ModelSource:

@@ -21,7 +21,7 @@ from leanify.upstream.libraries import import_transformers
 
 
 def as_stored(found: ModelSource, folder: Path, weights: Path) -> ModelSource:
-    """The source with the class of what is stored in ``folder``: the bare model where ``weights`` hold no head."""
+    """The source with the class that is stored in ``folder``: the bare model if ``weights`` have no head."""
     origin = found.origin
     if origin.library != "hf":
         return found
@@ -38,7 +38,7 @@ def as_stored(found: ModelSource, folder: Path, weights: Path) -> ModelSource:
 
 
 def bare_encoder(found: ModelSource) -> ModelSource:
-    """The model without a head, which gives the hidden states of a text; of an encoder–decoder the encoder alone."""
+    """The model without a head, for the hidden states of a text; of an encoder–decoder the encoder alone."""
     return overridden(found, {}, encoder_class(found)) if found.origin.library == "hf" else found
 
 

@@ -192,7 +192,7 @@ class Card:
 
 
 def read_card(directory: Path) -> Card:
-    """Read the card of a lean directory or a run. Raises DirectoryError if it is damaged or of a newer format."""
+    """Read the card of a lean directory or a run. Raises DirectoryError if damaged or of a newer format."""
     file = directory / CARD
     card = read_json(file, DirectoryError)
     try:

@@ -162,7 +162,7 @@ def _set(config: dict[str, Any], key: str, value: Any, model_type: str) -> dict[
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """Parse ``key=value`` pairs; a value that is not JSON is a string. Raises SourceError for a malformed pair."""
+    """Parse ``key=value`` pairs; what is not JSON is a string. Raises SourceError for a malformed pair."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

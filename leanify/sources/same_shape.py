@@ -55,7 +55,7 @@ def as_type(model: nn.Module, model_type: str) -> nn.Module:
 
 
 def _origin(model: Any, model_type: str) -> Origin:
-    """The other type with the model's sizes; its class is that for the same task, by an Auto class of both types."""
+    """The other type with the model's sizes, and its class for the same task, by an Auto class of both."""
     library = import_transformers()
     if model_type not in library.CONFIG_MAPPING:
         raise SourceError(f"transformers has no model type {model_type!r}")

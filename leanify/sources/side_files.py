@@ -53,7 +53,7 @@ def carry(model: Any, folder: Path) -> None:
 
 
 def source_of(model: Any) -> Path | None:
-    """The directory that the model was loaded from; for a hub id, its snapshot in the cache; None if there is none."""
+    """The directory that the model was loaded from, for a hub id its cached snapshot; None if there is none."""
     name = getattr(model.config, "_name_or_path", "") or ""
     path = Path(name).expanduser()
     if not name or path.is_dir():

@@ -124,7 +124,7 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _write(tensors: Iterator[tuple[str, Tensor]], model: nn.Module, folder: Path, largest: int) -> None:
-    """Write shards and their index. Shards get their final names last, because the names include their number."""
+    """Write shards and their index. Shards are named last, because names include the number of shards."""
     held: dict[str, Tensor] = {}
     parts: list[list[str]] = []
     total = size = 0

@@ -87,7 +87,7 @@ CARDS = ("leanify.json", "checkpoint.json")  # in a lean directory; in a run's c
 
 
 def check_sum(path: Path) -> None:
-    """Raise SourceError if a card beside the file lists a different checksum for it. Unreadable cards are skipped."""
+    """Raise SourceError if a card beside the file lists another checksum. Unreadable cards are skipped."""
     for card in (path.parent / name for name in CARDS):
         try:
             known = read_json(card).get("sums", {}) if card.is_file() else {}

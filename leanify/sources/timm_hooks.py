@@ -34,7 +34,7 @@ def leanify(
     pretrained_model_args: dict[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """timm entry point for lean models: build the base, give it the lean shape, load weights if ``pretrained``."""
+    """timm entry point for lean models: build the base, reshape it, load weights if ``pretrained``."""
     from timm.models._builder import load_pretrained, resolve_pretrained_cfg
 
     from leanify.lens import surgery

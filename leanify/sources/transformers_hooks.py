@@ -155,7 +155,7 @@ def aligned(shape: Any, own: Any) -> Any:
 
 
 def bring_in_line(model: Any) -> None:
-    """Update the lean shape in a model's configuration from its tensors; remove it if upstream's keys suffice."""
+    """Update the lean shape in a configuration from the tensors; remove it if upstream's keys suffice."""
     from contextlib import suppress
 
     from leanify.errors import LeanifyError

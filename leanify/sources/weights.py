@@ -32,7 +32,7 @@ LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "tra
 
 
 class NewTensors(UserWarning):
-    """Warns that a model has tensors that its weights lacked, now freshly initialised; ``names`` lists all of them."""
+    """Warns of tensors that the weights lacked, now freshly initialised; ``names`` lists all of them."""
 
     def __init__(self, message: str, names: list[str]) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Mod
 
 @wall("the model does not load")
 def load(found: ModelSource) -> nn.Module:
-    """Return the found model in eval mode, with its weights or else initialised by upstream. Raises SourceError."""
+    """Return the found model in eval mode, with its weights or freshly initialised. Raises SourceError."""
     where, origin = found.weights, found.origin
     if where is None:
         return fresh(found)
@@ -136,7 +136,7 @@ def shell(found: ModelSource) -> nn.Module:
     return model if found.architecture is None else surgery.write(model, found.architecture)
 
 
-# -- files --------------------------------------------------------------------------------------------------------
+# -- files -------------
 
 
 def lie_in(directory: Path) -> bool:
@@ -154,7 +154,7 @@ def _others(directory: Path) -> list[Path]:
 
 
 def _size(where: Path) -> int:
-    """Bytes of the tensors that loading a file or directory brings into memory at least, without opening a file."""
+    """Bytes that loading a file or directory brings into memory at least, without opening a file."""
     if where.is_file():
         return where.stat().st_size if where.suffix == ".safetensors" else 0
     shards = where.glob("model-*.safetensors") if (where / "model.safetensors.index.json").is_file() else ()
@@ -163,7 +163,7 @@ def _size(where: Path) -> int:
 
 
 def file_in(directory: Path) -> Path:
-    """The weights file in a directory: by upstream's name, else the only checkpoint. Raises SourceError if unclear."""
+    """The weights file in a directory: by upstream's name, else the only one. Raises SourceError if unclear."""
     for name in ("model.safetensors", "leanify.safetensors", "pytorch_model.bin"):
         if (directory / name).is_file():
             return directory / name
@@ -175,7 +175,7 @@ def file_in(directory: Path) -> Path:
 
 
 def _check_files(directory: Path) -> None:
-    """Check the files that transformers would open, and only those. Raises SourceError for a damaged or unsafe one."""
+    """Check the files that transformers would open. Raises SourceError for a damaged or unsafe one."""
     name = next((name for name in UPSTREAM if (directory / name).is_file()), None)
     if name is None:
         found = few([p.name for p in _others(directory)])
@@ -204,7 +204,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-# -- upstream -----------------------------------------------------------------------------------------------------
+# -- upstream -------------
 
 
 def _by_transformers(origin: Origin, weights: Path | str, tensors: dict[str, Tensor] | None = None) -> nn.Module:

@@ -140,7 +140,7 @@ def _check_arguments(origin: Origin) -> None:
 
 @cache
 def _parameters(module: str) -> frozenset[str]:
-    """All parameters of the classes that a timm module defines or imports, except those that name files or hubs."""
+    """The parameters of all classes in a timm module, except those that name files or hubs."""
     names: set[str] = set()
     for cls in vars(sys.modules[module]).values():
         if inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__.startswith("timm.models."):

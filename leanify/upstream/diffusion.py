@@ -29,7 +29,7 @@ ADDED = ("resolution", "aspect_ratio")  # what PixArt at 1024 pixels takes besid
 
 
 def model_class(name: str) -> Any:
-    """A class of diffusers by its name, or by the first letters of it (``dit``, ``pixart``). Raises SourceError."""
+    """A class of diffusers by its name or its first letters (``dit``, ``pixart``). Raises SourceError."""
     found = [one for one in CLASSES if one.lower().startswith(name.lower())] if name else []
     if len(found) != 1:
         near = difflib.get_close_matches(name, CLASSES)
@@ -75,7 +75,7 @@ def file_words(name: str) -> dict[str, Any]:
 
 
 def words_of(old: Architecture, new: Architecture) -> Iterator[dict[str, Any]]:
-    """The arguments that a new shape changes, if arguments say it: another depth, or the width cut into other heads."""
+    """The arguments that a new shape changes, if there are any: depth, or the width cut into other heads."""
     (before, *more), (after, *others) = old.stages, new.stages
     if more or others or len(set(after.blocks)) > 1 or before.primary is None or after.primary is None:
         return

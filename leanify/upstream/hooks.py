@@ -29,7 +29,7 @@ OFF = os.environ.get("LEANIFY_HOOKS") == "0"
 
 @dataclass(frozen=True)
 class Change:
-    """``function`` of leanify is called with a library's module once that is imported; it is named, not imported."""
+    """``function`` of leanify is called with a library's module once that is imported."""
 
     module: str
     function: str
@@ -68,7 +68,7 @@ CHANGES = (
 
 
 def install() -> None:
-    """Make every change when its module is imported, or now if it already is; and let torchvision be imported."""
+    """Make every change when its module is imported, or now if it already is; make torchvision importable."""
     if any(isinstance(finder, _ChangingFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _ChangingFinder())

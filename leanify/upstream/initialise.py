@@ -31,7 +31,7 @@ def initialise_module(model: Any, name: str, module: Any) -> None:
 
 @torch.no_grad()
 def initialise_model(model: Any) -> None:
-    """Re-initialise the whole model by upstream's initialiser, if there is one that can run after construction."""
+    """Re-initialise the whole model by upstream's initialiser, if one can run after construction."""
     if is_hf(model):
         for thing in (*model.modules(), *model.parameters(), *model.buffers()):
             if hasattr(thing, "_is_hf_initialized"):

@@ -167,7 +167,7 @@ def _with_inner(config: PretrainedConfig) -> list[Any]:
 
 
 def _ids(config: PretrainedConfig, batch: int, length: int) -> Tensor:
-    """Random ids of ordinary tokens: not the first few, nor special ids in the configuration (padding, images)."""
+    """Random ids of ordinary tokens: not the first few, nor special ones (padding, images)."""
     vocabulary = _get(config, "vocab_size", default=100)
     special = set()
     for one in _with_inner(config):
@@ -221,7 +221,7 @@ def _sound(config: PretrainedConfig, batch: int, length: int) -> Tensor:
 
 
 def _grid(config: PretrainedConfig, batch: int, length: int) -> Tensor:
-    """Images in patches: time, height, width. Upstream looks into it, so it has values even beside tensors on meta."""
+    """Images in patches: time, height, width. Upstream reads it, so it has values even beside meta tensors."""
     return torch.tensor([[1, side(length), side(length)]] * batch, device="cpu")
 
 
@@ -249,7 +249,7 @@ def _channels(config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def check_tokens(model: nn.Module, tokens: int | None) -> None:
-    """Raise ShapeError for a length that has no effect on the input, or for which the model has too few positions."""
+    """Raise ShapeError for a length that has no effect, or for which the model has too few positions."""
     if tokens is None:
         return
     if given_to(model) is not None:

@@ -79,7 +79,7 @@ def _speech(config: PretrainedConfig, batch: int, length: int) -> Made:
 
 
 def _prompted_image(config: PretrainedConfig, batch: int, length: int) -> Made:
-    """An image, its prompt and the prompt's mask; the configured image size is for the two stacked vertically."""
+    """An image, its prompt and the prompt's mask; the configured size is that of two stacked vertically."""
     height, width = config.image_size
     image = _noise(batch, 3, height // 2, width)
     return {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image}

@@ -35,7 +35,7 @@ def shape_in(config: PretrainedConfig) -> Architecture | None:
 
 
 def carry(config: PretrainedConfig, before: dict[str, Any], architecture: Architecture) -> None:
-    """Store a model's lean shape in its configuration, in place; ``before`` is the configuration before surgery."""
+    """Store a model's lean shape in its configuration, in place; ``before`` is that before surgery."""
     carried = getattr(config, KEY, None) or {}
     known_old, known_new = carried.get("old", {}), carried.get("new", [])
     now = config.to_dict()

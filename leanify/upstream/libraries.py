@@ -33,7 +33,7 @@ def nearest(word: str, known: Iterable[str], most: int = 3) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's message on one line, with its type if the message alone is unclear (``KeyError: 'depth'``)."""
+    """An exception's message on one line, with its type if that alone is unclear (``KeyError: 'depth'``)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[:2])[:400]
     if isinstance(error, (ArithmeticError, LookupError, RecursionError)) or not text:

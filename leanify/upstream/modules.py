@@ -55,7 +55,7 @@ def named(text: str) -> Origin:
 
 
 def origin_of_code(text: str) -> Origin:
-    """Where the code is, absolute, with the digest of its file; nothing of it is run, nor of the packages around it."""
+    """Where the code is, absolute, with its file's digest; neither it nor the packages around it are run."""
     found = _TEXT.fullmatch(text)
     if found is None:
         raise SourceError(f"{text[:200]!r} is not of the form path/to/model.py:make or package.module:make")
@@ -96,7 +96,7 @@ def live_origin(model: nn.Module) -> Origin:
 
 
 def build(origin: Origin, device: str) -> nn.Module:
-    """Build the module, on the CPU or with its tensors on meta. Raises SourceError for code that may not be run."""
+    """Build the module on the CPU or on meta. Raises SourceError for code that may not be run."""
     if origin.library == LIVE:
         model = copy.deepcopy(origin.live)
     else:

@@ -77,7 +77,7 @@ def plain_words(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def live_options(model: nn.Module) -> dict[str, Any]:
-    """The ``create_model`` arguments of a live timm model's current state: classes, channels, pooling, image size."""
+    """The ``create_model`` arguments of a live timm model: classes, channels, pooling, image size."""
     names = ("num_classes", "in_chans", "global_pool", "img_size")
     return {key: value for key, value in _timm_options(model).items() if key in names}
 

@@ -21,7 +21,7 @@ _MLP_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 
 
 def respell(origin: Origin, old: Architecture, new: Architecture) -> list[Origin]:
-    """Origins that might build ``new`` from upstream's options alone, best first; the caller verifies by building."""
+    """Origins that might build ``new`` from upstream's options alone, best first; the caller builds to verify."""
     if origin.library == "hf":
         config = copy.deepcopy(origin.options)
         for key, value in hf_words(config, old, new).items():

@@ -98,7 +98,7 @@ def _unchanged(law: str, found: list[Tensor], reference: list[Tensor], tolerance
 
 
 def alive(big: nn.Module, call: Call) -> None:
-    """Law `alive`: the outputs depend on every layer's new output columns, so the layer ran with its new heads."""
+    """Law `alive`: the outputs depend on every layer's new output columns, so it ran with its new heads."""
     places = list(sites.locate(big).layers)
     weights: list[Tensor] = [place.output.weight for place in places]  # type: ignore[misc]
     axes = [resize.features_of(place.output).input_axis for place in places]
@@ -156,7 +156,7 @@ def shorter(model: nn.Module, shape: Architecture, call: Call) -> bool:
 
 
 def cached(model: nn.Module, shape: Architecture, call: Call, grows: bool) -> bool:
-    """Law `cached`: transformers creates the cache from the configuration, so both must agree with the new shape."""
+    """Law `cached`: transformers makes the cache from the configuration, which must agree with the shape."""
     inner = [getattr(module, "config", None) for module in model.modules()]
     decoders = [getattr(model, "config", None), *(c for c in inner if getattr(c, "is_decoder", True))]
     configs: dict[int, Any] = {id(config): config for config in decoders if hasattr(config, "use_cache")}
@@ -268,7 +268,7 @@ def blamed(model: nn.Module, call: Call) -> list[str]:
 
 
 def _doubled(located: LocatedModel, name: str) -> Architecture:
-    """The model's shape with twice the heads and hidden units in the layers of one row, where both keep the outputs."""
+    """The shape with twice the heads and hidden units in the layers of one row, where that keeps outputs."""
     stages = []
     for found, stage in zip(located.stages, located.architecture.stages, strict=True):
         blocks = []

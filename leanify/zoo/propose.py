@@ -35,7 +35,7 @@ class Proposal:
 
 
 def propose(library: str, name: str) -> Proposal:
-    """Propose rows for the unknown classes of a small version of a model. Raises UnsupportedModel if none holds."""
+    """Propose rows for the unknown classes of a small model. Raises UnsupportedModel if none holds."""
     with tiny.small_tables(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reading by trial is the purpose here, so its warning is not needed
         model, call = tiny.build(library, name)

@@ -116,7 +116,7 @@ class _Float64(TorchFunctionMode):
 
 
 class _Softmaxes(TorchFunctionMode):
-    """Records softmaxes of tensors with three or more axes outside ``known`` paths, except over experts or words."""
+    """Records softmaxes over three or more axes outside ``known`` paths, except over experts or words."""
 
     names = ("scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward")
 
@@ -138,7 +138,7 @@ class _Softmaxes(TorchFunctionMode):
 
 
 def complete(model: nn.Module, call: Call) -> list[Tensor]:
-    """Law `complete`. Returns the outputs of ``model``; raises LawBroken if an attention runs that was not found."""
+    """Law `complete`. Returns the outputs; raises LawBroken if an attention runs that was not found."""
     found = sites.sites_of(model)
     known = {site.path for site in found if site.reading.is_attention or site.reading.kept}
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", 0)

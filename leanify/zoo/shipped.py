@@ -8,7 +8,7 @@ from typing import Any
 
 
 def shipped() -> dict[str, Any]:
-    """The table: ``checked_with`` (library → version), ``not_checked`` (names), and ``models`` (one row each)."""
+    """The table: ``checked_with`` (library → version), ``not_checked`` (names), ``models`` (one row each)."""
     table: dict[str, Any] = json.loads(resources.files(__package__).joinpath("table.json").read_text("utf-8"))
     return table
 

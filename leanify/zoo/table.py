@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def named(patterns: Sequence[str]) -> list[tuple[str, str]]:
-    """(library, name) of every model that matches a pattern: ``phi``, ``timm/davit_*``, ``*``. Raises SourceError."""
+    """(library, name) of every model of a pattern: ``phi``, ``timm/davit_*``, ``*``. Raises SourceError."""
     models = [(library, name) for library in tiny.LIBRARIES for name in tiny.names(library)]
     found: list[tuple[str, str]] = []
     for pattern in patterns:

@@ -66,7 +66,7 @@ class FourAnswers:
 
 
 def answers_of(source: str, overrides: Mapping[str, Any] | None = None) -> FourAnswers:
-    """Answer the four questions for a SOURCE. Exceptions other than LeanifyError are defects and are not caught."""
+    """Answer the four questions for a SOURCE. Exceptions other than LeanifyError are not caught."""
     try:
         model = find.build_on_meta(find.find(source, overrides=overrides))
     except SourceError as error:

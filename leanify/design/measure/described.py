@@ -13,7 +13,7 @@ LAYER = ("width", "heads", "kv_heads", "head_dim", "inner", "mlp")
 
 @dataclass(frozen=True)
 class Described:
-    """``shape``: the architecture in words. ``layers``: a row for each layer, with its stage and its block's number."""
+    """``shape``: the architecture in words. ``layers``: a row for each layer, with its stage and block number."""
 
     origin: str
     weights: str | None
@@ -23,7 +23,7 @@ class Described:
 
 
 def described(source: str) -> Described:
-    """The model that SOURCE names, as it was found before or else now. Raises what finding and building it raise."""
+    """The model that SOURCE names, from the cache or built now. Raises what finding and building it raise."""
     file = cache.file_of("described", source, Options())
     before = cache.kept(file, lambda value: Described(**value))
     if before is not None:

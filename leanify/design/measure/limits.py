@@ -84,7 +84,7 @@ class Stopwatch:
 
 
 def token_seconds(prices: PriceList, options: Options, shapes: Sequence[Shape]) -> list[float | None]:
-    """The time of one more token in each shape, the baseline's first; None if the model's cache is not understood."""
+    """The time of one more token in each shape, the baseline's first; None if its cache is not understood."""
     try:
         watch = Stopwatch(prices, setting_of(replace(options, latency_of="token")))
         return [watch.seconds(shape) for shape in shapes]

@@ -164,11 +164,11 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-# -- counting by a second opinion -----------------------------------------------------------------------------------
+# -- counting by a second opinion -------------
 
 
 def fvcore_macs(model: nn.Module, tokens: int | None = None) -> tuple[int | None, list[str], str | None]:
-    """fvcore's count of matrix products, with handles for fused attention; what it left out; why it failed, if so."""
+    """fvcore's count of matrix products, with handles for fused attention; what it left out; why it failed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its import calls what torch now deprecates
         from fvcore.nn import FlopCountAnalysis
@@ -209,7 +209,7 @@ def _agreement(counted: int, products: int | None) -> str:
     return f"torch's counter says {counted:,} MACs, fvcore {products:,} ({products / max(counted, 1) - 1:+.2%})"
 
 
-# -- measuring ----------------------------------------------------------------------------------------------------
+# -- measuring -------------
 
 
 def fresh(model: nn.Module, device: torch.device, drawn: bool = True) -> nn.Module:
@@ -267,7 +267,7 @@ def seconds(model: nn.Module, inputs: dict[str, Tensor], repeats: int) -> float:
 
 
 def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
-    """Two AdamW steps on the mean of the outputs' squares: in the second the moments lie beside the activations."""
+    """Two AdamW steps on the mean squared outputs: in the second, moments and activations are both in memory."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     for _ in range(2):
         peak.squares(counting.call(model, inputs)).backward()  # type: ignore[no-untyped-call]
@@ -278,7 +278,7 @@ def training_steps(model: nn.Module, inputs: dict[str, Tensor]) -> None:
 def measured_memory(
     model: nn.Module, inputs: dict[str, Tensor], predicted: int | None, before: int = 0, trains: bool = True
 ) -> Memory:
-    """Peaks of a forward pass, and of a training step if it ``trains``; on a CPU the process's, less ``before``."""
+    """Peaks of a forward pass, and of a training step if ``trains``; on a CPU the process's, less ``before``."""
     device = next(iter(inputs.values())).device
     with torch.no_grad(), _peak(device, before) as forward:
         counting.call(model, inputs)
@@ -316,7 +316,7 @@ def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
         peak["peak"] = highest - before
 
 
-# -- training memory, predicted -------------------------------------------------------------------------------------
+# -- training memory, predicted -------------
 
 
 def predicted_training_bytes(model: nn.Module, batch: int, tokens: int | None = None, fused: bool = True) -> int:

@@ -113,7 +113,7 @@ def file_of(kind: str, source: Source, options: Options, *more: object) -> Cache
 
 
 def heard(work: Callable[[], Value]) -> tuple[Value, bool]:
-    """Do the work; its value, and whether it warned: such a value is not kept, for the warning must come every time."""
+    """Do the work; its value, and whether it warned: then it is not cached, as the warning must come each time."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         value = work()

@@ -61,7 +61,7 @@ def call(model: nn.Module, inputs: dict[str, Tensor]) -> object:
 
 
 class Positional(nn.Module):
-    """A model that takes its inputs by position and gives the tensors ``of`` its output, as a tracer wants it."""
+    """A model that takes inputs by position and gives the tensors ``of`` its output, as tracers need it."""
 
     def __init__(self, model: nn.Module, names: list[str], of: Callable[[Any], Sequence[Tensor]]) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def _is_made_of_others(operator: Any) -> bool:
 
 
 def macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """Multiply-adds of one forward pass (FLOPs are twice as many), by torch's formulas; exact if nothing is fused."""
+    """Multiply-adds of one forward pass (half of its FLOPs), by torch's formulas; exact if nothing is fused."""
     with plain(model), Countable(), Flops() as flops:
         call(model, inputs)
     return int(flops.total) // 2
@@ -300,7 +300,7 @@ def count_located(located: LocatedModel, tokens: int | None = None, context: int
 
 
 def idle_parameters(located: LocatedModel) -> int:
-    """The parameters of the experts that a token is not sent to, those of blocks without attention among them."""
+    """The parameters of the experts that a token is not sent to, also in blocks without attention."""
     idle: dict[type, tuple[int, int]] = {}
     for layer in located.layers:
         shape = layer.read()

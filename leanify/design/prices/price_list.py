@@ -119,7 +119,7 @@ class PriceList:
         return self.costs.params_of(stages)
 
     def kappa(self, shape: Shape) -> float:
-        """The largest predicted κ of the changed stages (Theorem 3.2); the other stages are the same in all designs."""
+        """The largest predicted κ of the changed stages (Theorem 3.2); other stages are equal in all designs."""
         stages = zip(shape, self.tokens, strict=True)
         return max(gaussian_kappa(stage.inner, tokens) for stage, tokens in stages if stage is not None)
 

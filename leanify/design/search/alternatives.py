@@ -56,7 +56,7 @@ def named(plan: Plan, name: str) -> Design:
 
 
 def front(plan: Plan, count: int) -> list[Design]:
-    """The best ``count`` of the plan's alternatives, lean first: none is beaten in parameters, MACs, κ and depth."""
+    """The best ``count`` alternatives, lean first: none is beaten in parameters, MACs, κ and depth."""
     return search(plan.prices, plan.request, count, plan.ranking).front
 
 
@@ -81,7 +81,7 @@ def _cut(plan: Plan, name: str) -> Shape:
 
 
 def _wide_heads(plan: Plan) -> Shape:
-    """Heads as wide as lean's inner needs, to the nearest even number of channels (rotary positions pair them)."""
+    """Heads as wide as lean's inner needs, to an even number of channels (rotary positions pair them)."""
     shape = list(plan.chosen.shape)
     for i, (stage, lean) in enumerate(zip(plan.prices.architecture.stages, shape, strict=True)):
         if lean is not None:

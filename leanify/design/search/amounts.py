@@ -49,7 +49,7 @@ def parse_budget(name: str, value: float | int | str, baseline: float, units: Ma
 
 
 def check_budget(name: str, value: Budget) -> None:
-    """Raise BudgetError for a budget that no baseline makes valid; towers are named, ``encoder=0.75,decoder=20M``."""
+    """Raise BudgetError for a budget that no baseline makes valid; towers: ``encoder=0.75,decoder=20M``."""
     parts = [part.rpartition("=")[2] for part in str(value).split(",")] if "=" in str(value) else [value]
     for part in parts:
         if part is not None:

@@ -55,14 +55,14 @@ class Latency:
 
 
 def work(prices: PriceList, index: int, shape: StageShape) -> tuple[Any, ...]:
-    """Layers, entries of softmax maps, other MACs and MACs of MLPs of one stage; MACs above the shortest model's."""
+    """Layers, softmax entries, other MACs and MACs of MLPs of one stage; MACs above the shortest model's."""
     macs = prices.counted(index, shape).macs
     attention = prices.counted(index, shape._replace(mlp=0 * shape.mlp)).macs
     return shape.depth, shape.depth * shape.heads * prices.tokens[index] ** 2, attention, macs - attention
 
 
 def terms(prices: PriceList, shape: Shape) -> NDArray[np.float64]:
-    """(5,), or (5, n) if ``mlp`` is an array: one, and the sums of `work` over stages. None is the baseline's stage."""
+    """(5,), or (5, n) for arrays of ``mlp``: one, and `work` summed over stages. None is the baseline's stage."""
     total: Any = np.zeros(TERMS - 1)
     for i, (stage, now) in enumerate(zip(shape, prices.baseline, strict=True)):
         if now is not None:

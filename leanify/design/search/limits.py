@@ -17,7 +17,7 @@ UNSPENT = 0.03  # share of a budget; a design that leaves more of it unspent is 
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest cost of the model with one tower changed, and the ``slack``: how much of it may stay unspent."""
+    """The largest cost of the model with one tower changed, and how much of it may stay unspent (``slack``)."""
 
     most: float
     slack: float
@@ -52,7 +52,7 @@ def share_out(prices: PriceList, request: Request, grids: Sequence[Grid]) -> lis
 
 
 def _in_proportion(saving: float, weights: Sequence[float], most: Sequence[float]) -> list[float]:
-    """``saving`` divided in proportion to weights, each part capped; more than the caps if those are not enough."""
+    """``saving`` in proportion to weights, each part capped; more than the caps if those are not enough."""
     shares = [0.0] * len(weights)
     free = [i for i, weight in enumerate(weights) if weight > 0] or list(range(len(weights)))
     while free:

@@ -85,7 +85,7 @@ def is_unmeasured(grid: Grid) -> NDArray[np.bool_]:
 
 
 def pareto(grid: Grid, order: NDArray[np.int64]) -> Iterator[int]:
-    """The designs of ``order`` that no other beats in all of parameters, MACs, κ and depth, in the same order."""
+    """The designs of ``order`` that no other beats in all of parameters, MACs, κ and depth, in this order."""
     columns = [c[order].astype(float) for c in (grid.params, grid.macs, grid.kappa, -grid.depth)]
     for i, design in enumerate(order):
         no_worse = np.logical_and.reduce([column <= column[i] for column in columns])

@@ -52,7 +52,7 @@ class Rules:
         return self._multiple(primary.width, primary.mlp, EXPERT_MULTIPLE if primary.experts else MULTIPLE)
 
     def mlp_range(self, stage: Stage) -> tuple[int, int]:
-        """The fewest and the most hidden units of a stage's MLP (of one expert), in whole steps or the baseline's."""
+        """The fewest and the most hidden units of a stage's MLP (or expert), in whole steps or the baseline's."""
         primary, step = primary_of(stage), self.mlp_step(stage)
         least = LEAST_MLP if self.options.min_mlp is None else self.options.min_mlp
         most = MOST_MLP if self.options.max_mlp is None else self.options.max_mlp

@@ -87,7 +87,7 @@ class Reading:
 
 
 def readings(library: str) -> list[Reading]:
-    """The rows of one library (``timm``, ``transformers`` or ``leanify``), one per class. Raises LeanifyError."""
+    """The rows of one library (``timm``, ``transformers``, ``leanify``), one per class. Raises LeanifyError."""
     text = resources.files(__name__).joinpath(f"{library}.toml").read_text(encoding="utf-8")
     try:
         rows = tomllib.loads(text)["reading"]
@@ -185,7 +185,7 @@ def rows_of(rows: Rows) -> list[Reading]:
 
 
 def attach_rows(model: nn.Module, rows: Rows) -> None:
-    """Keep rows with the modules of their classes. Raises LeanifyError for a class that the model does not have."""
+    """Keep rows with the modules of their classes. Raises LeanifyError for a class that is not in the model."""
     for row in rows_of(rows):
         is_found = False
         for module in model.modules():
