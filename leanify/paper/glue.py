@@ -63,9 +63,8 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     return Splits(train, validation, summary, classes=len(TASKS[name].labels) or None, tokenizer=tokenizer)
 
 
-# -- files ----------
-
 HUB = "nyu-mll/glue"  # used if the recipe has no data.path
+MNLI = ("_matched", "_mismatched")  # its two validation sets
 SPELLINGS = {"validation": ("validation", "dev", "test")}  # file names of a split, in order of preference
 
 
@@ -81,7 +80,11 @@ def read(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
     train = found_in(folder, (data.train,))
     rows = list(rows_of(train, TASKS[name]))
     others: list[Row] = []
-    files = [] if data.holdout else validation_files(folder, name, data.validation)
+    files = []
+    for part in MNLI if name == "mnli" else ("",):
+        spellings = SPELLINGS.get(data.validation, (data.validation,))
+        if not data.holdout:
+            files.append(found_in(folder, tuple(word + part for word in spellings)))
     for place, file in enumerate(files):
         shift = place * len(TASKS[name].labels)
         others += [(texts, label + shift) for texts, label in rows_of(file, TASKS[name])]
@@ -105,17 +108,6 @@ def folder_of_task(root: Path, name: str) -> Path:
     return here[0] if here else root
 
 
-def validation_files(folder: Path, name: str, split: str) -> list[Path]:
-    """The validation file; for MNLI the matched and the mismatched one. Raises DataError."""
-    spellings = SPELLINGS.get(split, (split,))
-    if name != "mnli":
-        return [found_in(folder, spellings)]
-    files = []
-    for part in ("matched", "mismatched"):
-        files.append(found_in(folder, tuple(f"{word}_{part}" for word in spellings)))
-    return files
-
-
 def found_in(folder: Path, stems: tuple[str, ...]) -> Path:
     """The first of these .tsv files that exists. Raises DataError that lists what is there."""
     names = [f"{stem}.tsv" for stem in stems]
@@ -137,7 +129,7 @@ def _of_hub(data: DataSection, name: str) -> tuple[list[Row], list[Row], str]:
             f"the recipe has no data.path, and the hub did not provide {HUB}: {first_line(error)}; "
             "--set data.path=DIR names a folder with sst2/train.tsv, rte/train.tsv, …"
         ) from error
-    task, parts = TASKS[name], ("_matched", "_mismatched") if name == "mnli" else ("",)
+    task, parts = TASKS[name], MNLI if name == "mnli" else ("",)
     names = [data.train, *(data.validation + part for part in parts)]
     if missing := [split for split in names if split not in whole]:
         raise DataError(f"{task.title} on the hub has no split {missing[0]!r}; it has {', '.join(whole)}")

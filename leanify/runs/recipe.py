@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from leanify.architecture import Architecture, Stage
+from leanify.architecture import Architecture
 from leanify.errors import RecipeError, ShapeError
 from leanify.runs import meanings
 from leanify.runs.built_in import built_in as built_in
@@ -73,21 +73,17 @@ class ModelSection:
     def shape(self, old: Architecture) -> Architecture:
         """The source's architecture with this section's depth, heads, head_dim and MLP. Raises ShapeError."""
         wanted = [old.per_stage(getattr(self, name), name) for name in ("depth", "heads", "head_dim", "mlp")]
-        stages = [
-            stage.reshape(depth, heads, head_dim or self._head_dim(stage, heads), mlp)
-            for stage, depth, heads, head_dim, mlp in zip(old.stages, *wanted, strict=True)
-        ]
+        stages = []
+        for stage, depth, heads, head_dim, mlp in zip(old.stages, *wanted, strict=True):
+            if self.heads_mode == "split" and not head_dim and heads is not None and stage.primary is not None:
+                head_dim, rest = divmod(stage.primary.inner, heads)
+                if rest:
+                    raise ShapeError(
+                        f"{stage.primary.inner} inner channels of stage {stage.name!r} are not divisible by {heads} "
+                        "heads"
+                    )
+            stages.append(stage.reshape(depth, heads, head_dim or None, mlp))
         return replace(old, stages=tuple(stages))
-
-    def _head_dim(self, stage: Stage, heads: int | None) -> int | None:
-        primary = stage.primary
-        if self.heads_mode == "grow" or heads is None or primary is None:
-            return None
-        if primary.inner % heads:
-            raise ShapeError(
-                f"{primary.inner} inner channels of stage {stage.name!r} are not divisible by {heads} heads"
-            )
-        return primary.inner // heads
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,6 @@ def _holds_only(folder: Path, names: re.Pattern[str], *folders: Path) -> bool:
     return True
 
 
-# -- checkpoints ----------
-
-
 def is_step(name: str) -> bool:
     """Whether a folder's name is a checkpoint's: ``00000100``, not ``2024`` and not ``best-for-paper``."""
     return re.fullmatch("[0-9]{8,}", name) is not None and f"{int(name):08d}" == name
@@ -71,9 +68,6 @@ def take_away(folder: Path) -> str | None:
     kept = folder.with_name(f"{folder.name}.kept-{secrets.token_hex(4)}")
     folder.rename(kept)
     return f"{folder} holds files that leanify did not write, so it was not removed but renamed to {kept.name}"
-
-
-# -- runs ----------
 
 
 def remove_run(path: Path) -> None:

@@ -31,9 +31,6 @@ _BESIDE = re.compile(r"\..+\.leanify-[0-9a-f]{8}", re.DOTALL)
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
-# -- files that are written at once ----------
-
-
 def write(path: Path, content: str | bytes, sync: bool = True) -> None:
     """Write a file atomically; text as UTF-8. ``sync`` waits until it is on the disk. Raises OSError."""
     with replacing(path, sync) as file:
@@ -96,9 +93,6 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-# -- files that grow ----------
-
-
 @contextmanager
 def appending(path: Path) -> Iterator[TextIO]:
     """Yield a text file that is open at its end; creates it. Raises OSError for a link, also a dead one."""
@@ -118,9 +112,6 @@ def _opened(path: Path, how: int) -> int:
         os.close(handle)
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
     return handle
-
-
-# -- folders ----------
 
 
 def check_folder(*folders: Path) -> None:

@@ -142,10 +142,27 @@ def layer_tables(
 ) -> list[Any]:
     """The table of layers, optionally followed by those of single heads and of their weights."""
     tables = [_layers_table(f"{source} · {probe.samples} samples · {data}", probe, theory)]
+    names = _short_names(probe.layers)[0]
     if per_head:
-        tables.append(_per_head_table(probe))
+        columns = ("lowest", "median", "highest", "heads, in order")
+        table = _table("κ of single heads A_i, tokens × head_dim", "layer", *columns)
+        for name, layer in zip(names, probe.layers, strict=True):
+            ordered = sorted(layer.per_head)
+            ends = (ordered[0], ordered[len(ordered) // 2], ordered[-1])
+            shown = " ".join(map(figures, layer.per_head[:8])) + " …" * (layer.heads > 8)
+            table.add_row(name, *map(figures, ends), shown)
+        tables.append(table)
     if weights:
-        tables.append(_weights_table(probe))
+        table = _table("κ of single heads' weights: mean (lowest–highest)", "layer", "W_q", "W_k", "W_v", "W_o")
+        for name, layer in zip(names, probe.layers, strict=True):
+            cells = []
+            for kappas in (layer.weights.get(role) for role in "qkvo"):
+                cell = "–"
+                if kappas:
+                    cell = f"{figures(sum(kappas) / len(kappas))} ({figures(min(kappas))}–{figures(max(kappas))})"
+                cells.append(cell)
+            table.add_row(name, *cells)
+        tables.append(table)
     return tables
 
 
@@ -186,31 +203,6 @@ def known(kappa: float | None, bounds: tuple[float, float] | None) -> str:
     if math.isinf(high):
         return f"> {figures(low)}"
     return f"{figures(low)}–{figures(high)}" if high > WIDE * low else figures(kappa)
-
-
-def _per_head_table(probe: Probe) -> Any:
-    columns = ("lowest", "median", "highest", "heads, in order")
-    table = _table("κ of single heads A_i, tokens × head_dim", "layer", *columns)
-    for name, layer in zip(_short_names(probe.layers)[0], probe.layers, strict=True):
-        ordered = sorted(layer.per_head)
-        ends = (ordered[0], ordered[len(ordered) // 2], ordered[-1])
-        shown = " ".join(map(figures, layer.per_head[:8])) + " …" * (layer.heads > 8)
-        table.add_row(name, *map(figures, ends), shown)
-    return table
-
-
-def _weights_table(probe: Probe) -> Any:
-    table = _table("κ of single heads' weights: mean (lowest–highest)", "layer", "W_q", "W_k", "W_v", "W_o")
-    for name, layer in zip(_short_names(probe.layers)[0], probe.layers, strict=True):
-        cells = []
-        for role in "qkvo":
-            kappas = layer.weights.get(role)
-            cell = "–"
-            if kappas:
-                cell = f"{figures(sum(kappas) / len(kappas))} ({figures(min(kappas))}–{figures(max(kappas))})"
-            cells.append(cell)
-        table.add_row(name, *cells)
-    return table
 
 
 def heads_table(source: str, points: Sequence[Point], data: str) -> Any:

@@ -142,9 +142,6 @@ def _median(point: Point) -> float:
     return point.quartiles[1]
 
 
-# -- a run ----------
-
-
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
     """(step, file) of .safetensors files with a number in their path, sorted. Raises SourceError if none."""
     if not run.is_dir():

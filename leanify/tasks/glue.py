@@ -59,8 +59,6 @@ def plain_name(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-# -- metrics ----------
-
 Metric = Callable[[np.ndarray, np.ndarray], float]  # labels, predictions → −1 … 1
 
 

@@ -102,9 +102,6 @@ def difference(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
     return (squares.mean(-1) * mask).sum(1) / mask.sum(1)
 
 
-# -- set up ----------
-
-
 def begin(
     section: DistillSection,
     task: Task,

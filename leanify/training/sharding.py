@@ -163,9 +163,6 @@ def rows_of(tensor: Any) -> tuple[Tensor, slice]:
     return mine, slice(start, start + len(mine))
 
 
-# -- moments ----------
-
-
 def moments_of(optimizer: Any, model: nn.Module) -> dict[str, Tensor]:
     """What an optimiser keeps of each parameter, by ``optimizer/NAME/KEY``."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}

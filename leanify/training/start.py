@@ -63,22 +63,16 @@ def train(
             )
         value = resolve(recipe, settings, teacher)
         if defaults.is_usual(recipe) and not any(each.startswith("optim.lr=") for each in settings):
-            value = _at_tested_rate(value)
+            tested = rates.range_test(value) if value.distill is not None else None
+            if tested is not None and value.optim is not None:  # the rate that a short test finds best
+                note(tested.words)
+                value = replace(value, optim=replace(value.optim, lr=tested.best))
         folder = Path(output) if output is not None else new_folder(recipe)
         if folder.parent.is_dir():
             check_new_directory(folder)
         with guards.raised_by_all():
             trainer = Trainer(value, seen)
         return trainer.fit(trainer.new_run(folder)).path
-
-
-def _at_tested_rate(recipe: Recipe) -> Recipe:
-    """The recipe at the rate that a short test finds best, where it heals."""
-    found = rates.range_test(recipe) if recipe.distill is not None else None
-    if found is None or recipe.optim is None:
-        return recipe
-    note(found.words)
-    return replace(recipe, optim=replace(recipe.optim, lr=found.best))
 
 
 def with_tokenizer_of(run: RunDirectory) -> Recipe:

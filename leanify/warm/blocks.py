@@ -106,8 +106,6 @@ def sites_in(located: LocatedModel, stage: str, index: int) -> Iterator[Site]:
                 yield site
 
 
-# -- what differs from block to block ----------
-
 COUNTERS = {"layer_idx", "layer_id", "block_idx", "idx", "drop_prob", "scale_by_keep", "training"}
 LENGTHS = {"in_features", "out_features", "nf", "nx", "in_channels", "out_channels"}
 LENGTHS |= {"normalized_shape", "num_features"}

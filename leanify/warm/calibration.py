@@ -104,9 +104,6 @@ def counted(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.flatten(0, -2)
 
 
-# -- how far a model moved ----------
-
-
 @dataclass(frozen=True)
 class Answers:
     """A model's answers on some data: every ``step``-th row of logits, or of hidden states without a head."""

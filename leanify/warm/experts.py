@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leanify.architecture import Layer
 from leanify.errors import ShapeError
@@ -48,7 +48,11 @@ def keep_experts(donor: Donor, new: LocatedModel, old: LocatedLayer, layer: Loca
 
 def worth(donor: Donor, mixture: Site) -> Tensor:
     """How much else a mixture gives without each of its experts: Σ|difference|² over some of the data."""
-    calls = list(_calls(donor, mixture.module))
+    calls: list[tuple[Call, Tensor | None]] = []
+    for batch in donor.batches[:BATCHES]:
+        with recording([mixture.module]) as passes:
+            run(donor.model, batch)
+        calls += [(call, batch.get("attention_mask")) for call in itertools.chain(*passes)]
     found = []
     for expert in range(mixture.sizes["x"]):
         lost = 0.0
@@ -61,15 +65,6 @@ def worth(donor: Donor, mixture: Site) -> Tensor:
                 lost += float(rows.double().square().sum())
         found.append(lost)
     return torch.tensor(found, dtype=torch.float64)
-
-
-def _calls(donor: Donor, module: nn.Module) -> Iterator[tuple[Call, Tensor | None]]:
-    """The calls of a module on some of the data, each with the mask of its tokens."""
-    for batch in donor.batches[:BATCHES]:
-        with recording([module]) as passes:
-            run(donor.model, batch)
-        for call in itertools.chain(*passes):
-            yield call, batch.get("attention_mask")
 
 
 def _tensors(mixture: Site) -> Iterator[tuple[Axes, int]]:

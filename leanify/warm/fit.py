@@ -161,9 +161,6 @@ def _copy_norm(block: nn.Module, path: str, source: nn.Module) -> None:
     block.get_submodule(path).load_state_dict(source.get_submodule(path).state_dict())
 
 
-# -- ridge regression ----------
-
-
 def regression(given: Sequence[Tensor], wanted: Sequence[Tensor], start: Tensor) -> Tensor:
     """The map W that minimises Σ|W x − t|² + λ|W − W₀|² over rows x and t; W₀ = ``start``, outputs × inputs.
 

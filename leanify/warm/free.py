@@ -83,9 +83,6 @@ def _words(taken: Sequence[Variant]) -> str:
     return ", ".join(found) or "nothing to lose"
 
 
-# -- the library ----------
-
-
 def _some(donor: Donor) -> Iterator[Batch]:
     """As many of the held-out batches as hold `TOKENS` tokens."""
     seen = 0
@@ -164,9 +161,6 @@ def _answers(
     return gathered(outputs, held)
 
 
-# -- the choice ----------
-
-
 def choose(library: Sequence[Variant], saving: int) -> list[Variant]:
     """The variants that save so many parameters at the least sum of damages. Raises BudgetError.
 
@@ -203,18 +197,17 @@ def applied(donor: Donor, taken: Sequence[Variant]) -> nn.Module:
     model = donor
     for stage in dict.fromkeys(variant.stage for variant in taken):
         wanted: dict[int, Block | None] = {}
-        for variant in (variant for variant in taken if variant.stage == stage):
-            wanted[variant.place] = _both(wanted.get(variant.place), variant)
+        for variant in taken:
+            before = wanted.get(variant.place)
+            if variant.stage != stage:
+                continue
+            wanted[variant.place] = variant.block
+            if before is not None and variant.block is not None:  # one that loses heads and units
+                heads, mlp = (before, variant.block) if variant.part == "mlp" else (variant.block, before)
+                both = [replace(one, mlp=other.mlp) for one, other in zip(heads, mlp, strict=True)]
+                wanted[variant.place] = tuple(both)
         located = _with(model, stage, wanted)
         model = replace(donor, model=located.model, _heads={}, _cuts={})
     result = copy.deepcopy(model.model)
     settle(result, donor.architecture, locate(result).architecture, {})
     return result
-
-
-def _both(before: Block | None, variant: Variant) -> Block | None:
-    """A block that loses heads and units."""
-    if before is None or variant.block is None:
-        return variant.block
-    heads, mlp = (before, variant.block) if variant.part == "mlp" else (variant.block, before)
-    return tuple(replace(one, mlp=other.mlp) for one, other in zip(heads, mlp, strict=True))

@@ -89,9 +89,6 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     return Splits(train, validation, about, test=next(iter(test), None), tokenizer=tokenizer, skipped=skipped)
 
 
-# -- text ----------
-
-
 def lines_of(text: str | Text) -> Iterator[str]:
     """Yield a text line by line: encoding it at once would need about a hundred times its size in memory."""
     for block in tokens.blocks(iter([text]) if isinstance(text, str) else text.pieces()):
