@@ -106,7 +106,7 @@ class Stage:
 
     @cached_property
     def shortest(self) -> int:
-        """The minimum depth that keeps the output width and two blocks with attention: one has no depth to trade."""
+        """The minimum depth that keeps the output width and two blocks with attention, to trade depth."""
         attending = [index for index, block in enumerate(self.blocks) if block]
         enough = 1 if attending[:2] in ([0], [0, 1]) else attending[1] + 1
         return max(enough, self.least)
@@ -252,7 +252,7 @@ class Architecture:
                 yield from block
 
     def per_stage(self, value: int | Sequence[int] | None, what: str) -> list[int | None]:
-        """One value per stage: a number is for the varied stages, a list for those or for all. Raises ShapeError."""
+        """One value per stage: a number is for varied stages, a list for those or all. Raises ShapeError."""
         if isinstance(value, Sequence):
             if len(value) == 1:
                 return self.per_stage(value[0], what)

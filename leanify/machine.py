@@ -146,7 +146,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_of(text: str | None) -> torch.device:
-    """The device named (cpu, cuda, cuda:1, mps), by default CUDA if present, else the CPU. Raises LeanifyError."""
+    """The device named (cpu, cuda, cuda:1, mps), else CUDA if present, else the CPU. Raises LeanifyError."""
     if text is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

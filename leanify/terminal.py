@@ -180,7 +180,7 @@ _shown: list[Any] = []  # active displays, the visible one last: an inner bar re
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error until the end, or a spinner without ``total``; yields the function to advance it."""
+    """Show a bar on standard error, or a spinner without ``total``; yields the function to advance it."""
     err = console(stderr=True)
     if not draws(err):
         yield lambda done: None

@@ -1,4 +1,4 @@
-"""Unreadable samples, as data.on_error asks: stop with an error that names the sample, or skip and record it."""
+"""Unreadable samples: stop with an error that names the sample, or skip and record it (data.on_error)."""
 
 from __future__ import annotations
 

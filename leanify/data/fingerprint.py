@@ -31,7 +31,7 @@ SUFFIXES = {*TABLES, *CONLL, *IMAGES, ".txt", ".arrow", ".npz", ".tar"}  # of da
 
 
 def taken(data: DataSection, splits: Splits) -> dict[str, Any]:
-    """Sizes of the splits, and of every folder [files, bytes, digest of names and sizes]; digests of some files."""
+    """Sizes of the splits; of every folder [files, bytes, digest of names and sizes]; digests of some files."""
     facts: dict[str, Any] = {"samples": {"train": len(splits.train), "validation": len(splits.validation)}}
     if hub.is_meant(data):
         return facts | {"contents": {data.name: str(hub.rows(data.name, data.train)._fingerprint)}}

@@ -55,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Named:
-    """What the user specified about a table: columns of texts, images and labels, task; the rest is guessed."""
+    """What the user said of a table: columns of texts, images and labels, task; the rest is guessed."""
 
     texts: tuple[str, ...] = ()
     label: str | None = None

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through ``datasets``: ``data.name`` with a slash and no ``data.path``."""
+"""Data sets of the Hugging Face hub: ``data.name`` with a slash and no ``data.path``, through ``datasets``."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ HIGHEST = 5.0  # the highest score in STS-B
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """A task's samples, for a model with a head for it. Validation is sorted by length, to minimise padding."""
+    """A task's samples, for a model with a head for it. Validation is sorted by length."""
     name = name_of(data)
     for key, value in (("img_size", data.img_size), ("rand_augment", data.rand_augment)):
         if value is not None:

@@ -150,7 +150,7 @@ def _checked(base: Recipe, tasks: Sequence[str] | None) -> Iterator[str]:
 
 
 def _measured(folder: Path, value: Recipe, watcher: Watcher | None) -> dict[str, float]:
-    """One fine-tuning, begun or resumed, and the metrics of its last evaluation; its last checkpoint stays."""
+    """One fine-tuning, begun or resumed, and the metrics of its last evaluation."""
     if folder.exists():
         start.train(value, resume=folder, watcher=watcher)
     else:

@@ -41,7 +41,7 @@ PUBLISHED = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": 
 
 @dataclass(frozen=True)
 class ListOpsOptions:
-    """[data.options]; the defaults are the Long-Range Arena's. Length bounds are exclusive; roots have depth 1."""
+    """[data.options], by default the Long-Range Arena's. Length bounds are exclusive; roots have depth 1."""
 
     shortest: int = 500
     longest: int = 2000
@@ -199,7 +199,7 @@ def published(path: Path) -> Sequences:
 
 
 def splits(data: DataSection, model: nn.Module) -> Splits:
-    """Training, validation and test expressions: the published files if data.path has them, else generated."""
+    """Training, validation and test expressions: published if data.path has them, else generated."""
     only_sequences(data, model, "listops", vocabulary=len(WORDS))
     options: ListOpsOptions = read_table(ListOpsOptions, data.options, "data.options")
     folder = None if data.path is None else folder_of(data)

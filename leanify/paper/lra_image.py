@@ -23,7 +23,7 @@ VOCABULARY = 256  # grey levels; nothing is padded
 
 
 def images(folder: Path, classes: list[str], side: int) -> Sequences:
-    """Read images of side × side pixels as sequences of ids, with classes. Raises DataError for a bad image."""
+    """Read images of side × side pixels as sequences of ids, with classes. Raises DataError."""
     from leanify.terminal import track
 
     files = ImageFiles(folder, {name: index for index, name in enumerate(classes)})

@@ -29,7 +29,7 @@ def stems() -> list[str]:
 
 
 def find(name: str) -> Path | None:
-    """A built-in recipe by its full name or its last part; None if there is none. Raises RecipeError for YAML."""
+    """A built-in recipe by its full name or its last part; None if none is. Raises RecipeError for YAML."""
     if Path(name).suffix.lower() in (".yaml", ".yml") and Path(name).is_file():
         raise RecipeError(
             f"{name} is YAML, and recipes are TOML: leanify recipes digits prints one to begin with, leanify recipes "

@@ -30,7 +30,7 @@ NAMES = "__names__"  # the member of an archive that lists the others: damage ma
 
 
 def home() -> Path:
-    """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify; a temporary one without a home."""
+    """leanify's cache folder: $XDG_CACHE_HOME/leanify, or ~/.cache/leanify, or without a home a temporary one."""
     with contextlib.suppress(RuntimeError):  # no HOME, and no user of this number either
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanify"
     return _of_user(Path(tempfile.gettempdir()) / f"leanify-{os.getuid()}")

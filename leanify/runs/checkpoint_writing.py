@@ -135,7 +135,7 @@ class Summed:
 
 @contextmanager
 def summed(path: Path, digest: Any = None) -> Iterator[Summed]:
-    """Open a new file as `Summed`, by SHA-256 by default, and fsync it. Raises OSError also under torch.save."""
+    """Open a new file as `Summed`, by SHA-256 by default, and fsync it. Raises OSError for torch.save too."""
     with writing.replacing(path) as file:
         made = Summed(file, hashlib.sha256() if digest is None else digest)
         try:

@@ -109,7 +109,7 @@ def inside(folder: Path, name: str, error: type[LeanifyError] = SourceError) -> 
 
 
 def folders_below(folder: Path, closed: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
-    """A folder and those below it, each once, also by links; but not hidden, unreadable or below ``closed`` ones."""
+    """A folder and those below it, each once, also by links; not hidden or unreadable, nor below ``closed``."""
     seen, ahead = set(), [folder]
     while ahead:
         place = ahead.pop()

@@ -388,7 +388,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def _keep_shares(before: Mapping[str, Any], now: dict[str, Any], given: Collection[str]) -> None:
-    """Scale warm-up and cool-down to a length of another unit, or if they do not fit, unless they were set."""
+    """Scale warm-up and cool-down to a length of another unit or too short for them, unless they were set."""
     old = next((unit for unit in LENGTHS if unit in before), None)
     new = next((unit for unit in LENGTHS if unit in now), None)
     if old is None or new is None or not isinstance(now[new], int | float):

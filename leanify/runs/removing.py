@@ -61,7 +61,7 @@ def remove(folder: Path) -> None:
 
 
 def take_away(folder: Path) -> str | None:
-    """Remove a checkpoint from its name. One that holds files of the user's is renamed, and a message returned."""
+    """Remove a checkpoint. One that holds files of the user's is renamed, and a message returned."""
     if is_own(folder):
         remove(folder)
         return None
@@ -71,7 +71,7 @@ def take_away(folder: Path) -> str | None:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a run; one that holds other files than leanify's is renamed to ``NAME.kept-…``. Raises OSError."""
+    """Remove a run; with other files than leanify's it is renamed to ``NAME.kept-…``. Raises OSError."""
     saved = path / "checkpoints"
     if _holds_only(path, RUN, saved) and not saved.is_symlink() and all(map(is_own, saved.iterdir())):
         aside = writing.name_beside(path)

@@ -57,7 +57,7 @@ class RunDirectory:
         tokenizer: Any = None,
         data: Mapping[str, Any] | None = None,
     ) -> RunDirectory:
-        """Create a run's directory atomically. Raises DirectoryError, and RecipeError for what TOML cannot say."""
+        """Create a run's directory atomically. Raises DirectoryError, and RecipeError for no TOML."""
         text = recipe.to_toml()
         if changes := _differences(recipe.to_dict(), recipes.parse(text).to_dict()):
             raise RecipeError(f"the recipe cannot be written as it is: {changes}")
@@ -120,7 +120,7 @@ class RunDirectory:
 
     @property
     def is_older(self) -> bool:
-        """Whether the run predates the copy of the recipe in leanify.json; data subsets were then the first ones."""
+        """Whether the run predates the copy of its recipe; data subsets were then the first ones."""
         card = self.card()
         return bool(card) and "recipe" not in card
 
@@ -195,7 +195,7 @@ class RunDirectory:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError for a damaged one."""
+        """The rows of metrics.jsonl, without an incomplete last line. Raises DirectoryError."""
         path = self.path / METRICS
         lines = read_text(path, DirectoryError, LARGEST_LOG).splitlines(keepends=True)
         return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]

@@ -25,7 +25,7 @@ TRUTHS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false
 
 
 class UnknownKey(RecipeError):
-    """A key that a table does not have. ``place`` describes the table (``[optim]``); ``known`` are its keys."""
+    """A key that a table does not have. ``place`` describes the table ([optim]), ``known`` are its keys."""
 
     def __init__(self, place: str, key: str, known: list[str], instead: str | None = None) -> None:
         self.place, self.key, self.known = place, key, known

@@ -16,7 +16,7 @@ Mode = Literal["grow", "split"]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The 25, 50 and 75% quantiles with linear interpolation; infinite only where an infinite value counts."""
+    """The 25, 50 and 75% quantiles, linearly interpolated; infinite only where an infinite value counts."""
     ordered = sorted(values)
     found = []
     for share in (0.25, 0.5, 0.75):

@@ -175,7 +175,7 @@ def over_training(
 
 @torch.no_grad()
 def read_into(model: nn.Module, path: Path) -> None:
-    """Copy a safetensors file into a model, tensor by tensor. Raises SourceError for tensors that do not fit."""
+    """Copy a safetensors file into a model, tensor by tensor. Raises SourceError for what does not fit."""
     wanted = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:

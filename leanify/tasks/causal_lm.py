@@ -52,7 +52,7 @@ class CausalLm:
         return {"loss": self._nats(model, inputs, targets).sum(1), "count": (targets != IGNORED).sum(1)}
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss in nats per token, perplexity, and bits per byte (by the split's mean bytes per token)."""
+        """Mean loss in nats per token, perplexity, and bits per byte (by the split's bytes per token)."""
         loss = mean(found, "loss")
         report = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
         return report | ({"bits_per_byte": loss / math.log(2) / self.bytes_per_target} if self.bytes_per_target else {})

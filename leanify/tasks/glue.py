@@ -23,7 +23,7 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """``columns``: alternative names of the text columns; ``labels``: the classes, () for a score of 0 … 5."""
+    """``columns``: names of the text columns; ``labels``: the classes, () for a score of 0 … 5."""
 
     title: str
     labels: tuple[str, ...]
@@ -151,7 +151,7 @@ class Glue:
         }
 
     def metrics(self, found: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss, and the task's metrics times 100 over the whole set; for MNLI the mean of its two sets."""
+        """Mean loss, and the task's metrics times 100; for MNLI the mean of its two sets."""
         report = {"loss": mean(found, "loss")}
         label, guess, part = (found[name].numpy() for name in ("label", "guess", "part"))
         for name, metric in METRICS[self.name].items():

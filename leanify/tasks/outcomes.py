@@ -21,7 +21,7 @@ BLOCKS = 500  # at most this many are left out in turn by the jackknife
 
 
 def outcomes(task: Task, found: Mapping[str, Tensor]) -> NDArray[np.float64]:
-    """The values (N,) whose mean is the metric of a merged tally; of blocks of samples where it is no mean."""
+    """The values (N,) whose mean is the metric of a merged tally; of blocks where it is no mean."""
     if task.summed is None:
         return jackknifed(task, found)
     column, scale = task.summed

@@ -18,7 +18,7 @@ def answer(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: the tensor, its ``logits``, or the first of several. Raises RecipeError."""
+    """The logits in a model's output: the tensor, its ``logits``, or the first of several."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, (tuple, list)):  # VOLO with mixed tokens, distilled DeiT: the class token comes first

@@ -24,7 +24,7 @@ def task(recipe: TrainingRecipe, splits: Splits) -> TokenClassification:
 
 
 class TokenClassification:
-    """Cross-entropy per token. Entity tags (B-PER, I-PER, O) are scored by whole entities, others by token."""
+    """Cross-entropy per token. Entity tags (B-PER, I-PER, O) are scored by whole entities."""
 
     sign, best = 1, 100.0
 

@@ -111,7 +111,7 @@ def begin(
     seed: int,
     place: Accelerator,
 ) -> Distilled:
-    """Check the two models on one sample, and return the task with its teacher. Raises RecipeError or ShapeError."""
+    """Check the two models on one sample, and return the task with its teacher. Raises LeanifyError."""
     own, others = (locate(model).blocks if section.hidden_weight else [] for model in (student, teacher))
     pairs = pairs_of(section, len(own), len(others)) if section.hidden_weight else []
     learning, taught = [own[i] for i, _ in pairs], [others[i] for _, i in pairs]

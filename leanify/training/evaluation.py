@@ -47,7 +47,7 @@ class Evaluator:
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, split: Samples | None = None) -> dict[str, float]:
-        """The metrics over a split; without one over ``run.eval_batches`` of validation. Ends in training mode."""
+        """Metrics over a split, else over ``run.eval_batches`` of validation. Ends in training mode."""
         from accelerate.utils import gather_object
 
         samples, limit = (self.splits.validation, self.recipe.run.eval_batches) if split is None else (split, None)

@@ -1,4 +1,4 @@
-"""Checks around a run: that its data has not changed, that it fits into memory, which samples were skipped."""
+"""Checks around a run: that its data has not changed, that it fits into memory, what was skipped."""
 
 from __future__ import annotations
 

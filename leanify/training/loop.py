@@ -146,7 +146,7 @@ class Trainer:
         return RunDirectory.open(folder)
 
     def fit(self, run: RunDirectory, accept_changed_data: bool = False) -> RunDirectory:
-        """Train from the newest intact checkpoint to the end. Raises Interrupted, and DataError for changed data."""
+        """Train from the newest intact checkpoint to the end. Raises Interrupted and DataError."""
         if self.main:
             guards.check_data(run, self.recipe.data, self.splits, accept_changed_data, self.watcher.warned)
             guards.check_arithmetic(self.accelerator, self.watcher.warned)
@@ -269,7 +269,7 @@ class Trainer:
         return iter(Reader(train, passes, self.seed, data.workers, pin, skipped=self.skipped, prefetch=ready))
 
     def agreed(self, asked: bool, step: int) -> bool:
-        """Whether any process was interrupted. Several ask this only at logging steps, where they sync anyway."""
+        """Whether any process was interrupted. Several ask only at logging steps, where they sync."""
         if self.accelerator.num_processes == 1:
             return asked
         if step % self.recipe.run.log_every:

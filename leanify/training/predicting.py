@@ -140,7 +140,7 @@ def _texts(
 def _read(
     data: DataSection, model: nn.Module, inputs: Sequence[str | Path], rows_of: Callable[[str, DataSection], Rows]
 ) -> tuple[Any, int, list[tuple[str, tuple[str, ...]]]]:
-    """The run's tokenizer, how many tokens it makes of a sample at most, and the samples. Raises DataError."""
+    """The run's tokenizer, how many tokens it makes of a sample at most, and the samples."""
     rows = [row for given in inputs for row in rows_of(str(given), data)]
     if not rows:
         raise DataError(f"{', '.join(map(str, inputs))}: there is no text to predict from")

@@ -56,7 +56,7 @@ def has_weights(recipe: Recipe) -> bool:
 
 
 def build(recipe: Recipe, on_meta: bool = False) -> nn.Module:
-    """The model of a recipe in training mode: with weights, or re-initialised in its shape; perhaps ``on_meta``."""
+    """The model of a recipe in training mode: with weights, or re-initialised in its shape."""
     built = _built(recipe, on_meta)
     if on_meta and _has_loose_tensors(built):  # upstream keeps tensors elsewhere than in parameters and buffers
         built = _built(recipe, False)

@@ -58,7 +58,7 @@ class Saver:
             raise error
 
     def _copied(self, place: int, value: Any) -> Any:
-        """A tensor copied into memory of the host, pinned where it comes from a GPU; other values as they are."""
+        """A tensor copied into the host's memory, pinned for one from a GPU; other values as they are."""
         if not isinstance(value, Tensor):
             return value
         held = self.buffers.get(place)

@@ -48,7 +48,7 @@ class Rate:
 
 
 def steps_of(schedule: ScheduleSection, steps_per_epoch: int, samples: int, tokens: int | None) -> float:
-    """Steps per unit of the schedule: per epoch of ``samples``, per step, or per token (``tokens`` a sample)."""
+    """Steps per unit of the schedule: per epoch of ``samples``, per step, or per token."""
     if schedule.epochs is not None:
         return steps_per_epoch
     if schedule.steps is not None:

@@ -152,7 +152,7 @@ def fill(tensor: Tensor, whole: Tensor) -> None:
 
 
 def is_spread(tensor: Any) -> bool:
-    """Whether a process holds some rows of a tensor: a DTensor, whose class takes most of a second to import."""
+    """Whether a process holds some rows of a tensor: a DTensor, whose class is slow to import."""
     return hasattr(tensor, "to_local")
 
 

@@ -108,7 +108,7 @@ def align(optimizer: Any) -> None:
 
 @torch.no_grad()
 def put_file(model: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Copy a safetensors file of the same tensors into a model, or of a sharded one its rows. Raises DirectoryError."""
+    """Copy a safetensors file into a model, or of a sharded one its rows. Raises DirectoryError."""
     from safetensors import safe_open
 
     held = model.state_dict()

@@ -54,7 +54,7 @@ class Taught:
 
 
 def taught(splits: Splits, teacher: nn.Module, pooling: Sequence[str], place: Accelerator) -> Splits:
-    """The splits with the teacher's embeddings as targets, made by one process a machine. Raises DataError."""
+    """The splits with the teacher's embeddings as targets, made by one process a machine."""
     teacher = teacher.to(place.device).requires_grad_(False).eval()
     known = weights_digest(teacher)
     parts: dict[str, Any] = {}

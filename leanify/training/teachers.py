@@ -18,7 +18,7 @@ from leanify.upstream.origin import is_hf
 
 
 def teacher_of(section: DistillSection, embeds: bool = False) -> nn.Module:
-    """The teacher with its weights; one that ``embeds`` sentences comes without a head. Raises RecipeError."""
+    """The teacher with its weights; one that ``embeds`` sentences comes without a head."""
     if not 0 <= section.weight <= 1 or section.temperature <= 0 or section.hidden_weight < 0:
         raise RecipeError(
             "[distill] needs weight between 0 and 1, temperature above 0 and hidden_weight of at least 0; found "
@@ -38,7 +38,7 @@ def teacher_of(section: DistillSection, embeds: bool = False) -> nn.Module:
 
 
 def check_alike(student: nn.Module, teacher: nn.Module, name: str, tokenizer: str | None) -> None:
-    """Raise RecipeError where the teacher ``name`` cannot take the student's inputs: other words or image size."""
+    """Raise RecipeError where the teacher ``name`` cannot take the student's words or images."""
     (own, x), (other, y) = (next(iter(example_inputs(model, 1).items())) for model in (student, teacher))
     if own != other:
         raise RecipeError(f"the student takes {own} and the teacher {name} takes {other}: they cannot share data")

@@ -124,7 +124,7 @@ class Answers:
 
 @torch.no_grad()
 def answers(model: nn.Module, batches: Sequence[Batch], headless: bool = False) -> Answers:
-    """The answers of a model without padding, thinned to `ROWS`; ``headless``: those of the model below its head."""
+    """The answers of a model without padding, thinned to `ROWS`; ``headless``: those below its head."""
     model.eval()
     asked: Any = getattr(model, "base_model", model) if headless else model
     return gathered((run(asked, batch) for batch in batches), batches)

@@ -141,7 +141,7 @@ class _Carrier:
     def _measured(
         self, stage: str, after: list[Slot], place: int, before: Sequence[Sequence[Call]], most: float = float("inf")
     ) -> _Measured | None:
-        """A stage at these slots, whose blocks up to ``place`` give what ``before`` has; None above ``most``."""
+        """A stage at these slots, up to ``place`` with what ``before`` has; None above ``most``."""
         model: nn.Module = self._with({**self.slots, stage: after}).model
         blocks: list[nn.Module] = list(model.get_submodule(stage).children())
         asked = getattr(model, "base_model", model) if self.donor.headless else model

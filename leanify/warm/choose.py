@@ -157,7 +157,7 @@ def _blocks(square: Tensor, groups: Tensor) -> Tensor:
 
 
 def _costs(powers: Tensor, inverses: Tensor) -> Tensor:
-    """tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ) of every group S, from its blocks of WᵀW and of H⁻¹; zeros where S is gone."""
+    """tr(W_S ([H⁻¹]_SS)⁻¹ W_Sᵀ) of every group S, from its blocks of WᵀW and of H⁻¹; zeros if gone."""
     if powers.shape[-1] == 1:
         return powers[:, 0, 0] / inverses[:, 0, 0]
     inner: Tensor = torch.linalg.pinv(inverses, hermitian=True)

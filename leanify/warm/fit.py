@@ -130,7 +130,7 @@ def _into(block: nn.Module, seen: Seen, module: nn.Module) -> Tensor:
 
 
 def _read_through(sublayer: Sublayer, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    """Let the maps that read ``wanted`` read ``given``, through the best linear map between them, in place."""
+    """Let the maps that read ``wanted`` read ``given``, through the best linear map between them."""
     parts = [part_of(sublayer.site.module, part) for part in sublayer.readers]
     bias = all(part is not None and isinstance(part.bias, Tensor) for part in parts)
     width = given[0].shape[1]

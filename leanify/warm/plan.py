@@ -167,7 +167,7 @@ class Carrying:
             seen += len(next(iter(batch.values()))) * self.plan.tokens if mask is None else int(mask.sum())
 
     def to_json(self) -> dict[str, Any]:
-        """By design: the unit of damage, the steps with the damage after each, and what was not paired and why."""
+        """By design: the unit of damage, the steps with the damage after each, and why what was not paired."""
         designs = {name: found.to_json() for name, found in self.results.items()}
         return {"data": self.words, "designs": designs, "chosen": self.chosen}
 

@@ -184,7 +184,7 @@ class _Reader:
         raise self.refuse("what follows an attention or MLP is not its output, scaled or not, added to its input")
 
     def readers(self, site: Site, normed: Tensor) -> tuple[str, ...]:
-        """The parts of a site that take the norm's output. One that was not called is used by its weight alone."""
+        """The parts of a site that take the norm's output; one that was not called, by its weight."""
         found = []
         for part in site.reading.rows:
             module = part_of(site.module, part)

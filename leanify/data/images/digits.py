@@ -1,4 +1,4 @@
-"""scikit-learn's copy of the UCI handwritten digits: 1,797 images of 8 × 8 pixels, ten classes, no download."""
+"""scikit-learn's copy of the UCI handwritten digits: 1,797 images of 8 × 8 pixels, no download."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SKIP = ", or skip such images with --set data.on_error=skip"
 
 
 class Scale:
-    """Normalise a batch of bytes to the model's mean and standard deviation; floats are normalised already."""
+    """Normalise a batch of bytes to the model's mean and standard deviation; floats are so already."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (mean, std))
@@ -100,7 +100,7 @@ def decoded(file: Any, mode: str, name: Any) -> Any:
 
 
 def eight_bits(image: Any, name: Any) -> Any:
-    """An image of 16 bits a pixel with its highest 8: Pillow's convert makes white of every value above 255."""
+    """An image of 16 bits a pixel with its highest 8: Pillow's convert makes white of values above 255."""
     if not image.mode.startswith(("I", "F")):
         return image
     values = np.asarray(image)

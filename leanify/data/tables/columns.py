@@ -40,7 +40,7 @@ SPLITS = {  # file names of a split, in order of preference
 
 
 def one_of(names: Sequence[str], found: Sequence[str]) -> str | None:
-    """The column that matches the first of ``names``, as spelt in the file, in upper or lower case; or None."""
+    """The column that matches the first of ``names``, in upper or lower case, as spelt in the file; or None."""
     known = {name.lower(): name for name in found if isinstance(name, str)}  # a row with a cell too many has no name
     return next((known[name.lower()] for name in names if name.lower() in known), None)
 

@@ -29,7 +29,7 @@ MASKED, ANY = 0.8, 0.1  # shares of the chosen tokens that become the mask token
 
 
 class Masked:
-    """Token ids: sample i is ids[i · length : (i + 1) · length]. A ``fixed`` mask depends on the index alone."""
+    """Token ids: sample i is ids[i · length : (i + 1) · length]. A ``fixed`` mask depends on i alone."""
 
     workers = 0
 
@@ -106,7 +106,7 @@ def key_of(text: str | Text) -> str:
 
 
 def encoded(text: str | Text, tokenizer: Any) -> np.ndarray:
-    """Token ids of a text's documents, a separator after each; uint16 if the vocabulary allows, else int32."""
+    """Token ids of a text's documents, a separator after each: uint16 if the vocabulary allows, or int32."""
     encode = encoder(tokenizer)
     if isinstance(text, str):
         return tokens.of(iter([text]), encode).ids

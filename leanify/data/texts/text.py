@@ -22,7 +22,7 @@ COLUMNS = ("text", "sentence", "review", "content", "sentence1", "question")
 
 
 def encoder(directory: Path | None, vocab: int) -> tuple[Encode, str]:
-    """Return a function from text to token ids, and its description: the directory's tokenizer, else bytes."""
+    """A function from text to token ids, and its description: the directory's tokenizer, else bytes."""
     if directory is None or not vocabulary.lies_in(directory):
         words = f"bytes modulo {vocab}, as there is no tokenizer"
         return (lambda text, _: [byte % vocab for byte in text.encode()]), words

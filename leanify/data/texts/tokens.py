@@ -114,7 +114,7 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def blocks(pieces: Iterator[str]) -> Iterator[str]:
-    """Regroup text into blocks of at least BLOCK characters that end, if possible, after an end mark or a line."""
+    """Regroup text into blocks of at least BLOCK characters, ending after an end mark or a line if possible."""
     held: list[str] = []
     size = 0
     for piece in pieces:

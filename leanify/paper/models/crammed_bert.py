@@ -19,7 +19,7 @@ POOLER = 1024  # width of the classifier's hidden layer in fine-tuning
 
 
 class ScaledSinusoidal(nn.Module):
-    """Sinusoidal positions (Vaswani et al. 2017, 3.5) times a learned scale, at first 1/√D (Hua et al. 2022)."""
+    """Sinusoidal positions (Vaswani et al. 2017, 3.5) times a learned scale, at first 1/√D."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ class OwnModel(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, eq. 1); ``heads`` × ``head_dim`` may differ from the width."""
+    """Multi-head attention (Vaswani et al. 2017, eq. 1); heads × head_dim may differ from the width."""
 
     def __init__(
         self, width: int, heads: int, head_dim: int, *, qkv_bias: bool, bias: bool, causal: bool, dropout: float

@@ -82,7 +82,7 @@ def nystrom(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, landmarks: int, itera
 
 
 class Nystromformer(OwnModel):
-    """Classifies the mean of a sequence's tokens; with ``pair``, features [a, b, a·b, a−b] of two sequences."""
+    """Classifies the mean of a sequence's tokens; with ``pair``, [a, b, a·b, a−b] of two sequences."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class PointEncoder(OwnModel):
         self.init_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Query, key and value by Glorot & Bengio 2010, zero attention biases; the rest by torch's default."""
+        """Query, key and value by Glorot & Bengio 2010, zero attention biases; the rest as torch."""
         if isinstance(module, (nn.Linear, UnitNorm)):
             module.reset_parameters()
         if isinstance(module, Attention):
