@@ -396,3 +396,8 @@ def test_two_towers_fit_eighty_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
     assert [line.split()[0] for line in lines if "decoder" in line] == ["decoder"] * len(lines[2::2])
+
+
+def test_a_budget_that_is_not_on_parameters_is_said() -> None:
+    assert leanify.redesign("vit_tiny", max_macs=0.5).budget == "budget 626.84 M MACs, 50% of 1.25 G"
+    assert leanify.redesign("vit_tiny", max_macs="900M", target_params=0.5).budget.startswith("budget 2.86 M, 50%")

@@ -170,5 +170,5 @@ def _field(plan: StudyPlan) -> str:
         dropped, times = "the schedule is too short to drop any before its end", f"{most:.1f}"
     return (
         f"{len(plan.designs)} designs; {dropped}: {times} × the multiply-adds of training the baseline once; then the "
-        f"winner is judged by {len(plan.judging)} other seeds"
+        f"winner is judged by {len(plan.judging)} other seed{'s' * (len(plan.judging) != 1)}"
     )

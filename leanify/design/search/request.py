@@ -12,7 +12,7 @@ from leanify.design.search.amounts import BYTES, COUNTS, parse_budget
 from leanify.design.search.rules import Rules
 from leanify.design.search.towers import towers
 from leanify.errors import BudgetError, ShapeError
-from leanify.units import millions, percent
+from leanify.units import millions, operations, percent
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,16 @@ def _tower_limits(value: str, prices: PriceList) -> dict[str, int]:
 
 
 def words_of(request: Request, baseline: Cost) -> str:
-    """The budget on parameters, in words."""
+    """The budget on parameters in words; without one, that on what is counted instead."""
     if request.tower_params:
         parts = [f"{name} {millions(most)}" for name, most in request.tower_params.items()]
         return f"blocks of {', '.join(parts)}"
     most = request.limits.get(request.params_cost)
     if most is None:
+        for cost, what in (("macs", "MACs"), ("active", "active parameters")):
+            if (limit := request.limits.get(cost)) is not None:
+                whole = getattr(baseline, cost)
+                return f"budget {operations(limit)} {what}, {percent(limit / whole)} of {operations(whole)}"
         return "no budget on parameters"
     whole = getattr(baseline, request.params_cost)
     where = "" if request.params_cost == "params" else " in the blocks"
