@@ -125,8 +125,8 @@ def test_the_page_and_the_next_command_stand_apart_from_the_answers(folder: Stud
         if reason:
             folder.record(Outcome(FIRST.design, FIRST.seed, folder.plan.fingerprint(FIRST), "failed", reason))
         render_study(studies.finished(folder), page)
-        *lines, blank, named, more, explained = capsys.readouterr().out.splitlines()
-        assert (blank, named) == ("", f"page  {page}")
+        *lines, blank, named, below, more, explained = capsys.readouterr().out.splitlines()
+        assert (blank, named, below) == ("", f"page  {page}", "")
         assert lines[-1] != ""
         assert reason in lines[-1]
         assert more.endswith(f"leanify compare {folder.path} --seeds 4")
