@@ -106,23 +106,21 @@ class Numbered(Run):
 
 def container_of(model: nn.Module, name: str) -> Any:
     """The list of blocks at a stage's place: a module, or a `Run`."""
-    if found := _PART.fullmatch(name):
-        return Part(model.get_submodule(found["path"]), int(found["before"]), int(found["after"]))
-    if found := _NUMBERED.fullmatch(name):
-        return Numbered(model.get_submodule(found["path"] or ""), found["stem"])
-    listed = model.get_submodule(name)
-    if isinstance(listed, nn.Sequential) and not all(key.isdigit() for key in listed._modules):
-        return Part(listed, 0, 0)  # whose own deletion would give numbers for names
-    return listed
+    around = model.get_submodule(prefix_of(name))
+    part, numbered = _PART.fullmatch(name), _NUMBERED.fullmatch(name)
+    if part:
+        return Part(around, int(part["before"]), int(part["after"]))
+    if numbered:
+        return Numbered(around, numbered["stem"])
+    if isinstance(around, nn.Sequential) and not all(key.isdigit() for key in around._modules):
+        return Part(around, 0, 0)  # whose own deletion would give numbers for names
+    return around
 
 
 def prefix_of(name: str) -> str:
     """The path of the module whose children the blocks of a stage are."""
-    if found := _PART.fullmatch(name):
-        return found["path"]
-    if found := _NUMBERED.fullmatch(name):
-        return found["path"] or ""
-    return name
+    found = _PART.fullmatch(name) or _NUMBERED.fullmatch(name)
+    return name if found is None else found["path"] or ""
 
 
 def paths_of(model: nn.Module, name: str) -> list[str]:

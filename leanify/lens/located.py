@@ -225,7 +225,8 @@ def _moves(stage: LocatedStage, model: nn.Module) -> list[tuple[int, str, str]]:
         return [(0, "", "")]
     old = [f"{prefix_of(stage.name)}.{name}".lstrip(".") for name, _ in stage.container.named_children()]
     new = paths_of(model, stage.name)
-    return [(index := min(i, len(old) - 1), old[index], path) for i, path in enumerate(new)]
+    last = len(old) - 1
+    return [(min(i, last), old[min(i, last)], path) for i, path in enumerate(new)]
 
 
 def _moved(site: Site, model: nn.Module, old: str, new: str) -> Site:

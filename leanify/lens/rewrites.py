@@ -40,9 +40,11 @@ def rewrites(upstream: type[nn.Module], inner: str, size: int) -> Iterator[Rewri
     """
     sources = dict(_methods(upstream))
     for name, text in _functions(upstream, sources.get("forward", "")):
-        if inside := _in_a_function(text, size):
+        inside = _in_a_function(text, size)
+        if inside:
             yield Rewrite(inside, (name,))
-    if short := _short_edits(sources.get("forward", "")):
+    short = _short_edits(sources.get("forward", ""))
+    if short:
         yield Rewrite(short, ("forward",))
     every = {name: list(_uses(ast.parse(text), text)) for name, text in sources.items()}
     names = list(dict.fromkeys(use.word for uses in every.values() for use in uses))

@@ -22,7 +22,8 @@ def config_on_hub(name: str) -> dict[str, Any]:
         config, _ = library.PreTrainedConfig.get_config_dict(name, local_files_only=not answers())
     except Exception as error:  # the hub client raises from several libraries
         why = "did not serve it: " + first_line(error) if answers() else "cannot be reached: this machine is offline"
-        near = f" (similar: {', '.join(found)})" if (found := near_paths(name)) else ""
+        found = near_paths(name)
+        near = f" (similar: {', '.join(found)})" if found else ""
         raise SourceError(f"there is no file or directory {name!r}{near}, and the Hugging Face hub {why}") from error
     if "model_type" not in config or config["model_type"] == "timm_wrapper":
         raise SourceError(f"{name!r} on the hub is not a transformers model; name a timm model as timm/NAME")

@@ -127,7 +127,8 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], where: str | Path) -
 
     Raises SourceError that names the first few tensors that do not fit.
     """
-    if problems := misfits(shapes_of(model.state_dict()), shapes_of(tensors)):
+    problems = misfits(shapes_of(model.state_dict()), shapes_of(tensors))
+    if problems:
         raise SourceError(f"{where} does not fit {name_of(model)}: {problems}")
     model.load_state_dict(tensors, assign=True)
     if is_hf(model):  # assign=True breaks tying: each name now has its own tensor

@@ -86,7 +86,10 @@ def _carried(found: ModelSource, headed: ModelSource, source: str) -> nn.Module:
     shared = [name for name in wanted if name in old and not name.startswith("classifier.")]
     expected = {name: wanted[name] for name in shared}
     given = {name: old[name] for name in shared}
-    if problems := misfits(shapes_of(expected), shapes_of(given)) or ("" if shared else "no tensor name in common"):
+    problems = misfits(shapes_of(expected), shapes_of(given))
+    if not shared:
+        problems = problems or "no tensor name in common"
+    if problems:
         raise SourceError(f"{source} does not fit the model with a head: {problems}")
     new.load_state_dict(given, strict=False)
     fresh = sorted(set(wanted) - set(shared))

@@ -60,7 +60,8 @@ def with_all_layers(load: Callable[[], nn.Module], source: str | Path) -> nn.Mod
         model = load()
     for warning in caught:
         names = warning.message.names if isinstance(warning.message, NewTensors) else []
-        if lost := [name for name in names if re.search(r"\.\d+\.", name)]:
+        lost = [name for name in names if re.search(r"\.\d+\.", name)]
+        if lost:
             raise SourceError(
                 f"{source} lacks {len(lost)} tensors of layers in its configuration ({few(lost)}), which would be "
                 "random; check that the checkpoint is complete"

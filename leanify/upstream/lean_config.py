@@ -57,7 +57,8 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     for key, old in before.items():
         new = now.get(key)
         if isinstance(old, dict) and isinstance(new, dict) and "model_type" in old:
-            if inner := _changed(old, new):
+            inner = _changed(old, new)
+            if inner:
                 found[key] = inner
         elif old != new and key != KEY:
             found[key] = old

@@ -123,7 +123,7 @@ class ModelVerdict:
 
     It is ``supported`` if all four answers are yes and every applicable law holds at a small size;
     ``refused`` if leanify refuses it with a reason; ``failing`` if a law is broken or anything else went
-    wrong. ``untested`` lists laws that did not apply at the small size, ``given`` the settings from `unset`,
+    wrong. ``untested`` lists laws that did not apply at the small size, ``given`` the settings from `unset.toml`,
     and ``flags`` the options that `redesign` needed besides the budget.
     """
 

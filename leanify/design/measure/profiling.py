@@ -312,7 +312,8 @@ def _peak(device: torch.device, before: int) -> Iterator[dict[str, int]]:
         return
     resets = machine.reset_resident_peak()
     yield peak
-    if resets and (highest := machine.status("VmHWM")):
+    highest = machine.status("VmHWM") if resets else None
+    if highest:
         peak["peak"] = highest - before
 
 

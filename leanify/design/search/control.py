@@ -94,4 +94,9 @@ def _with_mlps(shape: Shape, mlps: Mapping[int, int]) -> Shape:
 
 def _params(prices: PriceList, tower: Tower, shape: Shape) -> int:
     """The tower's parameters above the shortest model's."""
-    return sum(int(prices.stage(i, stage).params) for i in tower.stages if (stage := shape[i]) is not None)
+    total = 0
+    for i in tower.stages:
+        stage = shape[i]
+        if stage is not None:
+            total += int(prices.stage(i, stage).params)
+    return total

@@ -103,7 +103,8 @@ def _of_row(row: dict[str, Any], library: str) -> list[Reading]:
             fields[key] = tuple(value)
     if "tensors" in fields:
         fields["tensors"] = {name: tuple(axes) for name, axes in fields["tensors"].items()}
-    if unknown := fields.keys() - Reading.__dataclass_fields__.keys():
+    unknown = fields.keys() - Reading.__dataclass_fields__.keys()
+    if unknown:
         raise LeanifyError(
             f"the row of {', '.join(row['classes'])} in {library}.toml has no field {', '.join(sorted(unknown))}; "
             f"a row has classes, {', '.join(list(Reading.__dataclass_fields__)[1:])}"
