@@ -135,7 +135,7 @@ def test_below_its_reference_a_study_answers_nothing(study: Study) -> None:
     assert better.learnt
     assert [verdict.answer for verdict in better.verdicts] == [verdict.answer for verdict in study.verdicts]
     assert not worse.learnt
-    assert {"guessing", "96", "--rates"} <= set(worse.learnt_why.replace("(", " ").replace(")", " ").split())
+    assert {"guessing", "96.00", "--rates"} <= set(worse.learnt_why.replace("(", " ").replace(")", " ").split())
     assert {verdict.answer for verdict in worse.verdicts} == {"undecided"}
     found = worse.to_json()
     assert (found["reference"], found["learnt"]) == ({"name": "guessing", "value": 96.0}, False)
