@@ -14,6 +14,7 @@ from rich.console import Console
 import leanify
 from leanify.architecture import Layer, Stage
 from leanify.cli import plans
+from leanify.cli.tables import fit
 from leanify.design.options import Options
 from leanify.design.plan import Plan
 from leanify.design.prices.counting import count
@@ -391,7 +392,7 @@ def test_experts_are_a_dimension_and_active_parameters_a_budget() -> None:
 def test_two_towers_fit_eighty_columns() -> None:
     plan = leanify.redesign("t5", target_params=0.75)
     out = Console(width=80, file=io.StringIO(), highlight=False)
-    out.print(plans._fitting(plan, out, ()))
+    out.print(fit(plans._table(plan, False), out, ("inner", plans.KAPPA, "GMACs", "MMACs")))
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)

@@ -20,7 +20,7 @@ from test_small_disks import mounted, needs_root, said, small, whole_or_one_mess
 
 import leanify
 from leanify.data.splits import splits_of
-from leanify.errors import LeanifyError
+from leanify.errors import DataError, LeanifyError
 from leanify.runs.recipe import ModelSection
 from leanify.study.healing import MEASURED, sized
 from leanify.study.measure import on_meta
@@ -178,6 +178,22 @@ def test_of_a_run_the_weights_that_it_learnt_are_shrunk(here: Path, tmp_path: Pa
     leanify.train(here / "pictures", tmp_path / "run", settings=settings)
     found = leanify.shrink(tmp_path / "run", here / "pets", 0.8, settings=settings[1:], dry_run=True)
     assert found.report["source"] == str(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_that_trained_its_own_words_keeps_them(here: Path, tmp_path: Path) -> None:
+    """They lie beside its weights, and cannot be trained again from what is no longer there."""
+    settings = [f"data.path={here / 'reviews'}", "data.tokenizer=wordpiece-128", "model.override.vocab_size=128"]
+    settings += ["data.length=16", "data.holdout=0.25", "schedule.steps=2", "schedule.warmup=0"]
+    run = leanify.train("own-sentences", tmp_path / "run", settings=settings)
+    found = leanify.shrink(run, here / "reviews", 0.8, minutes=0, output=tmp_path / "small", designs=("narrow",))
+    assert found.report["chosen"] == "narrow"
+    library = import_transformers()
+    words = [library.AutoTokenizer.from_pretrained(place).get_vocab() for place in (run, tmp_path / "small")]
+    assert words[0] == words[1]
+    with pytest.raises(DataError, match="no tokenizer beside its weights"):
+        leanify.shrink(run, here / "reviews", 0.8, settings=["data.tokenizer=wordpiece-64"], output=tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_rehearsal_writes_nothing(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from leanify.errors import DataError, LeanifyError, ShapeError
 from leanify.lens import surgery
 from leanify.runs.places import is_run
 from leanify.runs.recipe import ModelSection, TrainingRecipe
+from leanify.runs.run_directory import RunDirectory
 from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless, with_all_layers
 from leanify.study import healing
@@ -148,9 +149,13 @@ def _recipe(source: str, data: str | Path, settings: Sequence[str]) -> TrainingR
     value = trainable(start.resolve(source, (f"data.path={data}", *settings), source))
     if is_run(source):  # its recipe names the model that it began with, without what it learnt
         value = replace(value, model=ModelSection(source))
+        own = start.with_tokenizer_of(RunDirectory.open(Path(source))).data
+        if own is not None and not any(each.startswith("data.tokenizer=") for each in settings):
+            value = replace(value, data=replace(value.data, tokenizer=own.tokenizer))
     if value.data.task in ("causal-lm", "masked-lm"):
         value = _short(value, settings)
-    if value.data.task != "classification" and data_of(value).tokenizer is None:
+    tokenizer = data_of(value).tokenizer
+    if value.data.task != "classification" and (tokenizer is None or tokenizer.startswith("wordpiece-")):
         raise DataError(
             f"{source} has no tokenizer beside its weights, so its numbers for words are not known; put the "
             "tokenizer's files there, or name another folder, --set data.tokenizer=DIR"

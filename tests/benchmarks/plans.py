@@ -14,7 +14,7 @@ import leanify
 from leanify.design.plan import Plan
 from leanify.design.search.design import Design
 from leanify.design.search.rules import LEAST_MLP, Rules
-from leanify.units import kilobytes, millions
+from leanify.units import binary, millions
 
 NAMES: list[str] = []
 for line in (
@@ -118,7 +118,7 @@ def change(plan: Plan, what: str) -> str:
 
 def cache(plan: Plan) -> str:
     pair = [design.serving for design in (plan.baseline, plan.chosen)]
-    return " → ".join(kilobytes(served.kv_bytes_per_token) for served in pair if served is not None)
+    return " → ".join(binary(served.kv_bytes_per_token) for served in pair if served is not None)
 
 
 def broken(plan: Plan) -> Iterator[str]:
