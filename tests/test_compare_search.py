@@ -185,6 +185,9 @@ def test_a_cut_says_why_a_design_behind_the_noise_stays(study: Study) -> None:
     assert "compared in any case" in rows["lean"][-1]
     assert rows["wide"][-1] == rows["control"][-1] == "dropped"
     assert rows["wide"][-3:-1] == ("2.60", "0.60")  # two digits of the noise
+    assert rows["control"][-3] == "failed"
+    early = Rung(0.25, dict.fromkeys(("baseline", "lean"), None), ("baseline", "lean"))  # a cut before the first row
+    assert [row[-3] for row in tables.cut(found, early).rows] == ["not logged"] * 2
     for design in found.plan.designs:
         assert rows[design.name][0] == tables.sizes(design.depth)
     assert all(row[-1] in ("stays", "dropped") for row in tables.cut(found, rung).rows)

@@ -111,13 +111,16 @@ def cut(study: Findings, rung: Rung) -> Table:
     noise = "" if rung.noise is None else f"; who is behind by more than the noise, {rung.noise:.2g}, goes"
     places = 4 if rung.noise is None else places_of(-rung.noise, rung.noise)
     best = min((loss for loss in rung.losses.values() if loss is not None), default=0.0)
+    failed = {result.name for result in study.results if result.quality.failed}
     rows = []
     for name, loss in sorted(rung.losses.items(), key=lambda entry: (entry[1] is None, entry[1])):
         shape = ("–", "–", "–")  # a study of an earlier version may not have kept the shapes of its field
         if name in shapes:
             plan = shapes[name]
             shape = (sizes(plan.depth), f"{sizes(plan.heads)} × {sizes(plan.head_dim)}", sizes(plan.mlp))
-        behind = ("failed", "–") if loss is None else (f"{loss:.{places}f}", f"{loss - best:.{places}f}")
+        behind = ("failed" if name in failed or name not in rung.kept else "not logged", "–")
+        if loss is not None:
+            behind = (f"{loss:.{places}f}", f"{loss - best:.{places}f}")
         is_behind = loss is not None and rung.noise is not None and loss - best > rung.noise
         stays = "stays, as it is compared in any case" if is_behind else "stays"
         rows.append((name, *shape, *behind, stays if name in rung.kept else "dropped"))
