@@ -180,7 +180,7 @@ def planned(tasks: list[Task], left: list[str]) -> str:
     words = []
     for task in tasks:
         some = f", {len(task.means)} of 11 designs" if len(task.means) < 11 else ""
-        words.append(f"{task.name} {task.seeds} seeds{some}")
+        words.append(f"{task.name} {task.seeds} seed{'s' * (task.seeds != '1')}{some}")
     more = f" Not begun, or without three rates of two designs: {', '.join(left)}." if left else ""
     done = f"Seeds with all three rates: {'; '.join(words)}."
     return f"{done} Planned: two seeds of eleven designs on each of six tasks.{more}"
