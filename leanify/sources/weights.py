@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,10 +23,6 @@ from leanify.upstream.libraries import import_timm, import_transformers
 from leanify.upstream.origin import Origin, set_origin
 from leanify.upstream.wall import wall
 
-if TYPE_CHECKING:
-    pass
-
-# The files that upstream's loaders look for in a directory, in order; an index names the shards.
 # Prefixes of what trainers leave beside the weights: pickles of their own state, which are never opened.
 LITTER = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "adapter_model")
 

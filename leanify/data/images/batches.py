@@ -38,7 +38,9 @@ class ImageFolder:
         batch: list[Tensor] = []
         left = samples
         for path in self.paths:
-            image = self._read(path, shape) if left else None
+            if not left:
+                break
+            image = self._read(path, shape)
             if image is None:
                 continue
             batch.append((image - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])

@@ -14,7 +14,7 @@ from leanify.errors import DataError
 from leanify.runs.files import few
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-CONLL = (".conll", ".iob", ".iob2", ".bio")  # a token and its tag a line (`conll`)
+CONLL = (".conll", ".iob", ".iob2", ".bio")  # a token and its tag a line (`rows`)
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")  # that Pillow reads
 TEXTS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"),
