@@ -51,6 +51,46 @@ def draw(tasks: list[Any], file: Path, rules: list[Rule]) -> None:
     figure.savefig(file, dpi=130)
 
 
+def draw_rates(tasks: list[Any], file: Path) -> None:
+    """Tasks of ranking_rates.py: every design at its best rate and at the recipe's, less the baseline at its best."""
+    plt.rcParams.update(
+        {"font.size": 8, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False}
+    )
+    tasks = sorted((task for task in tasks if "baseline" in task.means), key=lambda t: list(TITLES).index(t.name))
+    figure, panels = plt.subplots(1, len(tasks), figsize=(9.4, 3.3), sharey=True, layout="constrained")
+    shapes = {design: row for design, row in tasks[0].shapes.items() if design != "baseline"}
+    order = sorted(shapes, key=lambda design: float(shapes[design]["mlp"]) / float(shapes[design]["inner"]))
+    for panel, task in zip(panels, tasks, strict=True):
+        zero = min(task.means["baseline"].values())
+        for place, design in enumerate(order):
+            if design in task.means:
+                colour, mark = MARKS.get(design, (BLUE, "o"))
+                losses = task.means[design]
+                best = min(losses.values()) - zero
+                panel.plot([best, losses[1.0] - zero], [place, place], color=colour, linewidth=1, alpha=0.5)
+                panel.plot(losses[1.0] - zero, place, mark, color=colour, markersize=3.5, markerfacecolor="white")
+                panel.plot(best, place, mark, color=colour, markersize=5.5)
+        panel.axvspan(-task.noise, task.noise, color=GREY, alpha=0.15, linewidth=0)
+        panel.axvline(0, color=GREY, linewidth=1)
+        panel.set_title(TITLES[task.name], fontsize=8)
+        panel.grid(axis="y", color="#e6e6e6", linewidth=0.7)
+        panel.tick_params(axis="y", length=0)
+        panel.set_ylim(len(order) - 0.5, -0.5)
+        panel.locator_params(axis="x", nbins=3)
+    names = {"depth-only": "half the layers"}
+    labels = []
+    for design in order:
+        row = shapes[design]
+        called = f"  {names.get(design, design)}" if design in MARKS else ""
+        labels.append(f"{row['depth']} × {row['heads']}, MLP {float(row['mlp']) / float(row['width']):.1f} ×{called}")
+    panels[0].set_yticks(range(len(order)), labels)
+    panels[0].set_ylabel("layers × heads, most attention first")
+    words = "Ten designs of half of the baseline's parameters: loss minus the baseline's at its best rate, in nats"
+    marks = "filled: at its best of three rates · hollow: at the recipe's · grey: noise of a run · left is better"
+    figure.suptitle(f"{words}\n{marks}", fontsize=8.5)
+    figure.savefig(file, dpi=160)
+
+
 def by_shape(task: Any) -> list[str]:
     rows = {d: task.rows[d, 0] for d in task.designs}
     return sorted(task.designs, key=lambda d: (-rows[d]["depth"], -rows[d]["inner"], d))
