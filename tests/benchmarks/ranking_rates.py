@@ -203,8 +203,8 @@ def table_of_rates(tasks: list[Task]) -> list[str]:
 def table_of_orders(tasks: list[Task]) -> list[str]:
     lines = [
         "Losses in nats; a minus is a gain of *lean*. ρ is Spearman's between the order of the ten designs at the",
-        "recipe's rate and at best rates. The noise of a difference is about 1.4 times that of a run with one seed, 1.0",
-        "times with two.",
+        "recipe's rate and at best rates. The noise of a difference is about 1.4 times that of a run with one seed,",
+        "1.0 times with two.",
         "",
         "| task | lean − baseline, recipe's rate | at best rates | lean − control, recipe's rate | at best rates "
         "| noise of a run | ρ of the orders |",
