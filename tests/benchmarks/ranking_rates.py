@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from ranking_picture import draw_rates
 from scipy import stats
 
 from leanify.study.statistics import Noise, Run
-from ranking_picture import draw_rates
 
 BASELINE, LEAN, CONTROL = "baseline", "lean", "control"
 BEST = "each design's best"
