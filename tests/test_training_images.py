@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +114,21 @@ def test_samples_are_timms_own(folder: Path) -> None:
                 torch.testing.assert_close(ours, theirs[erase](grey.convert("RGB")), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("smallest", "side"), [(0.08, 0.9), (0.8, 0.9), (0.9, 0.9**0.5), (1.0, 1.0)])
+def test_evaluation_shows_no_less_of_an_image_than_training(folder: Path, smallest: float, side: float) -> None:
+    """timm's transform with that ``crop_pct`` as the oracle; what is written for timm says it, too."""
+    from timm.data import create_transform
+
+    trainer = loop.Trainer(at(folder, f"data.crop=[{smallest}, 1.0]"))
+    theirs = create_transform((3, 32, 32), interpolation="bicubic", crop_pct=side, mean=(0.5,) * 3, std=(0.5,) * 3)
+    data = trainer.splits.validation
+    batch, *_ = Keyed(data, 7).__getitems__([(1, index) for index in range(len(data))])
+    for index, ours in enumerate(trainer.splits.scaled(batch)):
+        with data.files[index][0] as file, Image.open(file) as image:  # type: ignore[attr-defined]
+            if not image.mode.startswith("I"):
+                torch.testing.assert_close(ours, theirs(image.convert("RGB")), rtol=0, atol=1e-6)
+
+
 def test_evaluation_changes_no_image_and_sees_each_once(folder: Path) -> None:
     trainer = loop.Trainer(at(folder, "data.holdout=0.3", "data.flip=1"))
     data = trainer.splits.validation
@@ -217,3 +234,25 @@ def test_an_unreadable_image_stops_with_its_name_and_what_was_learnt_is_kept(
         training.train(at(folder, f"data.workers={workers}"), tmp_path / "run")
     assert "\n" not in str(found.value)
     assert RunDirectory.open(tmp_path / "run").checkpoints()
+
+
+LEFT = """
+import sys, torch
+from leanify.data.samples import Reader
+
+class Samples:
+    workers, targets = 1, None
+    def __len__(self): return 6
+    def __getitem__(self, index): return torch.zeros(2), 0
+
+reader = iter(Reader(Samples(), [[(0, index)] for index in range(6)], 0, 1))
+next(reader)
+sys.held = reader
+raise RuntimeError("of the caller")
+"""
+
+
+def test_a_reader_that_an_error_holds_does_not_keep_its_process_alive() -> None:
+    """Workers ignore SIGTERM, by which multiprocessing ends them at exit before it waits for them."""
+    ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "RuntimeError: of the caller")

@@ -7,7 +7,10 @@ generates or randomly changes samples, ``__getitem__`` if it reads files. Anythi
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,12 +158,29 @@ class Reader:
     def __iter__(self) -> Iterator[Batch]:
         try:
             with wall("a batch cannot be read", DataError), _undisturbed():
+                others = multiprocessing.active_children()
                 batches = iter(self.loader)
+                WORKERS.update(set(multiprocessing.active_children()).difference(others))
             for inputs, targets, *names in walled(batches, "a batch cannot be read", DataError):
                 self.skipped.update(*names)
                 yield inputs, targets
         except DataError as error:  # torch prepends the worker's traceback to the message
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
+
+
+WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_workers() -> None:
+    """End workers that still wait for work, as of a reader that an uncaught error holds.
+
+    At exit multiprocessing sends SIGTERM to them, for which they are `_deaf`, and would wait forever.
+    """
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report them as lost
+    for worker in WORKERS:
+        worker.kill()
 
 
 def _deaf(worker: int) -> None:

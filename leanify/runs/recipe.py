@@ -17,6 +17,7 @@ used as a SOURCE.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,6 +135,13 @@ class DataSection:
     cutmix: Annotated[float, "α of CutMix (Yun et al. 2019); 0 is off"] = 0.0
     workers: Annotated[int | None, "data-loading processes; default: chosen for the data and the cores"] = None
     prefetch: Annotated[int, "batches that each data-loading process keeps ready"] = 2
+
+    def evaluated_side(self, own: float) -> float:
+        """The share of an image's side that evaluation keeps: the model's ``own``, or the least that training shows.
+
+        A model that learnt from whole images does worse on enlarged ones (Touvron et al. 2019, arXiv 1906.06423).
+        """
+        return max(own, math.sqrt(self.crop[0]))
 
 
 @dataclass(frozen=True)

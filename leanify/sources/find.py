@@ -70,7 +70,13 @@ def load(
     5680552
     """
     found = find(source, overrides=overrides, cls=cls, pretrained=pretrained)
-    return build_on_meta(found) if device == "meta" else weights.load(found).to(machine.device_of(device))
+    model = build_on_meta(found) if device == "meta" else weights.load(found).to(machine.device_of(device))
+    known = getattr(model, "pretrained_cfg", None)
+    if known and places.is_run(source):  # a run's timm model says how much of an image its evaluation keeps
+        data = run_directory.RunDirectory.open(source).recipe.data
+        if data is not None and "crop_pct" in known:
+            model.pretrained_cfg = {**known, "crop_pct": data.evaluated_side(known["crop_pct"])}  # type: ignore[assignment]
+    return model
 
 
 def with_weights(found: ModelSource, source: str | Path | None, pretrained: bool = False) -> nn.Module:

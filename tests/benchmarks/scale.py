@@ -59,7 +59,7 @@ IMAGES = """
 source = "vit_tiny_patch16_224"
 [model.override]
 img_size = 32
-patch_size = 4
+patch_size = {patch}
 num_classes = 10
 embed_dim = {width}
 depth = 8
@@ -67,8 +67,9 @@ num_heads = {heads}
 [data]
 name = "data"
 task = "classification"
-crop = [0.8, 1.0]
-mixup = 0.2
+crop = {crop}
+flip = 0.0
+color_jitter = 0.0
 path = "{path}"
 [optim]
 lr = 1e-3
@@ -76,14 +77,17 @@ weight_decay = 0.05
 clip = 1.0
 [schedule]
 steps = {steps}
-batch_size = {batch}
+batch_size = {images}
 warmup = {warmup}
 [run]
 eval_batches = 100
 """
 LARGE = {"width": 512, "heads": 8, "length": 512, "steps": 2000, "batch": 64, "warmup": 100}
-MEDIUM = {"width": 256, "heads": 4, "length": 128, "steps": 300, "batch": 8, "warmup": 30}
+LARGE |= {"images": 64, "patch": 4, "crop": [0.8, 1.0]}
+MEDIUM = {"width": 256, "heads": 4, "length": 128, "steps": 500, "batch": 8, "warmup": 50}
+MEDIUM |= {"images": 48, "patch": 8, "crop": [1.0, 1.0]}  # a picture is seen once at most
 SMALL = {"width": 256, "heads": 4, "length": 64, "steps": 6, "batch": 4, "warmup": 1}
+SMALL |= {"images": 4, "patch": 8, "crop": [1.0, 1.0]}
 
 
 def designs(width: int, heads: int) -> list[str]:
@@ -120,7 +124,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="DIR")
     parser.add_argument("--images", type=Path, metavar="DIR")
     parser.add_argument("--small", action="store_true", help="256 wide and a few steps: whether it runs")
-    parser.add_argument("--medium", action="store_true", help="256 wide, 300 steps")
+    parser.add_argument("--medium", action="store_true", help="256 wide, 500 steps")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="more of them later go on with the same studies")
     told = parser.parse_args()
     sizes, seeds = LARGE, told.seeds

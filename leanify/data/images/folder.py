@@ -278,7 +278,8 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
                 operation.aug_fn = posterize
     if data.erase:
         changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
-    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=known["crop_pct"], **to_bytes)
+    side = data.evaluated_side(known["crop_pct"])
+    plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=side, **to_bytes)
     return changed, plain, scale, "L" if channels == 1 else "RGB"
 
 
