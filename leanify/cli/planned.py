@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanify.cli import plans, study_tables
+from leanify.cli import plans
 from leanify.cli.next_lines import next_lines, print_next, to_write
 from leanify.terminal import progress
 
@@ -159,6 +159,8 @@ def render(found: Sequence[Shown], explain: bool) -> None:
             print()
         plans.render_plan(one.plan, explain, one.carried)
         if one.predicted is not None:
+            from leanify.cli import study_tables
+
             study_tables.render_predictions(one.predicted)
         if one.carried is not None and explain:
             plans.render_steps(one.carried)
