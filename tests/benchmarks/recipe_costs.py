@@ -1,6 +1,7 @@
 """What the built-in recipes cost: parameters of their models, and processor minutes of training on one thread.
 
-    python tests/benchmarks/recipe_costs.py     writes recipes/costs.json
+    python tests/benchmarks/recipe_costs.py             writes recipes/costs.json
+    python tests/benchmarks/recipe_costs.py NAME…       these alone; the others stay as they are
 
 Minutes are those of two steps, times the steps: of the recipes whose data come with leanify or with Python, and of the
 three for own data on made-up data of the size that is given with them. The others need downloads, most of them GPUs.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -68,12 +70,13 @@ def params(name: str) -> int | None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    costs: dict[str, dict[str, float | None]] = {}
-    for name in built_in():
+    asked = sys.argv[1:] or list(built_in())
+    costs: dict[str, dict[str, float | None]] = json.loads((home() / "costs.json").read_text(encoding="utf-8"))
+    for name in asked:
         costs[name] = {"params": params(name), "minutes": None}
     with tempfile.TemporaryDirectory() as place:
         own = own_data(Path(place))
-        for name in (*AT_HAND, *own):
+        for name in [name for name in (*AT_HAND, *own) if name in asked]:
             settings = ["data.workers=0"]
             if name in own:
                 settings += [f"data.path={place}/{own[name]}", *(["data.holdout=0.2"] if name != "own-text" else [])]
@@ -81,6 +84,7 @@ def main() -> None:
                 settings.append("model.override.num_classes=4")
             costs[name]["minutes"] = round(minutes(name, settings), 1)
             print(name, costs[name], flush=True)
+    costs = {name: costs[name] for name in built_in()}
     (home() / "costs.json").write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
 
 
