@@ -109,6 +109,25 @@ def test_help_imports_no_torch(command: str) -> None:
         assert "Usage: leanify" in done.stdout
 
 
+def test_what_a_plan_is_shown_by_imports_no_scipy() -> None:
+    script = "import sys, leanify.cli.redesign, leanify.cli.planned; print('scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("words", "frozen"), [("recipes digits", True), ("train digits --dry-run -h", False)])
+def test_what_trains_nothing_ends_without_a_last_look_for_cycles(words: str, frozen: bool) -> None:
+    script = """
+import atexit, gc, sys
+atexit.register(lambda: print("frozen", gc.get_freeze_count() > 0))
+from leanify.cli import main
+sys.argv = ["leanify", *sys.argv[1:]]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script, *words.split()], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"frozen {frozen}"
+
+
 def test_the_command_line_and_the_library_are_twins() -> None:
     overrides: dict[str, Any] = dict(pair.split("=") for pair in SMALL[1::2])
     plan = leanify.redesign("vit_base", target_params="0.6", overrides={k: int(v) for k, v in overrides.items()})
