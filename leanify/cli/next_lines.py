@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from leanify.terminal import console
 
 if TYPE_CHECKING:
-    from leanify.cli.planned import Carried
     from leanify.design.plan import Plan
 
 
-def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str | None) -> list[str]:
+def next_lines(
+    plan: Plan, weights: str | None, data: Path | None, pretrained: bool, overrides: Sequence[str], cls: str | None
+) -> list[str]:
     """Compare the design with its baseline and, alone, train it; in capitals what is not known.
 
     Carried weights are healed first. What the source is trained on is known where it is a recipe or a run.
@@ -25,13 +26,13 @@ def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str 
     own = _has_data(plan.source)
     compare = ["leanify", "compare", quote(plan.source)]
     train = ["leanify", "train", quote(designs[0])]
-    if carried.weights is not None:
-        compare += ["--weights", quote(carried.weights)]
-        train += ["--teacher", quote(carried.weights)]
+    if weights is not None:
+        compare += ["--weights", quote(weights)]
+        train += ["--teacher", quote(weights)]
     if not own:
-        data = "DATA" if carried.data is None else quote(str(carried.data))
-        compare += ["--set", f"data.path={data}"]
-        train += ["--set", f"data.path={data}"]
+        path = "DATA" if data is None else quote(str(data))
+        compare += ["--set", f"data.path={path}"]
+        train += ["--set", f"data.path={path}"]
     for pair in overrides:
         compare += ["--set", quote(f"model.override.{pair}")]
     if cls is not None:
@@ -40,9 +41,9 @@ def next_lines(plan: Plan, carried: Carried, overrides: Sequence[str], cls: str 
     lines = [" ".join(compare), " ".join(train)]
     if own:
         return lines[:1]
-    if carried.pretrained:  # a study's weights come from a directory or a checkpoint
+    if pretrained:  # a study's weights come from a directory or a checkpoint
         return lines[1:]
-    return lines[::-1] if carried.weights else lines
+    return lines[::-1] if weights else lines
 
 
 def print_next(*commands: str) -> None:

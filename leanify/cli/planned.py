@@ -80,7 +80,7 @@ def planned(
 
             predicted = predictions(plan, *measured)
         if plan.directory:
-            lines = next_lines(plan, carried, overrides, options.cls)
+            lines = next_lines(plan, carried.weights, carried.data, carried.pretrained, overrides, options.cls)
         else:
             recommended = plan.recommended.design if carrying is None else "lean"
             lines = to_write(sys.argv[1:], recommended) if len(sources) * len(asked) == 1 else []
