@@ -17,12 +17,12 @@ Small files are written under a temporary name and renamed, so that a kill at an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from leanify.errors import DirectoryError
 from leanify.runs import removing, run_directory, writing
@@ -44,6 +44,20 @@ STARTS = "starts"
 LOOKS = "looks.json"
 PROBES = "kappa.json"  # κ by step, in a run's folder
 SAMPLES = "outcomes.safetensors"  # what each validation sample adds to the quality, in a run's folder
+T = TypeVar("T")
+
+
+def content_of(file: Path, make: Callable[[Any], T], missing: T, remedy: str) -> T:
+    """What ``make`` reads from a JSON file of a study, ``missing`` if there is no file.
+
+    Raises DirectoryError for a damaged file; ``remedy`` is what happens once it is removed.
+    """
+    if not file.exists():
+        return missing
+    try:
+        return make(parsed(read_text(file, DirectoryError)))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DirectoryError(f"{file} is damaged: {first_line(error)}; remove it, and {remedy}") from error
 
 
 @dataclass(frozen=True)
@@ -162,18 +176,16 @@ class StudyFolder:
 
     def outcome(self, key: Key) -> Outcome | None:
         """A run's outcome; None if it has not ended. Raises DirectoryError if damaged, or if the plan has changed."""
-        file = self.path / RUNS / f"{key}.json"
-        if not file.exists():
-            return None
-        try:
-            found = Outcome.from_json(parsed(read_text(file, DirectoryError)))
+
+        def made(data: Mapping[str, Any]) -> Outcome:
+            found = Outcome.from_json(data)
             if found.key != key:
                 raise ValueError(f"it is the outcome of {found.key}")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise DirectoryError(
-                f"{file} is damaged: {first_line(error)}; remove it, and the run will be evaluated again"
-            ) from error
-        if found.fingerprint != self.plan.fingerprint(key):
+            return found
+
+        file = self.path / RUNS / f"{key}.json"
+        found = content_of(file, made, None, "the run will be evaluated again")
+        if found is not None and found.fingerprint != self.plan.fingerprint(key):
             raise DirectoryError(
                 f"{self.run(key)} was trained with another plan than the current {STUDY}; undo the edit"
             )
@@ -252,16 +264,11 @@ class StudyFolder:
 
     def rungs(self) -> tuple[Rung, ...]:
         """The cuts of a tournament so far. Raises DirectoryError if their file is damaged."""
-        file = self.path / TOURNAMENT
-        if not file.exists():
-            return ()
-        try:
-            entries = parsed(read_text(file, DirectoryError))
+
+        def made(entries: Sequence[Mapping[str, Any]]) -> tuple[Rung, ...]:
             return tuple(Rung(**{**entry, "kept": tuple(entry["kept"])}) for entry in entries)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise DirectoryError(
-                f"{file} is damaged: {first_line(error)}; remove it, and the designs will be compared again"
-            ) from error
+
+        return content_of(self.path / TOURNAMENT, made, (), "the designs will be compared again")
 
     def write_rungs(self, rungs: Sequence[Rung]) -> None:
         writing.write(self.path / TOURNAMENT, json.dumps([asdict(rung) for rung in rungs], indent=2) + "\n")
@@ -286,18 +293,13 @@ class StudyFolder:
 
     def results(self) -> dict[str, Any]:
         """The contents of ``results.json``; {} if there is none yet. Raises DirectoryError if it is damaged."""
-        file = self.path / RESULTS
-        if not file.exists():
-            return {}
-        try:
-            found = parsed(read_text(file, DirectoryError))
+
+        def made(found: Any) -> dict[str, Any]:
             if not isinstance(found, dict):
                 raise ValueError("expected a JSON object")
-        except (ValueError, RecursionError) as error:
-            raise DirectoryError(
-                f"{file} is damaged: {first_line(error)}; remove it, and it will be rebuilt from the runs"
-            ) from error
-        return found
+            return found
+
+        return content_of(self.path / RESULTS, made, {}, "it will be rebuilt from the runs")
 
     def write_results(self, data: Mapping[str, Any]) -> None:
         writing.write(self.path / RESULTS, json.dumps(data, indent=2, allow_nan=False) + "\n")

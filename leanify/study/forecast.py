@@ -31,6 +31,12 @@ def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
     kept = plan.recipe.run.keep + 1  # plus the best one
     disk = sum(design.params for design in plan.designs) // count * 4 * TENSORS * kept * runs
     needs = [fact["memory_predicted_bytes"] for fact in facts.values() if fact["memory_predicted_bytes"]]
+    designs = []
+    for design in plan.designs:
+        fact = facts[design.name]
+        predicted = {"hours_a_run": fact["training_hours_predicted"]}
+        predicted["memory_predicted_bytes"] = fact["memory_predicted_bytes"]
+        designs.append(design.to_json() | predicted)
     return {
         "study": None,
         "task": plan.recipe.data and plan.recipe.data.task,
@@ -43,16 +49,5 @@ def forecast(plan: StudyPlan, jobs: int = 1) -> dict[str, Any]:
         "hours_predicted": hours / jobs,
         "bytes_predicted": disk,
         "memory_predicted_bytes": jobs * max(needs) if needs else None,
-        "designs": [
-            {
-                **{key: getattr(design, key) for key in ("name", "depth", "heads", "head_dim", "inner", "mlp")},
-                "params": design.params,
-                "macs": design.macs,
-                "rank": design.rank,
-                "predicted": design.predicted,
-                "hours_a_run": facts[design.name]["training_hours_predicted"],
-                "memory_predicted_bytes": facts[design.name]["memory_predicted_bytes"],
-            }
-            for design in plan.designs
-        ],
+        "designs": designs,
     }

@@ -61,6 +61,10 @@ class PlannedDesign:
         heads, dims = (size if isinstance(size, tuple) else (size,) * stages for size in (self.heads, self.head_dim))
         return tuple(h * d for h, d in zip(heads, dims, strict=True))
 
+    def to_json(self) -> dict[str, Any]:
+        shape = ("name", "depth", "heads", "head_dim", "inner", "mlp")
+        return {key: getattr(self, key) for key in (*shape, "params", "macs", "rank", "predicted")}
+
 
 @dataclass(frozen=True)
 class Key:

@@ -7,20 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from leanify.errors import DirectoryError
 from leanify.runs import writing
-from leanify.runs.files import parsed, read_text
+from leanify.study.folder import StudyFolder, content_of
 from leanify.study.statistics import Estimate
 from leanify.study.values import Reference
-from leanify.upstream.libraries import first_line
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from leanify.data.samples import Splits
     from leanify.runs.recipe import Recipe
-    from leanify.study.folder import StudyFolder
 
 FILE = "reference.json"
 MOST, NUMBERS = 10_000, 50_000_000  # training samples that it is fitted to, and numbers in their inputs
@@ -31,18 +25,13 @@ LAST, STEEP = 0.2, 0.1  # over the last fifth of the steps, the loss may fall by
 
 def known(folder: StudyFolder) -> Reference | None:
     """A study's reference; None if it has not been computed. Raises DirectoryError if its file is damaged."""
-    file = folder.path / FILE
-    if not file.exists():
-        return None
-    try:
-        found = parsed(read_text(file, DirectoryError))
+
+    def made(found: Mapping[str, Any]) -> Reference:
         value = found["value"]
         outcomes = tuple(float(one) for one in found["outcomes"])
         return Reference(str(found["name"]), None if value is None else float(value), outcomes)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DirectoryError(
-            f"{file} is damaged: {first_line(error)}; remove it, and it will be computed again"
-        ) from error
+
+    return content_of(folder.path / FILE, made, None, "it will be computed again")
 
 
 def prepare(folder: StudyFolder) -> None:
@@ -119,9 +108,3 @@ def beaten(found: Estimate) -> bool:
     """
     bounds = found.interval(UNSURE)
     return bool(found.mean > 0 if bounds is None else bounds[0] > 0)
-
-
-def values_of(reference: Reference, sign: int) -> NDArray[np.float64]:
-    import numpy as np
-
-    return sign * np.array(reference.outcomes)

@@ -8,10 +8,12 @@ and p of a difference are computed once, for text and table alike (`statistics`)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from leanify.errors import DirectoryError
 from leanify.study import efficiency, rates, report, statistics
@@ -41,24 +43,25 @@ class Study(Findings, Tabular):
         return f"{self.plan.title} · {len(self.plan.seeds)} seeds{metric}"
 
     def rows(self) -> list[dict[str, Any]]:
-        return [
-            {key: value for key, value in result.to_json().items() if key not in ("runs", "quality", "kappa_bounds")}
-            | asdict(result.quality)
-            for result in self.results
-        ]
+        found = []
+        for result in self.results:
+            row = result.to_json()
+            for key in ("runs", "quality", "kappa_bounds"):
+                del row[key]
+            found.append(row | asdict(result.quality))
+        return found
 
     def cells(self) -> list[dict[str, str]]:
-        return [
-            {
-                "design": result.name,
-                "depth": _listed(result.plan.depth),
-                "heads": _listed(result.plan.heads),
-                "mlp": _listed(result.plan.mlp),
-                "params": millions(result.plan.params),
-                self.metric or "quality": _with_interval(result.quality),
-            }
-            for result in self.results
-        ]
+        found = []
+        for result in self.results:
+            row = {"design": result.name}
+            for axis in ("depth", "heads", "mlp"):
+                size = getattr(result.plan, axis)
+                row[axis] = str(size) if isinstance(size, int) else ", ".join(map(str, size))
+            row["params"] = millions(result.plan.params)
+            row[self.metric or "quality"] = _with_interval(result.quality)
+            found.append(row)
+        return found
 
     def notes(self) -> list[str]:
         return [verdict.words for verdict in self.verdicts]
@@ -103,10 +106,6 @@ class Study(Findings, Tabular):
         return pandas.DataFrame(rows)
 
 
-def _listed(size: Any) -> str:
-    return ", ".join(map(str, size)) if isinstance(size, (list, tuple)) else str(size)
-
-
 def _with_interval(found: Quality) -> str:
     if found.mean is None:
         return "–"
@@ -127,8 +126,15 @@ def study_of(folder: StudyFolder) -> Study:
 def _study(folder: StudyFolder) -> Study:
     plan, outcomes = folder.plan, folder.outcomes()
     measured = {entry["name"]: entry for entry in folder.results().get("designs", [])}
-    finished = [outcome for outcome in outcomes if outcome.status == "finished" and outcome.quality is not None]
-    noise = Noise([_run(folder, outcome) for outcome in finished])
+    finished: list[Outcome] = []
+    runs: list[Run] = []
+    for outcome in outcomes:
+        if outcome.status == "finished" and outcome.quality is not None:
+            samples = folder.samples_of(outcome.key)
+            signed = None if samples is None else outcome.sign * samples
+            finished.append(outcome)
+            runs.append(Run(outcome.design, outcome.seed, outcome.sign * outcome.quality, signed))
+    noise = Noise(runs)
     results = []
     for design in plan.kept:
         own = [outcome for outcome in outcomes if outcome.design == design.name]
@@ -140,42 +146,47 @@ def _study(folder: StudyFolder) -> Study:
     study = replace(study, metric=first.metric, split=first.split, higher_is_better=first.sign > 0, steps=first.step)
     margin = _margin(study, first)
     study = replace(study, margin=margin, margin_words=_margin_words(study, first, margin), evaluated=noise.samples)
-    learnt = _learnt(folder, study, noise, first)
-    noise = Noise([run for run in noise.runs.values() if run.seed in plan.judging])
-    asked = [
-        (against, allowed) for against, allowed in ((BASELINE, margin), (CONTROL, 0.0)) if _comparable(plan, against)
-    ]
-    look = _look(folder, [len(noise.seeds_of(str(plan.focus), against)) for against, _ in asked])
-    pairs = _pairs(plan, noise, [against for against, _ in asked], look)
-    study = replace(study, pairs=pairs, look=look, **learnt)
-    return replace(study, verdicts=tuple(_verdicts(study, noise, asked)))
-
-
-def _run(folder: StudyFolder, outcome: Outcome) -> Run:
-    assert outcome.quality is not None
-    found = folder.samples_of(outcome.key)
-    signed = None if found is None else outcome.sign * found
-    return Run(outcome.design, outcome.seed, outcome.sign * outcome.quality, signed)
+    study = replace(study, **_learnt(folder, study, noise, first))
+    noise = Noise([run for run in runs if run.seed in plan.judging])
+    allowed: dict[str, float] = {}  # what the design in focus may lose against the one that it is asked about
+    if plan.focus is not None:
+        allowed = {name: loss for name, loss in ((BASELINE, margin), (CONTROL, 0.0)) if plan.has(name)}
+    seeds = max((len(noise.seeds_of(str(plan.focus), against)) for against in allowed), default=0)
+    if seeds >= FEWEST:  # one look more for each smaller number of seeds at which the answers were looked at
+        study = replace(study, look=1 + sum(FEWEST <= before < seeds for before in folder.looks()))
+    study = replace(study, pairs=tuple(_pairs(plan, noise, list(allowed), max(study.look, 1))))
+    verdicts = []
+    for pair in study.pairs:
+        if pair.asked:
+            difference = noise.difference(pair.design, pair.against)
+            verdicts.append(_verdict(study, pair, difference, allowed[pair.against]))
+    return replace(study, verdicts=tuple(verdicts))
 
 
 def _design(
     folder: StudyFolder, design: PlannedDesign, outcomes: Sequence[Outcome], noise: Noise, measured: dict[str, Any]
 ) -> DesignResult:
-    finished = [outcome for outcome in outcomes if outcome.status == "finished"]
-    runs = tuple(
-        RunResult(o.seed, o.status, o.quality, o.reason, str(folder.run(o.key).relative_to(folder.path)))
-        for o in outcomes
-    )
-    begin, end = ([o.kappas[i][1] for o in finished if o.kappas] for i in (0, -1))
+    runs, finished = [], []
+    for one in outcomes:
+        place = str(folder.run(one.key).relative_to(folder.path))
+        runs.append(RunResult(one.seed, one.status, one.quality, one.reason, place))
+        if one.status == "finished":
+            finished.append(one)
+    probed = [one.kappas for one in finished if one.kappas]
+    begin = _mean([kappas[0][1] for kappas in probed])
+    end = _mean([kappas[-1][1] for kappas in probed])
     costs = None
     if measured.get("latency_s"):
-        ranges = {key: tuple(value) for key, value in measured.items() if key.endswith("_range") and value}
-        costs = Costs(**{key: measured[key] for key in Costs.__dataclass_fields__ if key in measured} | ranges)
+        known = {key: measured[key] for key in Costs.__dataclass_fields__ if key in measured}
+        for key, value in known.items():
+            if key.endswith("_range") and value:
+                known[key] = tuple(value)
+        costs = Costs(**known)
     quality = _quality(design.name, finished, len(outcomes) - len(finished), noise)
     optim = folder.plan.recipe_of(Key(design.name, folder.plan.seeds[0])).optim
     rate = None if optim is None else optim.lr
-    kappas = (_mean(begin), _mean(end), _bounds(finished))
-    return DesignResult(design, quality, runs, *kappas, costs, rate, rates.trials_of(folder, design.name))
+    trials = rates.trials_of(folder, design.name)
+    return DesignResult(design, quality, tuple(runs), begin, end, _bounds(finished), costs, rate, trials)
 
 
 def _quality(name: str, finished: Sequence[Outcome], failed: int, noise: Noise) -> Quality:
@@ -191,12 +202,16 @@ def _quality(name: str, finished: Sequence[Outcome], failed: int, noise: Noise) 
 
 def _bounds(outcomes: Sequence[Outcome]) -> tuple[float, float] | None:
     """The mean bounds of the last κ; None if a run has none."""
-    found = [outcome.kappa_bounds for outcome in outcomes if outcome.kappas]
-    known = [(low, math.inf if high is None else high) for low, high in (one for one in found if one is not None)]
-    if not known or len(known) < len(found):
-        return None
-    lows, highs = zip(*known, strict=True)
-    return sum(lows) / len(lows), sum(highs) / len(highs)
+    lows, highs = [], []
+    for outcome in outcomes:
+        if not outcome.kappas:
+            continue
+        if outcome.kappa_bounds is None:
+            return None
+        low, high = outcome.kappa_bounds
+        lows.append(low)
+        highs.append(math.inf if high is None else high)
+    return (sum(lows) / len(lows), sum(highs) / len(highs)) if lows else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -215,25 +230,33 @@ def _learnt(folder: StudyFolder, study: Findings, noise: Noise, first: Outcome) 
     """Whether the baseline (without one: the best design) beats the reference, and its loss has come to rest."""
     trained = [result for result in study.results if result.quality.mean is not None]
     judged = next((result for result in trained if result.name == BASELINE), None)
-    judged = judged or max(trained, key=lambda result: first.sign * float(result.quality.mean or 0))
+    if judged is None:
+        judged = max(trained, key=lambda result: first.sign * float(result.quality.mean or 0))
     name, mean = f"the {judged.name}" if judged.name == BASELINE else judged.name, float(judged.quality.mean or 0)
     trivial = references.known(folder)
-    found: dict[str, Any] = {"reference": trivial if trivial is not None and trivial.value is not None else None}
-    more = "more steps, another rate (--rates), or pretrained weights (--weights)"
-    if trivial is not None and trivial.value is not None:
-        above = noise.above(judged.name, first.sign * trivial.value, references.values_of(trivial, first.sign))
+    words = ""
+    if trivial is not None and trivial.value is None:
+        trivial = None  # no model fits the task
+    if trivial is not None:
+        value = float(trivial.value or 0)
+        above = noise.above(judged.name, first.sign * value, first.sign * np.array(trivial.outcomes))
+        beside = f"{trivial.name} ({digits(value)})"
         if not references.beaten(above):
             why = (
-                f"{name} ({digits(mean)}) does not beat {trivial.name} ({digits(trivial.value)}) by more than the noise"
+                f"{name} ({digits(mean)}) does not beat {beside} by more than the noise. What helps: more steps, "
+                "another rate (--rates), or pretrained weights (--weights)"
             )
-            return found | {"learnt": False, "learnt_why": f"{why}. What helps: {more}"}
-        found["learnt_why"] = f"{name} ({digits(mean)}) beats {trivial.name} ({digits(trivial.value)})"
+            return {"reference": trivial, "learnt": False, "learnt_why": why}
+        words = f"{name} ({digits(mean)}) beats {beside}"
     keys = [Key(judged.name, run.seed) for run in judged.runs if run.status == "finished"]
     falling = sum(references.still_falls(folder.rows(key), study.steps or 0) for key in keys)
     if 2 * falling > len(keys):
-        why = f"the validation loss of {name} still falls steeply at the end: its models have not learnt what they can"
-        return found | {"learnt": False, "learnt_why": f"{why}. What helps: more steps, or another rate (--rates)"}
-    return found | {"learnt": True}
+        why = (
+            f"the validation loss of {name} still falls steeply at the end: its models have not learnt what they can. "
+            "What helps: more steps, or another rate (--rates)"
+        )
+        return {"reference": trivial, "learnt": False, "learnt_why": why}
+    return {"reference": trivial, "learnt": True, "learnt_why": words}
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
@@ -259,52 +282,29 @@ def _margin_words(study: Findings, first: Outcome, margin: float) -> str:
     return f"{words} ({percent(MARGIN)} of its {left})"
 
 
-def _comparable(plan: StudyPlan, against: str) -> bool:
-    return plan.focus is not None and plan.has(against)
-
-
-def _look(folder: StudyFolder, seeds: Sequence[int]) -> int:
-    """Which look at the answers this is: 0 below the least number of seeds, then one more with each other number."""
-    now = max(seeds, default=0)
-    if now < FEWEST:
-        return 0
-    return 1 + sum(FEWEST <= before < now for before in folder.looks())
-
-
-def _pairs(plan: StudyPlan, noise: Noise, asked: Sequence[str], look: int) -> tuple[Pair, ...]:
-    """Every design against the baseline and the control; those asked about keep their own p."""
+def _pairs(plan: StudyPlan, noise: Noise, asked: Container[str], look: int) -> list[Pair]:
+    """Every design against the baseline and the control; those that the study asks about keep their own p."""
     names = [design.name for design in plan.kept]
-    wanted = [(name, BASELINE) for name in names if name != BASELINE and BASELINE in names]
-    wanted += [(name, CONTROL) for name in names if name not in (BASELINE, CONTROL) and CONTROL in names]
-    wanted = [pair for pair in wanted if noise.seeds_of(*pair)]
-    ours = {(str(plan.focus), against) for against in asked}
-    others = [pair for pair in wanted if pair not in ours]
-    corrected = statistics.holm([statistics.two_sided(noise.difference(*pair), max(look, 1)) for pair in others])
-    ps = dict(zip(others, corrected, strict=True))
-    return tuple(_pair(noise, *pair, ps.get(pair), max(look, 1)) for pair in wanted)
-
-
-def _pair(noise: Noise, design: str, against: str, corrected: float | None, look: int) -> Pair:
-    found = noise.difference(design, against)
-    bounds = found.interval(statistics.alpha_of(look))
-    low, high = (None, None) if bounds is None else bounds
-    p = statistics.two_sided(found, look) if corrected is None else corrected
-    runs = noise.runs
-    seeds = tuple(
-        (seed, runs[design, seed].quality - runs[against, seed].quality) for seed in noise.seeds_of(design, against)
-    )
-    return Pair(design, against, found.mean, low, high, _number(p), corrected is None, seeds)
+    differences: dict[tuple[str, str], Estimate] = {}
+    for against in (BASELINE, CONTROL):
+        for name in names:
+            if against in names and name not in (BASELINE, against) and noise.seeds_of(name, against):
+                differences[name, against] = noise.difference(name, against)
+    ps = {pair: statistics.two_sided(found, look) for pair, found in differences.items()}
+    others = [pair for pair in differences if pair[0] != plan.focus or pair[1] not in asked]
+    ps |= zip(others, statistics.holm([ps[pair] for pair in others]), strict=True)
+    pairs = []
+    for (name, against), found in differences.items():
+        low, high = found.interval(statistics.alpha_of(look)) or (None, None)
+        seeds = []
+        for seed in noise.seeds_of(name, against):
+            seeds.append((seed, noise.runs[name, seed].quality - noise.runs[against, seed].quality))
+        is_asked, p = (name, against) not in others, _number(ps[name, against])
+        pairs.append(Pair(name, against, found.mean, low, high, p, is_asked, tuple(seeds)))
+    return pairs
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
-
-
-def _verdicts(study: Findings, noise: Noise, asked: Sequence[tuple[str, float]]) -> Iterator[Verdict]:
-    """Answer the two questions, against baseline and control, as far as the study has these designs."""
-    for against, allowed in asked:
-        pair = next((pair for pair in study.pairs if (pair.design, pair.against) == (study.plan.focus, against)), None)
-        if pair is not None:
-            yield _verdict(study, pair, noise.difference(pair.design, against), allowed)
 
 
 def _verdict(study: Findings, pair: Pair, found: Estimate, margin: float) -> Verdict:
@@ -329,22 +329,23 @@ def _verdict(study: Findings, pair: Pair, found: Estimate, margin: float) -> Ver
     elif answer == "undecided" and not broken:
         parts.append(_needed(found, decision.needed))
     words = f"{said[0].upper()}{said[1:]}: {'; '.join(parts)}."
-    needed = decision.needed or statistics.Needed(None, None, None)
-    span = (needed.low, needed.high) if decision.needed else None
-    return Verdict(question, answer, words, needed.seeds, span, needed.samples, _number(decision.p))
+    verdict = Verdict(question, answer, words, None, None, None, _number(decision.p))
+    needed = decision.needed
+    if needed is None:
+        return verdict
+    return replace(
+        verdict, seeds_needed=needed.seeds, seeds_range=(needed.low, needed.high), samples_needed=needed.samples
+    )
 
 
 def _size(study: Findings, pair: Pair, found: Estimate) -> str:
     mean, span = spread(pair.difference, pair.low, pair.high)
+    seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
     if pair.low is None or pair.high is None:
-        return f"the difference is {mean}, {_seeds(found)}"
+        return f"the difference is {mean}, {seeds}"
     samples = f" on {found.samples:,} samples" if found.samples else ""
     look = f", look {study.look} at this study" if study.look > 1 else ""
-    return f"the difference is {mean}, 95% interval {span}, {_seeds(found)}{samples}{look}"
-
-
-def _seeds(found: Estimate) -> str:
-    return f"{found.seeds} seed{'s' * (found.seeds != 1)}"
+    return f"the difference is {mean}, 95% interval {span}, {seeds}{samples}{look}"
 
 
 def _needed(found: Estimate, needed: statistics.Needed | None) -> str:

@@ -99,16 +99,11 @@ class DesignResult:
         return self.plan.name
 
     def to_json(self) -> dict[str, Any]:
-        plan, costs = self.plan, self.costs
-        shape = {key: getattr(plan, key) for key in ("name", "depth", "heads", "head_dim", "inner", "mlp", "params")}
-        measured: dict[str, Any] = dict.fromkeys(Costs.__dataclass_fields__) if costs is None else asdict(costs)
+        costs: dict[str, Any] = dict.fromkeys(Costs.__dataclass_fields__)
         return {
-            **shape,
-            "macs": plan.macs,
-            "rank": plan.rank,
-            "predicted": plan.predicted,
+            **self.plan.to_json(),
             "quality": asdict(self.quality),
-            **measured,
+            **(costs if self.costs is None else asdict(self.costs)),
             "kappa_begin": self.kappa_begin,
             "kappa": self.kappa,
             "kappa_bounds": self.kappa_bounds and ["inf" if math.isinf(one) else one for one in self.kappa_bounds],
