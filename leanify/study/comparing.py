@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from leanify.study.designs import Designer
 from leanify.study.folder import StudyFolder
 from leanify.study.plan import BASELINE, CONTROL, LEAN, Key, PlannedDesign, StudyPlan, ranked
 from leanify.study.results import Study, study_of
-from leanify.study.runner import Engine
+from leanify.study.runner import Engine, OnEnd
 from leanify.study.tournament import field_of
 from leanify.terminal import note
 from leanify.training import defaults, start
@@ -54,6 +54,14 @@ class Request:
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise RecipeError(f"--jobs must be at least 1, not {self.jobs}")
+
+    @property
+    def chosen(self) -> str | Path | Recipe:
+        return ALONE if self.recipe is None else self.recipe
+
+    @property
+    def title(self) -> str:
+        return "study" if isinstance(self.chosen, Recipe) else Path(self.chosen).stem
 
     @property
     def usual_seeds(self) -> int:
@@ -125,8 +133,10 @@ def compare(
 
     Raises LeanifyError.
     """
-    request = Request(recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament, more)
-    request = replace(request, weights=weights, teacher=teacher, rates=rates, minutes=minutes)
+    request = Request(
+        recipe, target_params, seeds, designs, sweep or {}, settings, margin, jobs, tournament, more,
+        weights, teacher, rates, minutes,
+    )  # fmt: skip
     if isinstance(engine, str):
         engines.check_engine(engine)
     folder = folder_of(request, output, here=engine == "local")
@@ -143,47 +153,46 @@ def compare(
 def planned(request: Request) -> StudyPlan:
     """Resolve and price a study without writing anything. Raises LeanifyError."""
     old = request.study.plan if request.study is not None else None
-    chosen = ALONE if request.recipe is None else request.recipe
     settings = list(request.settings)
     if request.teacher is not None:
         settings.append(f"distill.teacher={find.located(request.teacher)}")
-    value = start.resolve(chosen if old is None else old.recipe, settings)
+    value = start.resolve(request.chosen if old is None else old.recipe, settings)
     trainable(value)
     if request.margin is not None and not request.margin > 0:
         raise RecipeError(f"--margin must be above 0, the acceptable loss in the metric's unit; not {request.margin:g}")
-    budget = request.target_params if request.target_params is not None else BUDGET if old is None else old.budget
-    seeds = request.seeds if request.seeds is not None else request.usual_seeds if old is None else old.seeds
-    names = request.designs if request.designs is not None else DESIGNS if old is None else ()
-    plan = StudyPlan(
-        title=title_of(chosen),
+    designs: Sequence[str] = ()
+    if old is not None:
+        usual = replace(old, designs=())
+    else:
+        designs = DESIGNS
+        usual = StudyPlan(
+            title=request.title,
+            recipe=value,
+            budget=BUDGET,
+            seeds=tuple(range(request.usual_seeds)),
+            designs=(),
+            threads=runner.threads_for(request.jobs),
+            tournament=request.tournament is not None,
+            rates=(1.0,) if request.recipe is None or request.tournament is not None else learning_rates.USUAL,
+        )
+    seeds = usual.seeds if request.seeds is None else request.seeds
+    margin = ALONE_MARGIN if request.recipe is None and request.margin is None else request.margin
+    plan = replace(
+        usual,
         recipe=value,
-        budget=str(budget),
+        budget=str(usual.budget if request.target_params is None else request.target_params),
         seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        designs=(),
-        threads=runner.threads_for(request.jobs),
-        margin=request.margin,
-        tournament=request.tournament is not None,
-        weights=None if request.weights is None else find.located(request.weights),
+        margin=margin,
+        weights=usual.weights if request.weights is None else find.located(request.weights),
+        rates=usual.rates if request.rates is None else tuple(request.rates),
     )
-    if request.recipe is None and request.margin is None:
-        plan = replace(plan, margin=ALONE_MARGIN)
-    if request.rates is not None:
-        plan = replace(plan, rates=tuple(request.rates))
-    elif old is not None:
-        plan = replace(plan, rates=old.rates)
-    elif request.tournament is None and request.recipe is not None:
-        plan = replace(plan, rates=learning_rates.USUAL)
-    if plan.weights is None and old is not None:
-        plan = replace(plan, weights=old.weights)
-    designer = Designer(value, str(budget))
-    made = _designs(request, designer, names)
+    designer = Designer(value, str(plan.budget))
+    made = _designs(request, designer, designs if request.designs is None else request.designs)
     plan = replace(plan, designs=made, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
     if request.length is not None:
         plan = duration.fitted(plan, request.length, request.jobs)
         note(f"the whole study takes at most about {request.length:g} minutes here; --minutes sets that")
-    if old is None:
-        return plan
-    return old.joined(replace(plan, title=old.title, threads=old.threads, tournament=old.tournament))
+    return plan if old is None else old.joined(plan)
 
 
 def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tuple[PlannedDesign, ...]:
@@ -219,7 +228,7 @@ def folder_of(request: Request, output: str | Path | None = None, here: bool = F
     ``here`` means that this machine will run it; then too many jobs for its memory raise RecipeError before anything is
     written.
     """
-    path = Path(output) if output is not None else new_folder(request)
+    path = Path("studies") / request.title if output is None else Path(output)
     folder = request.study or (StudyFolder(path) if is_study(path) else None)
     if folder is not None and request.study is not None and request == Request(request.recipe, jobs=request.jobs):
         return folder
@@ -233,31 +242,24 @@ def folder_of(request: Request, output: str | Path | None = None, here: bool = F
     return folder
 
 
-def title_of(recipe: str | Path | Recipe) -> str:
-    return "study" if isinstance(recipe, Recipe) else Path(recipe).stem
-
-
-def new_folder(request: Request) -> Path:
-    """The default folder: studies/NAME."""
-    return Path("studies") / title_of(ALONE if request.recipe is None else request.recipe)
-
-
-def train_all(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
+def train_all(folder: StudyFolder, engine: Engine, on_end: OnEnd = lambda key: None) -> None:
     """Train every run that has not ended; in a tournament, first find the winner."""
+
+    def ended(key: Key) -> None:
+        on_end(key)
+        _check_hope(folder)
+
     warm_start.prepare(folder)
     if folder.plan.tournament:
         tournaments.play(folder, engine, on_end)
     learning_rates.settle(folder, engine, on_end)
     reference.prepare(folder)
-    for key in runner.run_all(folder, folder.missing(), engine):
-        if on_end is not None:
-            on_end(key)
-        _check_hope(folder)
+    runner.run_all(folder, folder.plan.runs(), engine, ended)
 
 
 def _check_hope(folder: StudyFolder) -> None:
     """Raise TrainingError if a run of every design has failed for one reason, and no run has ended well."""
-    found = [outcome for key in folder.plan.runs() if (outcome := folder.outcome(key)) is not None]
+    found = folder.outcomes()
     designs = {outcome.design for outcome in found if outcome.status == "failed"}
     reasons = {outcome.reason for outcome in found}
     if len(reasons) == 1 and designs == {design.name for design in folder.plan.designs} and folder.missing():

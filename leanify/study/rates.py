@@ -7,14 +7,14 @@ are judged on the validation split, as the runs are, which favours no design: al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from leanify.errors import RecipeError
 from leanify.study import runner
 from leanify.study.folder import StudyFolder
 from leanify.study.plan import Key, PlannedDesign
-from leanify.study.runner import Engine
+from leanify.study.runner import Engine, OnEnd
 from leanify.study.values import Trial
 
 USUAL = (0.5, 1.0, 2.0)  # multiples of the recipe's rate
@@ -31,19 +31,18 @@ def parse(text: str) -> tuple[float, ...]:
     return found
 
 
-def settle(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
+def settle(folder: StudyFolder, engine: Engine, on_end: OnEnd) -> None:
     """Try the rates of the designs that have none yet, and write the best ones into the plan."""
-    keys = [key for key in folder.plan.trials() if folder.outcome(key) is None]
-    for key in runner.run_all(folder, keys, engine):
-        if on_end is not None:
-            on_end(key)
     plan = folder.plan
-    if not list(plan.trials()):
+    trials = list(plan.trials())
+    if not trials:
         return
-    designs = tuple(
-        design if design.rate is not None else replace(design, rate=best(folder, design)) for design in plan.designs
-    )
-    folder.replan(replace(plan, designs=designs))
+    runner.run_all(folder, trials, engine, on_end)
+    designs = []
+    for design in plan.designs:
+        rate = best(folder, design) if design.rate is None else design.rate
+        designs.append(replace(design, rate=rate))
+    folder.replan(replace(plan, designs=tuple(designs)))
 
 
 def best(folder: StudyFolder, design: PlannedDesign) -> float:

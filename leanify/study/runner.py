@@ -15,18 +15,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 from leanify import machine
 from leanify.errors import DirectoryError, LeanifyError, RecipeError, TrainingError
-from leanify.lens import surgery
 from leanify.runs import writing
 from leanify.runs.files import opened_text
-from leanify.sources import find
 from leanify.study.folder import RUNS, Outcome, StudyFolder
+from leanify.study.measure import on_meta
 from leanify.study.plan import Key, StudyPlan
 from leanify.training import memory
 from leanify.training.preparation import checkpoint_gradients
@@ -39,6 +38,7 @@ NO_ROOM = 74  # and after a full disk, where it can be, too; EX_IOERR of sysexit
 LOG = "worker.log"  # the workers' standard error, in the study's folder of runs
 
 OnRow = Callable[[Key, Mapping[str, Any]], None]
+OnEnd = Callable[[Key], None]
 
 
 class Job(Protocol):
@@ -137,15 +137,23 @@ def _death(code: int, log: Path) -> str:
     return f"ended with exit code {code}: {lines[-1] if lines else 'no message'}"
 
 
-def run_all(folder: StudyFolder, keys: Sequence[Key], engine: Engine, share: float | None = None) -> Iterator[Key]:
-    """Submit runs and yield each as it ends. An exception, including Ctrl-C, cancels runs that have not started."""
-    jobs = {key: engine.submit(execute, str(folder.path), key.design, key.seed, share, key.rate) for key in keys}
+def run_all(
+    folder: StudyFolder, keys: Iterable[Key], engine: Engine, on_end: OnEnd, share: float | None = None
+) -> None:
+    """Submit the runs that have not ended, and wait for them; ``on_end`` is called as each ends.
+
+    An exception, including Ctrl-C, cancels runs that have not started.
+    """
+    jobs: dict[Key, Job] = {}
+    for key in keys:
+        if folder.outcome(key) is None:
+            jobs[key] = engine.submit(execute, str(folder.path), key.design, key.seed, share, key.rate)
     try:
         while jobs:
             ended = [key for key, job in jobs.items() if job.done()]
             for key in ended:
                 _result(key, jobs.pop(key))
-                yield key
+                on_end(key)
             if not ended:
                 time.sleep(POLL_SECONDS)
     finally:
@@ -258,10 +266,7 @@ def needed(plan: StudyPlan, design: str) -> int:
     recipe = plan.recipe_of(Key(design, plan.seeds[0]))
     assert recipe.optim is not None
     assert recipe.schedule is not None
-    found = find.find(recipe.model.source, overrides=recipe.model.override, cls=recipe.model.cls)
-    model = find.build_on_meta(found)
-    if recipe.model.reshapes:
-        model = surgery.write(model, recipe.model.shape(surgery.read(model)))
+    model = on_meta(recipe.model)
     if recipe.run.gradient_checkpointing:
         checkpoint_gradients(model)
     need = memory.need(

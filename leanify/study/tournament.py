@@ -18,9 +18,8 @@ noise decides, so a tournament costs more where designs are alike, and says by h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,7 @@ from leanify.study import runner
 from leanify.study.designs import Designer
 from leanify.study.folder import Rung, StudyFolder
 from leanify.study.plan import ALWAYS, BASELINE, Key, PlannedDesign, StudyPlan, ranked
-from leanify.study.runner import Engine
+from leanify.study.runner import Engine, OnEnd
 from leanify.study.statistics import Noise, Run
 from leanify.study.surface import of_design, of_grid
 
@@ -63,7 +62,16 @@ def field_of(asked: Designer, count: int) -> tuple[PlannedDesign, ...]:
     if count > MOST:
         raise RecipeError(f"--tournament tries at most {MOST} designs; it is {count}")
     plan = shallow(asked.plan)
-    found = list(_known(asked, plan))
+    found: list[PlannedDesign] = []
+    architectures = []
+    for name in KNOWN:
+        try:
+            design = asked.baseline if name == BASELINE else alternatives.named(plan, name)
+        except (BudgetError, ShapeError):  # there is none under this budget
+            continue
+        if design.architecture not in architectures:
+            architectures.append(design.architecture)
+            found.append(asked.planned(name, design))
     points = np.concatenate([of_design(design) for design in found])
     grid, inside = spending(plan, CHOICE * count)
     for place in spread(of_grid(grid)[inside], points, count - len(found)):
@@ -77,19 +85,6 @@ def shallow(plan: Plan) -> Plan:
     deepest = max(stage.depth for stage in plan.prices.architecture.stages)
     options = replace(plan.request.options, min_depth=math.ceil(deepest / SHALLOWEST))
     return replace(plan, request=replace(plan.request, options=options))
-
-
-def _known(asked: Designer, plan: Plan) -> Iterator[PlannedDesign]:
-    """The named designs that exist under this budget, without duplicates of the same shape."""
-    seen: list[Any] = []
-    for name in KNOWN:
-        try:
-            design = asked.baseline if name == BASELINE else alternatives.named(plan, name)
-        except (BudgetError, ShapeError):
-            continue
-        if design.architecture not in seen:
-            seen.append(design.architecture)
-            yield asked.planned(name, design)
 
 
 def spending(plan: Plan, least: int) -> tuple[Grid, NDArray[np.int64]]:
@@ -156,39 +151,24 @@ def is_open(plan: StudyPlan) -> bool:
 # -- playing ----------------------------------------------------------------------------------------------------------
 
 
-def play(folder: StudyFolder, engine: Engine, on_end: Callable[[Key], None] | None = None) -> None:
+def play(folder: StudyFolder, engine: Engine, on_end: OnEnd) -> None:
     """Find the winner and write it into the plan. Goes on where it was interrupted, and where designs were added."""
     for share in shares(folder.plan):
         _cut(folder, engine, share, on_end)
-    first = folder.plan.seeds[0]
-    _run(folder, engine, [Key(design.name, first) for design in folder.plan.kept], None, on_end)
-    winner = _best(folder)
-    if winner is not None and winner != folder.plan.winner:
-        folder.replan(replace(folder.plan, winner=winner))
+    plan = folder.plan
+    keys = [Key(design.name, plan.seeds[0]) for design in plan.kept]
+    runner.run_all(folder, keys, engine, on_end)
+    qualities: dict[str, float] = {}
+    for key in keys:
+        ended = folder.outcome(key)
+        if ended is not None and ended.quality is not None:
+            qualities[key.design] = ended.sign * ended.quality
+    winner = max(qualities, key=qualities.__getitem__, default=None)
+    if winner is not None and winner != plan.winner:
+        folder.replan(replace(plan, winner=winner))
 
 
-def _run(
-    folder: StudyFolder,
-    engine: Engine,
-    keys: Sequence[Key],
-    share: float | None,
-    on_end: Callable[[Key], None] | None,
-) -> None:
-    todo = [key for key in keys if folder.outcome(key) is None]
-    for key in runner.run_all(folder, todo, engine, share):
-        if on_end is not None:
-            on_end(key)
-
-
-def _best(folder: StudyFolder) -> str | None:
-    """The design with the best quality on the first seed; None if all failed."""
-    first, sign = folder.plan.seeds[0], folder.sign
-    ended = [folder.outcome(Key(design.name, first)) for design in folder.plan.kept]
-    known = [found for found in ended if found is not None and found.quality is not None]
-    return max(known, key=lambda found: sign * float(found.quality or 0)).design if known else None
-
-
-def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: Callable[[Key], None] | None) -> None:
+def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: OnEnd) -> None:
     """Train the designs that have not been at this cut up to it, and drop those that are worse than the leader."""
     plan, rungs = folder.plan, {rung.share: rung for rung in folder.rungs() if rung.step}
     rung = rungs.get(share, Rung(share, {}, ()))
@@ -197,7 +177,7 @@ def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: Callable[[Ke
         return
     first, second = plan.seeds[:2]
     keys = [Key(name, first) for name in names] + [Key(name, second) for name in names if name in ALWAYS]
-    _run(folder, engine, keys, share, on_end)
+    runner.run_all(folder, keys, engine, on_end, share)
     step = rung.step or max((last_step(folder, key) for key in keys), default=0)
     losses = rung.losses | {name: loss_before(folder, Key(name, first), step) for name in names}
     again = rung.again | {name: loss_before(folder, Key(name, second), step) for name in names if name in ALWAYS}
@@ -214,15 +194,13 @@ def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: Callable[[Ke
 
 def noise_of(losses: Mapping[str, float | None], again: Mapping[str, float | None]) -> float | None:
     """How far behind the leader a design that is as good may be, from losses on two seeds; None if that is unknown."""
-    runs = [Run(name, seed, loss) for seed, column in enumerate((losses, again)) for name, loss in _known_in(column)]
+    runs = []
+    for seed, column in enumerate((losses, again)):
+        runs += [Run(name, seed, loss) for name, loss in column.items() if loss is not None]
     noise = Noise(runs).between
     if noise is None:
         return None
     return float(stats.t.ppf(CERTAIN, noise.freedom)) * math.sqrt(2 * noise.variance)
-
-
-def _known_in(losses: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-    return ((name, loss) for name, loss in losses.items() if loss is not None)
 
 
 def last_step(folder: StudyFolder, key: Key) -> int:
