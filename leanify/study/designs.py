@@ -67,8 +67,11 @@ class Designer:
         elif name in alternatives.NAMES:
             yield self.planned(name, alternatives.named(self.plan, name))
         elif name.startswith("front:"):
-            found = alternatives.front(self.plan, _count(name))
-            yield from (self.planned(f"front-{place}", design) for place, design in enumerate(found, 1))
+            count = name.removeprefix("front:")
+            if not count.isdigit() or int(count) < 1:
+                raise ShapeError(f"{name!r}: front needs a number of designs, such as front:6")
+            for place, design in enumerate(alternatives.front(self.plan, int(count)), 1):
+                yield self.planned(f"front-{place}", design)
         elif "=" in name:
             yield self.shaped(*parse_shape(name))
         elif Path(name).is_dir():
@@ -81,12 +84,21 @@ class Designer:
 
     # -- prices -------------------------------------------------------------------------------------------------------
 
+    @property
+    def length(self) -> int | None:
+        """Tokens of a sample, as the recipe says."""
+        return None if self.recipe.data is None else self.recipe.data.length
+
     def asked(self, **request: Any) -> Plan:
         """Call `redesign` on the recipe's model."""
-        tokens = None if self.recipe.data is None else self.recipe.data.length
-        plan = redesign(self.recipe, tokens=tokens, **request)
+        plan = redesign(self.recipe, tokens=self.length, **request)
         self.tokens, self.baseline_macs = plan.tokens, plan.baseline.macs
         return plan
+
+    @cached_property
+    def shape(self) -> Architecture:
+        """The architecture of the recipe's model."""
+        return surgery.read(self._built(self.recipe.model))
 
     @cached_property
     def plan(self) -> Plan:
@@ -100,9 +112,9 @@ class Designer:
 
     def _other_ways(self) -> str:
         """What works where the rules leave no lean design: a shape of one's own, or a deeper baseline."""
-        stages = surgery.read(find.build_on_meta(find.find(self.recipe))).stages
-        depth, primary = stages[0].depth, stages[0].primary
-        if len(stages) > 1 or primary is None:
+        stage, *others = self.shape.stages
+        depth, primary = stage.depth, stage.primary
+        if others or primary is None:
             return "A shape that is named keeps to no rule: --designs baseline,small=depth:N/N/…,heads:N/N/…"
         shape = f"depth:{max(1, depth // 2)},heads:{2 * primary.heads}"
         return (
@@ -116,8 +128,7 @@ class Designer:
         try:
             return self.plan
         except BudgetError:
-            stages = surgery.read(find.build_on_meta(find.find(self.recipe))).stages
-            depths = [stage.depth for stage in stages]
+            depths = [stage.depth for stage in self.shape.stages]
             return self.asked(depth=depths if len(depths) > 1 else depths[0], min_depth=1, min_mlp=0)
 
     @property
@@ -154,15 +165,21 @@ class Designer:
             model = self._built(section)  # with the recipe's inputs and classes, which the directory need not have
         else:
             section = ModelSection(str(path.absolute()))
-            _check_task(path, _signature(model), _signature(self._built(self.recipe.model)))
-        tokens = None if self.recipe.data is None else self.recipe.data.length
-        cost = counting.count(model, tokens)
-        primaries = [(stage.depth, stage.primary) for stage in shape.stages if stage.primary is not None]
-        columns = zip(*((depth, m.heads, m.head_dim, m.mlp) for depth, m in primaries), strict=True)
-        sizes: list[Any] = [column[0] if len(set(column)) == 1 else tuple(column) for column in columns]
-        depth, heads, head_dim, mlp = sizes
-        costs = (cost.params, cost.macs, 0, self.score(shape))
-        return PlannedDesign(_name_of(path), section, depth, heads, head_dim, mlp, *costs)
+            inputs, output = _signature(model)
+            wanted, of_recipe = _signature(self._built(self.recipe.model))
+            if (inputs, output) != (wanted, of_recipe):
+                raise LeanifyError(
+                    f"{path} is for another task than the recipe's model: its input is {inputs} and its output "
+                    f"{output}; the recipe's model has {wanted} and {of_recipe}"
+                )
+        stages = [(stage.depth, stage.primary) for stage in shape.stages]
+        rows = [(depth, one.heads, one.head_dim, one.mlp) for depth, one in stages if one is not None]
+        sizes: dict[str, Any] = {}
+        for axis, column in zip(AXES, zip(*rows, strict=True), strict=True):
+            sizes[axis] = column[0] if len(set(column)) == 1 else column
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name)  # as a folder of runs may be called
+        cost = counting.count(model, self.length)
+        return PlannedDesign(name, section, **sizes, params=cost.params, macs=cost.macs, predicted=self.score(shape))
 
     def _built(self, section: ModelSection) -> nn.Module:
         """The recipe's model with this section, on meta."""
@@ -181,11 +198,12 @@ class Designer:
         return design_of(self.plan.prices, shape)
 
     def planned(self, name: str, design: Design) -> PlannedDesign:
-        own = name == BASELINE
-        section = self.recipe.model if own else self.section(design.architecture)
-        depth, heads, head_dim, mlp = (_as_tuple(getattr(design, axis)) for axis in AXES)
-        costs = (design.params, design.macs, 0, design.score)
-        return PlannedDesign(name, section, depth, heads, head_dim, mlp, *costs)
+        section = self.recipe.model if name == BASELINE else self.section(design.architecture)
+        sizes: dict[str, Any] = {}
+        for axis in AXES:
+            size = getattr(design, axis)
+            sizes[axis] = tuple(size) if isinstance(size, list) else size
+        return PlannedDesign(name, section, **sizes, params=design.params, macs=design.macs, predicted=design.score)
 
     def section(self, wanted: Architecture) -> ModelSection:
         """The recipe's [model] section with another shape. Raises ShapeError if a recipe cannot express it."""
@@ -261,37 +279,11 @@ def _sizes(text: str, value: str) -> int | list[int]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _name_of(path: Path) -> str:
-    """A directory's name, in characters that name a folder of runs."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name)
-
-
-def _count(name: str) -> int:
-    number = name.partition(":")[2]
-    if not number.isdigit() or int(number) < 1:
-        raise ShapeError(f"{name!r}: front needs a number of designs, such as front:6")
-    return int(number)
-
-
-# -- tasks ----------------------------------------------------------------------------------------------------------
-
-
-def _signature(model: Any) -> tuple[dict[str, tuple[int, ...]], list[tuple[int, ...]]]:
+def _signature(model: Any) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
     """The shapes of a model's inputs, by name, and of its first output, for one sample."""
     inputs = example_inputs(model, 1, device="meta")
     with counting.plain(model), counting.Countable():
         outputs: Any = counting.call(model, inputs)
-    tensors = [outputs] if hasattr(outputs, "shape") else [v for v in outputs.values() if hasattr(v, "shape")]
-    return {name: tuple(value.shape) for name, value in inputs.items()}, [tuple(tensors[0].shape)]
-
-
-def _check_task(path: Path, found: Any, wanted: Any) -> None:
-    if found != wanted:
-        raise LeanifyError(
-            f"{path} is for another task than the recipe's model: its input is {found[0]} and its output "
-            f"{found[1][0]}; the recipe's model has {wanted[0]} and {wanted[1][0]}"
-        )
-
-
-def _as_tuple(size: int | list[int]) -> int | tuple[int, ...]:
-    return tuple(size) if isinstance(size, list) else size
+    if not hasattr(outputs, "shape"):
+        outputs = next(value for value in outputs.values() if hasattr(value, "shape"))
+    return {name: tuple(value.shape) for name, value in inputs.items()}, tuple(outputs.shape)

@@ -18,11 +18,15 @@ from leanify.spectra.theory import gaussian_kappa
 from leanify.study.plan import Key
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from leanify.study.folder import StudyFolder
     from leanify.study.values import DesignResult, Findings
+
+    Draw: TypeAlias = Callable[[Axes, Findings, StudyFolder], bool]  # False where there are no data for the figure
 
 HINT = "hint: "  # the id of a group in a figure that has a text for the mouse
 INK = "#010203"  # a placeholder, replaced by currentColor: the page's text colour
@@ -34,35 +38,29 @@ WIDTH, HEIGHT = 6.4, 3.8  # inches
 
 def figures(study: Findings, folder: StudyFolder) -> list[tuple[str, str, str]]:
     """Return (title, caption, SVG) of every figure with data."""
-    drawn = []
-    for title, caption, draw in _FIGURES:
-        figure = _draw(draw, study, folder)
-        if figure is not None:
-            drawn.append((title, caption.format(towards="Up" if study.higher_is_better else "Down"), figure))
-    return drawn
-
-
-def _draw(draw: Callable[[Any, Findings, StudyFolder], bool], study: Findings, folder: StudyFolder) -> str | None:
-    """Draw a figure as SVG; None if there is no data for it."""
     import matplotlib
     from matplotlib.figure import Figure
 
     look: dict[Any, Any] = {f"{name}color": INK for name in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.")}
     look |= {"svg.fonttype": "none", "svg.hashsalt": "leanify", "font.size": 9.5}
     look |= {"axes.spines.top": False, "axes.spines.right": False}
+    towards = "Up" if study.higher_is_better else "Down"
+    drawn = []
     with matplotlib.rc_context(look):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        axes = figure.subplots()
-        axes.grid(True, color=INK, alpha=0.12, linewidth=0.7)
-        axes.set_axisbelow(True)
-        return _svg(figure) if draw(axes, study, folder) else None
+        for title, caption, draw in _FIGURES:
+            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            axes = figure.subplots()
+            axes.grid(True, color=INK, alpha=0.12, linewidth=0.7)
+            axes.set_axisbelow(True)
+            if draw(axes, study, folder):
+                drawn.append((title, caption.format(towards=towards), _svg(figure)))
+    return drawn
 
 
 def _svg(figure: Figure) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    text = re.sub(f'<g id="{HINT}([^"]*)">', r"<g><title>\1</title>", text)
+    text = re.sub(f'<g id="{HINT}([^"]*)">', r"<g><title>\1</title>", out.getvalue())
     return text[text.index("<svg") :].replace(INK, "currentColor")
 
 
@@ -93,31 +91,33 @@ def _legend(axes: Axes) -> None:
 # -- quality against a cost -------------------------------------------------------------------------------------------
 
 
-def _against(
-    axes: Axes, study: Findings, label: str, cost: Callable[[DesignResult], float | None], front: bool = True
-) -> bool:
-    """Quality with its interval against a cost, one point per design. Returns whether anything was drawn."""
-    from matplotlib.ticker import EngFormatter
+def _against(label: str, cost: Callable[[DesignResult], float | None], front: bool = True) -> Draw:
+    """Quality with its interval against a cost, one point per design."""
 
-    found, points = False, list[tuple[float, float]]()
-    for result in study.results:
-        price, quality = cost(result), result.quality
-        if price is None or quality.mean is None:
-            continue
-        found = True
-        low, high = (quality.mean if end is None else end for end in (quality.low, quality.high))
-        span = [[quality.mean - low], [high - quality.mean]]
-        style = _style(study, result.name)
-        drawn = axes.errorbar(price, quality.mean, yerr=span, capsize=3, linestyle="none", label=result.name, **style)
-        words = f"{result.name}: {price:,.6g} {label}, {study.metric} {quality.mean:.4g} ({low:.4g} to {high:.4g})"
-        _hint(words, drawn[0], *drawn[2])
-        points.append((price, quality.mean))
-    if front:
-        _front(axes, points, study.higher_is_better)
-    axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95% interval")
-    axes.xaxis.set_major_formatter("{x:,.4g}" if axes.get_xlim()[1] < 1e4 else EngFormatter(sep=" "))
-    _legend(axes) if found else None
-    return found
+    def draw(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
+        from matplotlib.ticker import EngFormatter
+
+        points: list[tuple[float, float]] = []
+        for result in study.results:
+            price, mean = cost(result), result.quality.mean
+            if price is None or mean is None:
+                continue
+            low = mean if result.quality.low is None else result.quality.low
+            high = mean if result.quality.high is None else result.quality.high
+            style = _style(study, result.name) | {"capsize": 3, "linestyle": "none", "label": result.name}
+            drawn = axes.errorbar(price, mean, yerr=[[mean - low], [high - mean]], **style)
+            words = f"{result.name}: {price:,.6g} {label}, {study.metric} {mean:.4g} ({low:.4g} to {high:.4g})"
+            _hint(words, drawn[0], *drawn[2])
+            points.append((price, mean))
+        if front:
+            _front(axes, points, study.higher_is_better)
+        axes.set(xlabel=label, ylabel=f"{study.metric}, mean and 95% interval")
+        axes.xaxis.set_major_formatter("{x:,.4g}" if axes.get_xlim()[1] < 1e4 else EngFormatter(sep=" "))
+        if points:
+            _legend(axes)
+        return bool(points)
+
+    return draw
 
 
 def _front(axes: Axes, points: Sequence[tuple[float, float]], higher: bool) -> None:
@@ -130,27 +130,18 @@ def _front(axes: Axes, points: Sequence[tuple[float, float]], higher: bool) -> N
         axes.plot(*zip(*best, strict=True), color=INK, linewidth=0.8, linestyle="--", drawstyle="steps-post", zorder=0)
 
 
-def quality_params(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    return _against(axes, study, "parameters", lambda result: float(result.plan.params))
+def _training_time(result: DesignResult) -> float | None:
+    return None if result.costs is None else 1e3 / result.costs.train_per_s
 
 
-def quality_macs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    return _against(axes, study, "multiply-adds of one sample", lambda result: float(result.plan.macs))
-
-
-def quality_time(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
-    label = "training time per sample, ms"
-    return _against(axes, study, label, lambda result: 1e3 / result.costs.train_per_s if result.costs else None)
-
-
-def _swept(axis: str) -> Callable[[Axes, Findings, StudyFolder], bool]:
+def _swept(axis: str) -> Draw:
     """Quality against one size of the shape, if the study has at least three values of it."""
+    against = _against(axis, lambda result: float(getattr(result.plan, axis)), front=False)
 
     def draw(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
         values = {getattr(result.plan, axis) for result in study.results}
-        if len(values) < 3 or not all(isinstance(value, int) for value in values):
-            return False
-        return _against(axes, study, axis, lambda result: float(getattr(result.plan, axis)), False)
+        numbers = all(isinstance(value, int) for value in values)
+        return len(values) >= 3 and numbers and against(axes, study, folder)
 
     return draw
 
@@ -188,9 +179,7 @@ def learning(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
         found = [row for row in folder.rows(key) if row["split"] == "validation" and metric in row]
         return {row["step"]: row[metric] for row in found} if len(found) > 1 else {}
 
-    found = _over_training(axes, study, rows)
-    axes.set(xlabel="step", ylabel=f"{study.metric} of the validation split")
-    return found
+    return _over_training(axes, study, rows, f"{study.metric} of the validation split")
 
 
 def training_loss(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
@@ -199,21 +188,19 @@ def training_loss(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     def rows(key: Key) -> Mapping[int, float]:
         return {row["step"]: row["loss"] for row in folder.rows(key) if row["split"] == "train" and "loss" in row}
 
-    found = _over_training(axes, study, rows)
-    axes.set(xlabel="step", ylabel="training loss")
-    return found
+    return _over_training(axes, study, rows, "training loss")
 
 
 def kappa_training(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     """κ during training."""
     known = {outcome.key: dict(outcome.kappas) for outcome in folder.outcomes()}
-    found = _over_training(axes, study, lambda key: known.get(key, {}))
-    axes.set(xlabel="step", ylabel="κ, median over layers and samples", yscale="log")
-    return found
+    axes.set(yscale="log")
+    return _over_training(axes, study, lambda key: known.get(key, {}), "κ, median over layers and samples")
 
 
-def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[int, float]]) -> bool:
+def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[int, float]], label: str) -> bool:
     """Draw the mean over seeds, with their range as a band."""
+    axes.set(xlabel="step", ylabel=label)
     drawn = False
     for result in study.results:
         curves = [points(Key(result.name, run.seed)) for run in result.runs if run.status == "finished"]
@@ -234,7 +221,8 @@ def _over_training(axes: Axes, study: Findings, points: Callable[[Key], Mapping[
         )
         if len(curves) > 1:
             axes.fill_between(steps, table.min(0), table.max(0), color=style["color"], alpha=0.12, linewidth=0)
-    _legend(axes) if drawn else None
+    if drawn:
+        _legend(axes)
     return drawn
 
 
@@ -252,7 +240,8 @@ def kappa_heads(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
         axes.plot(sorted(theory), [theory[h] for h in sorted(theory)], ":", color=INK, label="Gaussian theory")
     axes.set(xlabel="heads", ylabel="κ: hollow at the start, filled at the end", yscale="log")
     axes.locator_params(axis="x", integer=True)
-    _legend(axes) if shown else None
+    if shown:
+        _legend(axes)
     return bool(shown)
 
 
@@ -290,13 +279,15 @@ def costs(axes: Axes, study: Findings, folder: StudyFolder) -> bool:
     return True
 
 
-_FIGURES: Sequence[tuple[str, str, Callable[[Any, Findings, StudyFolder], bool]]] = (
+_FIGURES: Sequence[tuple[str, str, Draw]] = (
     ("Paired differences", "A dot is a seed, the bar the mean with its 95% interval, the dotted line the margin.",
      differences),
     ("Quality against parameters", "{towards} and left is better; the dashed line joins what no other beats in both.",
-     quality_params),
-    ("Quality against multiply-adds", "", quality_macs),
-    ("Quality against training time", "Measured in turn on one machine.", quality_time),
+     _against("parameters", lambda result: float(result.plan.params))),
+    ("Quality against multiply-adds", "",
+     _against("multiply-adds of one sample", lambda result: float(result.plan.macs))),
+    ("Quality against training time", "Measured in turn on one machine.",
+     _against("training time per sample, ms", _training_time)),
     ("Training loss", "Mean over seeds; the band is their range.", training_loss),
     ("Learning curves", "Mean over seeds; the band is their range.", learning),
     ("Costs of the designs", "Latency, training time and memory are measured in turn on one machine.", costs),

@@ -139,8 +139,9 @@ def healed(
     if not plans:
         note("--minutes is too short for a step of healing: the carried weights are the result")
         return {}
-    for name, plan in plans.items() if len(plans) > 1 else ():
-        folder.once(f"third {name}", partial(_trained, folder, bench, name, plan, plan["steps"] // FIRST))
+    if len(plans) > 1:
+        for name, plan in plans.items():
+            folder.once(f"third {name}", partial(_trained, folder, bench, name, plan, plan["steps"] // FIRST))
     ahead = max(plans, key=lambda name: bench.score(folder.found.get(f"third {name}", {}).get("chosen_on")))
     folder.once(f"healed {ahead}", lambda: _trained(folder, bench, ahead, plans[ahead], None))
     found = {name: folder.found[f"third {name}"] | {"stopped": True} for name in plans if name != ahead}
@@ -208,34 +209,32 @@ def _trained(
     folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, Any], stop: int | None
 ) -> dict[str, Any]:
     """Train a candidate up to a step or to the end, from where it was left; the best checkpoint is measured."""
-    with progress(f"healing {name}", stop or plan["steps"]) as advance:
-        return _fitted(folder, bench, name, plan, _Until(name, stop, bench.metric, advance))
-
-
-def _fitted(folder: ShrinkFolder, bench: Bench, name: str, plan: Mapping[str, Any], watcher: _Until) -> dict[str, Any]:
     place = folder.place(f"{name}-run")
     if place.exists() and not is_run(place):
         place = folder.fresh(f"{name}-run")
-    try:
-        if place.exists():
-            run = RunDirectory.open(place)
-            trainer = Trainer(start.with_tokenizer_of(run), watcher, bench.splits)
-        else:
-            own = _scheduled(bench.at(str(folder.place(name))).recipe, plan["steps"], plan["rate"])
-            trainer = Trainer(own, watcher, bench.splits)
-            run = trainer.new_run(place)
-        newest = max((found.step for found in run.checkpoints()), default=0)
-        if watcher.stop is None or newest < watcher.stop:
-            with interruptible():
-                trainer.fit(run)
-    except KeyboardInterrupt:
-        if not watcher.reached:
-            raise
-    except TrainingError as error:  # the run inside is no run of the user's
-        words, resumable, _ = str(error).partition("; resume with:")
-        raise TrainingError(words + "; the same command goes on from there" * bool(resumable)) from error
-    best = RunDirectory.open(place).best()
-    if best is None:
-        raise DataError(f"{place} has no checkpoint")
-    put_file(trainer.state.evaluated, best.path / WEIGHTS, trainer.state.names)
-    return bench.both(trainer) | {"run": str(place), "steps": best.step, "of": plan["steps"], "rate": plan["rate"]}
+    with progress(f"healing {name}", stop or plan["steps"]) as advance:
+        watcher = _Until(name, stop, bench.metric, advance)
+        try:
+            if place.exists():
+                run = RunDirectory.open(place)
+                trainer = Trainer(start.with_tokenizer_of(run), watcher, bench.splits)
+            else:
+                own = _scheduled(bench.at(str(folder.place(name))).recipe, plan["steps"], plan["rate"])
+                trainer = Trainer(own, watcher, bench.splits)
+                run = trainer.new_run(place)
+            newest = max((found.step for found in run.checkpoints()), default=0)
+            if stop is None or newest < stop:
+                with interruptible():
+                    trainer.fit(run)
+        except KeyboardInterrupt:
+            if not watcher.reached:
+                raise
+        except TrainingError as error:  # the run inside is no run of the user's
+            words, resumable, _ = str(error).partition("; resume with:")
+            raise TrainingError(words + "; the same command goes on from there" * bool(resumable)) from error
+        best = RunDirectory.open(place).best()
+        if best is None:
+            raise DataError(f"{place} has no checkpoint")
+        put_file(trainer.state.evaluated, best.path / WEIGHTS, trainer.state.names)
+        measured = bench.both(trainer)
+    return measured | {"run": str(place), "steps": best.step, "of": plan["steps"], "rate": plan["rate"]}

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
     batch = min(plan.recipe.schedule.batch_size, MOST_SAMPLES)
     tokens = None if plan.recipe.data is None else plan.recipe.data.length
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
     try:
         shells = {design.name: on_meta(design.model) for design in plan.kept}
@@ -45,7 +46,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
         seconds = _rounds({name: _work(shell, batch, tokens, device) for name, shell in shells.items()})
         memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
     device_name = machine.device_name(device)
     return {
         name: Costs(
@@ -65,6 +66,7 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
 
 
 def _memory(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> counted.Memory:
+    """What a design takes; its model is gone before the next one is measured."""
     predicted = profiling.predicted_training_bytes(shell, batch, tokens, fused=device.type == "cuda")
     before = machine.settled_resident_set()
     real = profiling.fresh(shell, device)
@@ -108,26 +110,27 @@ class Seconds:
 def latencies(models: Mapping[str, ModelSection], tokens: int | None) -> dict[str, Seconds]:
     """The time of one sample through each model, in rounds that alternate between them; one is in memory at a time."""
     place = machine.device_of(None)
-    shells = {name: on_meta(section) for name, section in models.items()}
-    times: dict[str, list[float]] = {name: [] for name in shells}
-    begun = time.perf_counter()
-    for done in range(ROUNDS[1]):
-        if done >= ROUNDS[0] and time.perf_counter() - begun > ENOUGH:
-            break
-        for name, shell in shells.items():
-            real = profiling.fresh(shell, place)
-            times[name].append(profiling.seconds(real, example_inputs(real, 1, tokens, place), 3))
-    return {name: Seconds.of(found) for name, found in times.items()}
+
+    def timed(shell: nn.Module) -> float:
+        real = profiling.fresh(shell, place)
+        return profiling.seconds(real, example_inputs(real, 1, tokens, place), 3)
+
+    found = _rounds({name: [partial(timed, on_meta(section))] for name, section in models.items()})
+    return {name: one for name, (one,) in found.items()}
 
 
 def _rounds(work: dict[str, list[Callable[[], float]]]) -> dict[str, tuple[Seconds, ...]]:
-    """The time of each function over ROUNDS, alternating between designs; fewer rounds where each takes long."""
+    """The time of each function over ROUNDS, alternating between designs; fewer rounds where each takes long.
+
+    All designs have the same number of functions.
+    """
+    each = len(next(iter(work.values())))
     times: dict[str, list[list[float]]] = {name: [[] for _ in pieces] for name, pieces in work.items()}
     begun = time.perf_counter()
     for done in range(ROUNDS[1]):
         if done >= ROUNDS[0] and time.perf_counter() - begun > ENOUGH:
             break
-        for place in range(3):
+        for place in range(each):
             for name, pieces in work.items():
                 times[name][place].append(pieces[place]())
     return {name: tuple(Seconds.of(column) for column in columns) for name, columns in times.items()}

@@ -68,27 +68,20 @@ def _data(study: Findings, folder: StudyFolder) -> str:
         return ""
     found = _facts(study, folder, "data.json")
     sizes = found.get("samples") if isinstance(found, dict) else None
-    split = ", ".join(f"{count:,} to {name}" for name, count in _sizes(sizes)) or "sizes unknown"
-    where = f"{data.path or data.name}, {data.task}: {split}"
-    judged = (
-        f"; the {study.metric} of the {study.split} split after the last step is what is compared"
-        if study.metric
-        else ""
-    )
-    return f"{where}{judged}."
-
-
-def _sizes(sizes: Any) -> Iterator[tuple[str, int]]:
-    names: dict[str, str] = {"train": "train", "validation": "validate", "test": "test"}
-    for key, count in sizes.items() if isinstance(sizes, dict) else ():
+    parts = []
+    for split, count in sizes.items() if isinstance(sizes, dict) else ():
         if isinstance(count, int):
-            yield names.get(str(key), str(key)), count
+            parts.append(f"{count:,} to {'validate' if split == 'validation' else split}")
+    words = f"{data.path or data.name}, {data.task}: {', '.join(parts) or 'sizes unknown'}"
+    if study.metric:
+        words += f"; the {study.metric} of the {study.split} split after the last step is what is compared"
+    return f"{words}."
 
 
 def _recipe(study: Findings) -> str:
     recipe = study.plan.recipe
     override = ", ".join(f"{key} {value}" for key, value in recipe.model.override.items())
-    parts = [f"{recipe.model.source}{f' ({override})' if override else ''}"]
+    parts = [f"{recipe.model.source} ({override})" if override else recipe.model.source]
     for section in (recipe.optim, recipe.schedule):
         parts += [f"{key} {value}" for key, value in _set(section)]
     data = recipe.data
@@ -96,13 +89,9 @@ def _recipe(study: Findings) -> str:
         pictures = data.task == "classification" and data.length is None and data.name not in UNCHANGED
         changes = ("mixup", "cutmix", "mask", "length", *(AUGMENTED if pictures else ()))
         parts += [f"{key} {value}" for key, value in _set(data) if key in changes]
-    start = (
-        f"all designs start from {study.plan.weights}"
-        if study.plan.weights
-        else "all designs start from random weights"
-    )
+    start = study.plan.weights or "random weights"
     steps = f"; {study.steps:,} steps a run" if study.steps else ""
-    return f"{', '.join(parts)}; {start}{steps}. The whole recipe is in study.toml."
+    return f"{', '.join(parts)}; all designs start from {start}{steps}. The whole recipe is in study.toml."
 
 
 def _set(section: Any) -> Iterator[tuple[str, Any]]:

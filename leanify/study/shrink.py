@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanify.architecture import Architecture
 from leanify.data.common import vocabulary_of
 from leanify.data.texts import vocabulary
 from leanify.design.plan import Plan
@@ -89,9 +88,8 @@ def shrink(
 ) -> Shrunk:
     """Shrink a checkpoint to a budget of parameters, on the user's data, and write the best model to ``output``.
 
-    ``count="body"`` leaves embeddings and classifier out of the budget. ``shape="free"`` adds a candidate
-    whose blocks differ. ``minutes`` is what healing may take; carrying
-    takes what it takes. ``designs`` are some of
+    ``count="body"`` leaves embeddings and classifier out of the budget. ``shape="free"`` adds a candidate whose blocks
+    differ. ``minutes`` is what healing may take; carrying takes what it takes. ``designs`` are some of
     `shrink_designs.MEANING`, ``rates`` learning rates to choose from, ``settings`` change the recipe
     (``data.length=256``). A folder that the same request began is gone on with; one that is done is read. Ctrl-C leaves
     what was found. Raises LeanifyError.
@@ -106,8 +104,11 @@ def shrink(
     if dry_run:
         with _in_memory(source, plan):
             return Shrunk(_rehearsed(recipe, plan.baseline.to_json(), shapes, minutes), None)
-    asked = {"source": source, "data": str(data), "target_params": str(target_params), "minutes": minutes}
-    asked |= {
+    asked = {
+        "source": source,
+        "data": str(data),
+        "target_params": str(target_params),
+        "minutes": minutes,
         "count": count,
         "shape": shape,
         "designs": list(designs),
@@ -278,6 +279,8 @@ def _carry_all(folder: ShrinkFolder, bench: Bench, shapes: Sequence[Shape]) -> N
 
 
 def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> dict[str, Any]:
+    """What one shape keeps of the weights, and what it costs; the reason where it can carry none."""
+
     def heard(step: Step) -> None:
         note(f"{shape.name}: {step.words}, {donor.teacher.unit} {damage_words(step.damage)}")
 
@@ -295,17 +298,14 @@ def _carried(folder: ShrinkFolder, bench: Bench, donor: Donor, shape: Shape) -> 
     steps = [step.words for step in made.steps]
     facts: dict[str, Any] = {"damage": made.damage, "unit": donor.teacher.unit, "steps": steps}
     facts["files"] = folder.files(shape.name)
-    if shape.design is None:
-        facts["shape"] = _sizes(surgery.read(made.model)) | {"params": sum(p.numel() for p in made.model.parameters())}
+    if shape.design is None:  # its layers differ: a design's keys, with a value a layer
+        found = surgery.read(made.model)
+        layers = list(found.layers())
+        sizes = {key: [getattr(layer, key) for layer in layers] for key in ("heads", "head_dim", "inner", "mlp")}
+        params = sum(p.numel() for p in made.model.parameters())
+        facts["shape"] = {"depth": len(layers), **sizes, "architecture": found.to_json(), "params": params}
     own = bench.at(str(place))
     return facts | own.measured() | _costs(own.recipe)
-
-
-def _sizes(found: Architecture) -> dict[str, Any]:
-    """A shape whose layers differ, as a design's keys: a list with a value a layer."""
-    layers = list(found.layers())
-    sizes = {key: [getattr(layer, key) for layer in layers] for key in ("heads", "head_dim", "inner", "mlp")}
-    return {"depth": len(layers), **sizes, "architecture": found.to_json()}
 
 
 def _costs(recipe: TrainingRecipe) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from leanify.study.results import Study, study_of
 from leanify.study.statistics import CONFIDENCE
 
 FEWEST = 4  # designs needed to fit a surface
-SHAPE = ("depth", "heads", "head_dim", "mlp")
 Array = NDArray[np.float64]
 
 
@@ -118,15 +117,15 @@ def of_grid(designs: Grid) -> Array:
     return features(designs.depth, designs.heads, designs.head_dim, designs.mlp)
 
 
-def of_design(design: PlannedDesign) -> Array:
+def of_shape(design: Design | PlannedDesign) -> tuple[int, ...]:
+    """A design's depth, heads, head_dim and MLP; for several stages, the largest value of each."""
+    sizes: list[Any] = [design.depth, design.heads, design.head_dim, design.mlp]
+    return tuple(size if isinstance(size, int) else max(size) for size in sizes)
+
+
+def of_design(design: Design | PlannedDesign) -> Array:
     """Features (1, 4) of a design."""
     return features(*of_shape(design))
-
-
-def of_shape(design: Any) -> tuple[int, ...]:
-    """A design's depth, heads, head_dim and MLP; for several stages, the largest value of each."""
-    sizes = (getattr(design, name) for name in SHAPE)
-    return tuple(size if isinstance(size, int) else max(size) for size in sizes)
 
 
 def surface_of(study: Study) -> Surface:
