@@ -75,19 +75,16 @@ class Board:
     def row(self, key: Key, row: Mapping[str, Any]) -> None:
         """Show that a run is prepared, that it began, or a row of its log; called from threads of the runs."""
         with self.lock:
-            self._row(key, row)
-
-    def _row(self, key: Key, row: Mapping[str, Any]) -> None:
-        if key not in self.running:
-            self.running[key] = Running(self.progress.add_task(str(key), total=None, words=""))
-        run = self.running[key]
-        if "began" in row:
-            run.steps, run.since, run.words = row["steps"], time.perf_counter(), ""
-            self.since = self.since or run.since
-            run.first = run.done = row["step"]
-        elif "loss" in row:
-            run.done, run.words = row["step"], f"{row['split']} loss {shown(row['loss'])}"
-        self._update()
+            if key not in self.running:
+                self.running[key] = Running(self.progress.add_task(str(key), total=None, words=""))
+            run = self.running[key]
+            if "began" in row:
+                run.steps, run.since, run.words = row["steps"], time.perf_counter(), ""
+                self.since = self.since or run.since
+                run.first = run.done = row["step"]
+            elif "loss" in row:
+                run.done, run.words = row["step"], f"{row['split']} loss {shown(row['loss'])}"
+            self._update()
 
     def ended(self, key: Key) -> None:
         """Show that a run has finished or failed."""
@@ -133,9 +130,8 @@ def _amounts(folder: StudyFolder, plan: StudyPlan) -> tuple[int, int]:
     from leanify.study.tournament import is_open, shares
 
     if not is_open(plan):
-        trials = list(plan.trials())
-        runs, tried = len(list(plan.runs())) + len(trials), sum(folder.outcome(key) is not None for key in trials)
-        return runs, runs - len(folder.missing()) - (len(trials) - tried)
+        keys = [*plan.runs(), *plan.trials()]
+        return len(keys), sum(folder.outcome(key) is not None for key in keys)
     each, done = len(plan.kept) + len(ALWAYS), sum(rung.step > 0 for rung in folder.rungs())
     last = len(plan.kept) + (len(ALWAYS) + 1) * len(plan.judging)
     return each * len(shares(plan)) + last, each * done
@@ -147,15 +143,14 @@ def _opening(folder: StudyFolder, plan: StudyPlan, runs: int, ended: int) -> str
     names = ", ".join(design.name for design in plan.designs)
     if tournament.is_open(plan):
         return f"{plan.title} in {folder.path}: {_field(plan)} ({names})"
-    done = f", {ended} done" if ended else ""
     tried = f", after trials of {len(plan.rates)} learning rates each" if list(plan.trials()) else ""
-    return f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds{tried} = {runs} runs{done}{_length(plan)}"
-
-
-def _length(plan: StudyPlan) -> str:
-    """How long a run is, where that is not written in a recipe of the user's."""
+    words = f"{plan.title} in {folder.path}: {names} × {len(plan.seeds)} seeds{tried} = {runs} runs"
+    if ended:
+        words += f", {ended} done"
     schedule = plan.recipe.schedule
-    return f", {schedule.steps:,} steps each" if schedule is not None and schedule.steps is not None else ""
+    if schedule is not None and schedule.steps is not None:
+        words += f", {schedule.steps:,} steps each"
+    return words
 
 
 def _field(plan: StudyPlan) -> str:

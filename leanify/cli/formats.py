@@ -29,33 +29,28 @@ def kind_of(format: str | None, as_json: bool) -> Kind:
 def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Callable[[], None]) -> None:
     """Print ``data`` as JSON, ``rows`` as CSV or Markdown, or call ``render`` for a table."""
     if kind == "table":
-        render()
-    elif kind == "json":
-        print_json(data)
-    elif kind == "csv":
-        _print_csv(*_cells(rows, number=str))
-    else:
-        _print_markdown(*_cells(rows, number=_for_readers))
-
-
-def _cells(rows: Sequence[Row], number: Callable[[Any], str]) -> tuple[list[str], list[list[str]]]:
-    """Flattened rows as the names of all their columns, and the cells of each row, "" where it lacks one."""
-    flat = [dict(_flat(row, number=number)) for row in rows]
-    names: dict[str, None] = {}
+        return render()
+    if kind == "json":
+        return print_json(data)
+    flat = [dict(_flat(row, str if kind == "csv" else _for_readers)) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))  # a row may lack some
+    lines = [names]
     for row in flat:
-        names |= dict.fromkeys(row)
-    return list(names), [[row.get(name, "") for name in names] for row in flat]
+        lines.append([visible(row.get(name, "")) for name in names])
+    if kind == "csv":
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        for cells in lines:
+            out.writerow(map(_no_formula, cells))
+        return None
+    lines.insert(1, ["---"] * len(names))
+    for cells in lines:
+        print("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return None
 
 
 def print_json(data: Mapping[str, Any]) -> None:
     """Print exactly one JSON object on standard output."""
     print(json.dumps(data, indent=2, allow_nan=False))
-
-
-def _print_csv(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    for cells in (names, *rows):
-        out.writerow([_no_formula(visible(str(cell))) for cell in cells])
 
 
 def _no_formula(cell: str) -> str:
@@ -69,16 +64,11 @@ def _no_formula(cell: str) -> str:
     return cell
 
 
-def _print_markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for cells in (names, ["---"] * len(names), *rows):
-        print("| " + " | ".join(visible(str(cell)).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
-
-
-def _flat(row: Row, prefix: str = "", number: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:
+def _flat(row: Row, number: Callable[[Any], str], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Flatten a row to (``outer.inner``, text): "" for None, ``4;4;8`` for a list, ``number`` of the rest."""
     for name, value in row.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.", number)
+            yield from _flat(value, number, f"{prefix}{name}.")
         elif isinstance(value, (list, tuple)):
             yield f"{prefix}{name}", ";".join(map(number, value))
         else:

@@ -32,10 +32,10 @@ def render_plan(plan: Plan, explain: bool = False, carried: Carrying | None = No
     out.print()
     print_table(out, fit(_table(plan, explain), out, ("inner", KAPPA, "GMACs", "MMACs")))
     out.print()
-    why = "" if explain else " (--explain)"
-    out.print(_sentence(plan, why) if carried is None else _kept(plan, carried, why))
-    for line in _notes(plan) if explain else ():
-        out.print(line)
+    out.print(_sentence(plan, carried, "" if explain else " (--explain)"))
+    if explain:
+        for line in _notes(plan):
+            out.print(line)
     if plan.directory:
         lean = f"{plan.directory}/lean" if plan.with_control else plan.directory
         out.print(f'written to {plan.directory}; leanify.load("{lean}") loads it')
@@ -57,15 +57,17 @@ def render_steps(carried: Carrying) -> None:
 
 def _table(plan: Plan, explain: bool) -> Table:
     parts = _parts(plan)
-    dense = not any(layer.experts for layer in plan.baseline.architecture.layers())
-    shapes = [shape for shape in SHAPES if not (dense and shape[0] == "experts")]
+    shapes = list(_shape(plan.baseline, 0))
+    if not any(layer.experts for layer in plan.baseline.architecture.layers()):
+        shapes.remove("experts")
     costs = [cost for cost in _columns(plan) if explain or cost[0] != KAPPA]
     stage = ["stage"] if len(parts) > 1 else []
-    shown = table(("", *stage, *(name for name, _ in (*shapes, *costs))), [], left=1 + len(stage))
+    shown = table(("", *stage, *shapes, *(name for name, _ in costs)), [], left=1 + len(stage))
     for name, design, style in _rows(plan):
-        sizes = [_shape(design, i) for i, _ in parts]
         cells = ["\n".join(part for _, part in parts)] * len(stage)
-        cells += ["\n".join(show(size) for size in sizes) for _, show in shapes]
+        stages = [_shape(design, i) for i, _ in parts]
+        for column in shapes:
+            cells.append("\n".join(cells_of[column] for cells_of in stages))
         shown.add_row(name, *cells, *(show(design) for _, show in costs), style=style)
     return shown
 
@@ -107,9 +109,8 @@ def _columns(plan: Plan) -> list[Column]:
 def _parts(plan: Plan) -> list[tuple[int, str]]:
     """Indices of the stages that need their own line, with labels that distinguish them."""
     names = [stage.name for stage in plan.baseline.architecture.stages]
-    designs = [design for _, design in plan.designs()]
-    shapes = [tuple(_shape(design, i) for design in designs) for i in range(len(names))]
-    if len(set(shapes)) == 1:
+    first, *others = [[_shape(design, i) for _, design in plan.designs()] for i in range(len(names))]
+    if all(other == first for other in others):
         return [(0, "")]
     return list(enumerate(_short(names)))
 
@@ -124,40 +125,36 @@ def _short(names: list[str]) -> list[str]:
     return [".".join(path) for path in paths]
 
 
-def _shape(design: Design, stage: int) -> tuple[int, ...]:
-    attention = (design.depth, design.heads, design.head_dim, design.inner)
-    values = (*attention, design.mlp, design.experts, design.active_experts)
-    return tuple(value[stage] if isinstance(value, list) else value for value in values)
+def _shape(design: Design, stage: int) -> dict[str, str]:
+    """The cells of one stage's sizes, by column."""
+    sizes = []
+    for name in ("depth", "heads", "head_dim", "inner", "mlp", "experts", "active_experts"):
+        value = getattr(design, name)
+        sizes.append(value[stage] if isinstance(value, list) else value)
+    depth, heads, head_dim, inner, mlp, experts, active = sizes
+    return {
+        "depth": str(depth),
+        "heads × dim": f"{heads} × {head_dim}",
+        "inner": str(inner),
+        "mlp": str(mlp),
+        "experts": f"{active} of {experts}" if active else str(experts or "–"),
+    }
 
 
-def _experts(every: int, active: int) -> str:
-    return f"{active} of {every}" if active else str(every or "–")
+def _sentence(plan: Plan, carried: Carrying | None, why: str) -> str:
+    """What is recommended, how strong the evidence is and how to see ``why``, and what would show more.
 
-
-# columns of a stage's shape (depth, heads, head_dim, inner, mlp, experts, active experts)
-SHAPES: tuple[tuple[str, Callable[[tuple[int, ...]], str]], ...] = (
-    ("depth", lambda shape: str(shape[0])),
-    ("heads × dim", lambda shape: f"{shape[1]} × {shape[2]}"),
-    ("inner", lambda shape: str(shape[3])),
-    ("mlp", lambda shape: str(shape[4])),
-    ("experts", lambda shape: _experts(shape[5], shape[6])),
-)
-
-
-def _sentence(plan: Plan, why: str) -> str:
-    """What is recommended, how strong the evidence is and how to see ``why``, and what would show more."""
+    Where weights were ``carried`` over: how much smaller the design is, and what they keep in it.
+    """
+    share = 1 - plan.chosen.params / plan.baseline.params
+    saved = f"{percent(share)} fewer" if share >= 0 else f"{percent(-share)} more"
+    if carried is not None:
+        return f"lean: {saved} parameters; {carried.sentence}. Training may change the order{why}."
     if not plan.request.wants_heads:
-        saved = 1 - plan.chosen.params / plan.baseline.params
-        return f"lean: {_less(saved)} parameters. Only training it beside the control shows what it keeps."
+        return f"lean: {saved} parameters. Only training it beside the control shows what it keeps."
     grounds = "by a ranking of your own" if plan.recommended.regret is None else f"on weak evidence{why}"
     name = plan.recommended.design
     return f"{name} is recommended, {grounds}. Only training lean beside the control shows what heads are worth."
-
-
-def _kept(plan: Plan, carried: Carrying, why: str) -> str:
-    """How much smaller the design is, and what the weights keep in it."""
-    saved = _less(1 - plan.chosen.params / plan.baseline.params)
-    return f"lean: {saved} parameters; {carried.sentence}. Training may change the order{why}."
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -207,7 +204,3 @@ def _served(name: str, design: Design) -> str:
     if served.prefill_macs is None or served.decode_macs is None:
         return text
     return f"{text}, prefill {gigas(served.prefill_macs)}, decode {gigas(served.decode_macs)} GMACs"
-
-
-def _less(share: float) -> str:
-    return f"{percent(share)} fewer" if share >= 0 else f"{percent(-share)} more"

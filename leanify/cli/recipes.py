@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leanify.cli import recipe_list
 from leanify.cli.formats import Kind, kind_of, print_json, show
 from leanify.cli.options import Format, Json, complete_recipe
 
@@ -32,49 +34,28 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """Search the built-in recipes, print one, or rebuild every row of the paper and compare with its printed count."""
-    kind = kind_of(format, as_json)
-    words = names or []
-    if len(words) == 1 and _is_one(words[0]):
-        _print_one(words[0], kind == "json")
-    elif keys:
-        listed = _keys()
-        _show(kind, "keys", listed, lambda: _key_table(listed))
-    elif audit:
-        found = _rebuilt()
-        rows = [row.to_json() for row in found]
-        _show(kind, "rows", rows, lambda: _audit_table(found))
-    else:
-        from leanify.cli import recipe_list
-
-        recipe_list.show(kind, words)
-
-
-def _is_one(word: str) -> bool:
-    """Whether a word names a recipe, and is not looked for in all of them."""
-    from pathlib import Path
-
     from leanify.runs import recipe
 
-    return recipe.find(word) is not None or Path(word).exists() or word.endswith(".toml")
+    kind = kind_of(format, as_json)
+    words = names or []
+    if len(words) == 1 and (recipe.find(words[0]) or Path(words[0]).exists() or words[0].endswith(".toml")):
+        value = recipe.load(words[0])  # refuses an unknown or malformed recipe
+        if kind == "json":
+            return print_json(value.to_dict())
+        return print(recipe.text_of(recipe.find(words[0]) or Path(words[0])), end="")
+    if keys:
+        listed = _keys()
+        return _show(kind, "keys", listed, lambda: _key_table(listed))
+    if audit:
+        found = _rebuilt()
+        return _show(kind, "rows", [row.to_json() for row in found], lambda: _audit_table(found))
+    return recipe_list.show(kind, words)
 
 
 def _show(kind: Kind, key: str, rows: list[dict[str, Any]], table: Callable[[], Table | str]) -> None:
     from leanify.terminal import console
 
     show(kind, {key: rows}, rows, lambda: console().print(table()))
-
-
-def _print_one(name: str, as_json: bool) -> None:
-    """Print a recipe's file, including comments."""
-    from pathlib import Path
-
-    from leanify.runs import recipe
-
-    value = recipe.load(name)  # refuses an unknown or malformed recipe
-    if as_json:
-        print_json(value.to_dict())
-    else:
-        print(recipe.text_of(recipe.find(name) or Path(name)), end="")
 
 
 def _keys() -> list[dict[str, Any]]:
@@ -93,19 +74,17 @@ def _key_table(listed: list[dict[str, Any]]) -> Table | str:
     from leanify.cli.tables import WIDE, entries, table
     from leanify.terminal import console
 
-    defaults = ["required" if key["required"] else key["default"] or "–" for key in listed]
-    if (width := console().width) < WIDE:
-        heads = [
-            f"{key['key']} · {key['type']}" + ("" if value == "–" else f" · {value}")
-            for key, value in zip(listed, defaults, strict=True)
-        ]
-        return entries(zip(heads, (key["about"] for key in listed), strict=True), width)
+    width = console().width
     shown = table(("key", "type", "default", "meaning"), [], left=4)
     for column in shown.columns[1:]:
         column.no_wrap, column.overflow = False, "fold"
-    for key, default in zip(listed, defaults, strict=True):
+    narrow = []
+    for key in listed:
+        default = "required" if key["required"] else key["default"] or "–"
         shown.add_row(key["key"], key["type"], default, key["about"])
-    return shown
+        head = f"{key['key']} · {key['type']}" + ("" if default == "–" else f" · {default}")
+        narrow.append((head, key["about"]))
+    return entries(narrow, width) if width < WIDE else shown
 
 
 def _rebuilt() -> list[Row]:

@@ -37,7 +37,8 @@ def runs(
         from leanify.training.overview import runs_below
 
         found, studies = list(runs_below(folder, is_study)), list(studies_below(folder))
-    rows, more = ([one.to_json() for one in some] for some in (found, studies))
+    rows = [run.to_json() for run in found]
+    more = [study.to_json() for study in studies]
     listed = [{"kind": "run", **row} for row in rows] + [{"kind": "study", **row} for row in more]
     show(kind, {"runs": rows, "studies": more}, listed, lambda: _print(folder, found, studies))
 
@@ -63,30 +64,23 @@ def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview])
     width = out.width if out.is_terminal else None
     if problems := [wrap(f"broken: {run.problem}", width) for run in found if run.problem]:
         out.print("\n" + "\n".join(problems), soft_wrap=True)
-    if found or studies:
-        go_on = [f"leanify compare {quote(str(one.path))}" for one in studies if one.state == "interrupted"][:1]
-        go_on += [f"leanify train --resume {quote(str(one.path))}" for one in found if one.state == "interrupted"][:1]
-        print_next(*(go_on or [f"leanify show {quote(str(one.path))}" for one in found if one.state == "done"][:1]))
-    else:
+    if not found and not studies:
         out.print(f"no runs below {folder.resolve()}")
-        print_next("leanify train")
+        return print_next("leanify train")
+    go_on = [f"leanify compare {quote(str(one.path))}" for one in studies if one.state == "interrupted"][:1]
+    go_on += [f"leanify train --resume {quote(str(one.path))}" for one in found if one.state == "interrupted"][:1]
+    return print_next(*(go_on or [f"leanify show {quote(str(one.path))}" for one in found if one.state == "done"][:1]))
 
 
 def _rows(found: list[RunOverview], width: int) -> list[tuple[str, ...]]:
     """A row for each run; long names of models are shortened to what the other columns leave."""
     from leanify.cli.tables import GAP, shortened
+    from leanify.units import metric
 
-    rows = [_row(run) for run in found]
+    rows = []
+    for run in found:
+        best = "–" if run.best is None else metric(run.metric, run.best)
+        rows.append((str(run.path), run.source, run.data, run.done, best, run.state))
     widths = [GAP + max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     room = max(MODEL, width - sum(widths) + widths[COLUMNS.index("model")] - GAP)
     return [(path, shortened(model, room), *others) for path, model, *others in rows]
-
-
-def _row(run: RunOverview) -> tuple[str, ...]:
-    from leanify.units import metric
-
-    steps = "–" if run.step is None else f"{run.step:,}"
-    if run.step is not None and run.steps:
-        steps += f" of {run.steps:,}"
-    best = "–" if run.best is None else metric(run.metric, run.best)
-    return str(run.path), run.source, run.data, steps, best, run.state

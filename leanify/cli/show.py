@@ -97,20 +97,19 @@ def _run(what: str) -> Page:
     run = RunDirectory.open(what)
     facts, recipe, rows, best = overview(run.path), run.recipe, run.rows(), run.best()
     shape, params = _noted(run) or _shape(what)
-    done = "–" if facts.step is None else f"{facts.step:,}"
-    if facts.step is not None and facts.steps:
-        done += f" of {facts.steps:,}"
     found = "no evaluation yet"
     if facts.best is not None:
         found = f"best {metric(facts.metric, facts.best)} at step {best.step:,}" if best else "no checkpoint yet"
-    name, own = quote(what), recipe.data is not None and is_own(recipe.data)
-    hints = {
-        "interrupted": [run.resume_line],
-        "done": [f"leanify profile {name}", *([f"leanify predict {name} FILES"] if own else [])],
-    }
+    after: list[str] = []
+    if facts.state == "interrupted":
+        after = [run.resume_line]
+    elif facts.state == "done":
+        after = [f"leanify profile {quote(what)}"]
+        if recipe.data is not None and is_own(recipe.data):
+            after.append(f"leanify predict {quote(what)} FILES")
     lines = [f"{what} · {facts.state}", f"model  {facts.source} · {shape} · {params}"]
     return Page(
-        [*lines, *_about(recipe), f"steps  {done} · {found}"],
+        [*lines, *_about(recipe), f"steps  {facts.done} · {found}"],
         {
             "kind": "run",
             **facts.to_json(),
@@ -122,7 +121,7 @@ def _run(what: str) -> Page:
         rows,
         curves_of(rows, facts.metric),
         f"{what} · {facts.source}",
-        hints.get(facts.state, []),
+        after,
     )
 
 

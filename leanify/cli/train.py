@@ -7,16 +7,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from leanify.cli.formats import kind_of, show
 from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Format, Json, complete_recipe
-
-if TYPE_CHECKING:
-    from leanify.runs.recipe import Recipe
 
 
 def train(
@@ -67,7 +64,9 @@ def train(
     kind = kind_of(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
     _check(chosen, output, resume, settings or [], dry_run)
+    from leanify import machine
     from leanify.cli import screen
+    from leanify.runs.run_directory import RunDirectory
     from leanify.terminal import progress
 
     if device is not None:
@@ -81,11 +80,16 @@ def train(
         with progress("building the model and taking two steps", None):
             facts: Mapping[str, Any] = training.rehearse(value)
         return show(kind, facts, [facts], lambda: screen.print_facts(facts, typed_without("--dry-run")))
-    run = _trained(training, value, output, resume, chosen, settings or [], teacher, accept_changed_data)
-    if run is None:
-        return  # only the first process prints
+    if value is None and resume is not None and (settings or teacher is not None):
+        value = training.resolve(RunDirectory.open(resume).recipe, settings or [], teacher)
+    folder = training.new_folder(chosen) if output is None and resume is None and chosen is not None else output
+    with screen.Screen() as watcher:
+        path = training.train(value, folder, resume=resume, accept_changed_data=accept_changed_data, watcher=watcher)
+    if machine.launched("RANK", 0) > 0:
+        return None  # only the first process prints
+    run = RunDirectory.open(path)
     facts = run.summary()
-    show(kind, facts, [facts], lambda: screen.print_end(run, chosen))
+    return show(kind, facts, [facts], lambda: screen.print_end(run, chosen))
 
 
 def _choose(device: str) -> None:
@@ -128,27 +132,3 @@ def _check(chosen: str | None, output: Path | None, resume: Path | None, setting
         from leanify.data.unrecognised import check_is_no_data
 
         check_is_no_data(chosen, say_why=True)
-
-
-def _trained(
-    training: Any,
-    value: Recipe | None,
-    output: Path | None,
-    resume: Path | None,
-    chosen: str | None,
-    settings: list[str],
-    teacher: str | None,
-    accept: bool,
-) -> Any:
-    from leanify import machine
-    from leanify.runs.run_directory import RunDirectory
-
-    main = machine.launched("RANK", 0) == 0
-    folder = output if resume is not None or output is not None or chosen is None else training.new_folder(chosen)
-    if resume is not None and value is None and (settings or teacher is not None):
-        value = training.resolve(RunDirectory.open(resume).recipe, settings, teacher)
-    from leanify.cli.screen import Screen
-
-    with Screen() as watcher:
-        path = training.train(value, folder, resume=resume, accept_changed_data=accept, watcher=watcher)
-    return RunDirectory.open(path) if main else None

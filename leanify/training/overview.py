@@ -30,6 +30,13 @@ class RunOverview:
     state: State  # running: a process holds it · interrupted: ``--resume`` continues · broken: unreadable
     problem: str | None = None  # why a broken one cannot be read
 
+    @property
+    def done(self) -> str:
+        """How far it is: "1,200 of 3,000"."""
+        if self.step is None:
+            return "–"
+        return f"{self.step:,} of {self.steps:,}" if self.steps else f"{self.step:,}"
+
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "path": str(self.path)}
 
