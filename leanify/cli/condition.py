@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leanify.cli.formats import Kind, kind_of, show
+from leanify.cli.formats import kind_of, show
 from leanify.cli.next_lines import print_next, typed_without
 from leanify.cli.options import Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.errors import SourceError
@@ -97,12 +97,27 @@ def condition(
         seeds,
     )
     if heads is not None:
-        result = _over_heads(_single(sources, "--heads"), _numbers(heads), asked)
+        source = _single(sources, "--heads")
+        parts = [part.strip() for part in heads.split(",")]
+        if not all(re.fullmatch("-?[0-9]{1,9}", part) for part in parts):
+            raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {heads[:80]!r} was given")
+        result = _over_heads(source, list(map(int, parts)), asked)
     elif checkpoints is not None:
         result = _over_training(_single(sources or [str(checkpoints)], "--checkpoints"), checkpoints, asked)
     else:
         result = _models(sources or [DEFAULT], asked)
-    _show(result, plot, kind, theory)
+    if plot is not None:
+        from leanify.spectra.plots import write
+
+        command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
+        rows = [{key: value for key, value in row.items() if theory or key != "kappa_theory"} for row in result.rows]
+        write(result.draw, plot, result.title, rows, [result.caption, *result.notes, *result.warnings, command])
+    found = {"models": result.models, "warnings": result.warnings}
+    show(kind, found, result.rows, lambda: _print(result.tables))
+    for warning in result.warnings:
+        say(f"leanify: {warning}")
+    if plot is not None:
+        say(f"leanify: wrote {plot}")
     if kind == "table" and data is None:
         print_next(f"{typed_without()} --data DATA")
 
@@ -113,7 +128,7 @@ class Result:
 
     title: str
     caption: str  # what the picture shows
-    json: dict[str, Any]
+    models: list[dict[str, Any]]  # as JSON
     tables: list[Any]
     draw: Callable[[], Any]
     rows: list[dict[str, Any]]
@@ -128,25 +143,28 @@ def _single(sources: list[str] | None, option: str) -> str:
     return found[0]
 
 
-def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch("-?[0-9]{1,9}", part) for part in parts):
-        raise SourceError(f"--heads takes whole numbers with commas between (2,4,8); {text[:80]!r} was given")
-    return [int(part) for part in parts]
-
-
-def _feed(model: nn.Module, source: str, asked: Asked) -> Feed:
+def _opened(source: str, asked: Asked) -> tuple[nn.Module, Feed, bool]:
+    """A source's model, what it is fed, and whether its weights are fresh."""
     from leanify.data.probe_inputs import feed
+    from leanify.machine import device_of
+    from leanify.sources.find import find
+    from leanify.sources.weights import load
 
+    found = find(source, **asked.source)
+    model = load(found).to(device_of(asked.feed["device"]))
     path = Path(source).expanduser()
     directory = path if path.is_dir() else path.parent if path.is_file() else None
-    return feed(model, directory=directory, **asked.feed)
+    return model, feed(model, directory=directory, **asked.feed), found.weights is None
 
 
-def _load(source: str, asked: Asked) -> nn.Module:
-    from leanify.sources.find import load
+def _print(tables: list[Any]) -> None:
+    from leanify.cli.tables import fit
 
-    return load(source, device=asked.feed["device"], **asked.source)
+    out = console()
+    for number, table in enumerate(tables):
+        if number and not isinstance(table, str):
+            out.print()
+        out.print(table if isinstance(table, str) else fit(table, out, LAST))
 
 
 # -- the three kinds of probe -----------------------------------------------------------------------------------------
@@ -156,9 +174,6 @@ def _models(sources: Sequence[str], asked: Asked) -> Result:
     """Probe each source: a table of layers."""
     import torch
 
-    from leanify.machine import device_of
-    from leanify.sources.find import find
-    from leanify.sources.weights import load
     from leanify.spectra import report
     from leanify.spectra.measure import condition as probe_model
     from leanify.spectra.plots import layers_figure
@@ -166,32 +181,30 @@ def _models(sources: Sequence[str], asked: Asked) -> Result:
     probes: dict[str, Probe] = {}
     models, tables, warnings, notes = [], [], [], []
     rows: list[dict[str, Any]] = []
+    samples = asked.feed["samples"]
     for source in sources:
         torch.manual_seed(asked.feed["seed"])
-        found = find(source, **asked.source)
-        model = load(found).to(device_of(asked.feed["device"]))
-        feed = _feed(model, source, asked)
-        with progress(f"probing {source}", asked.feed["samples"]) as tick:
+        model, feed, fresh = _opened(source, asked)
+        with progress(f"probing {source}", samples) as tick:
             probe = probe_model(model, feed.batches, per_head=asked.parts["per_head"], weights=True, on_batch=tick)
         del model
-        answer = report.model_json(source, probe, feed.description) | {"fresh_weights": found.weights is None}
         probes[source] = probe
+        answer = report.model_json(source, probe, feed.description) | {"fresh_weights": fresh}
         models.append(answer)
-        title = source if found.weights is not None else f"{source} · fresh weights"
+        title = f"{source} · fresh weights" if fresh else source
         tables += report.layer_tables(title, probe, feed.description, **asked.parts)
         for layer in answer["layers"]:
             name = {"source": source} if len(sources) > 1 else {}
             rows.append({**name, **report.layer_row(layer)})
         notes.append(f"{source}: {answer['samples']} samples, {feed.description}.")
-        warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, asked.feed["samples"]))]
-    tables.append(report.CAPTION)
+        warnings += [f"{source}: {note}" for note in (*feed.notes, *report.cautions(probe, samples))]
     description = models[0]["data"]
     return Result(
         "κ of the concatenated heads, layer by layer",
         "Left: κ of each layer, its mean over samples, with bars from the first to the third quartile. "
         "Right: the singular values of each layer, as shares of its largest.",
-        {"models": models},
-        tables,
+        models,
+        [*tables, report.CAPTION],
         lambda: layers_figure(probes, description, asked.parts["theory"]),
         rows,
         notes,
@@ -204,29 +217,25 @@ def _over_heads(source: str, heads: list[int], asked: Asked) -> Result:
     from leanify.spectra import report, sweep
     from leanify.spectra.plots import heads_figure
 
-    model = _load(source, asked)
-    feed = _feed(model, source, asked)
+    model, feed, _ = _opened(source, asked)
     inputs = list(feed.batches)
     shapes, left_out = sweep.shapes(model, heads)
     with progress(f"re-initialising {source}", len(shapes) * asked.seeds) as tick:
         points = sweep.over_heads(model, inputs, shapes, seed=asked.feed["seed"], seeds=asked.seeds, on_model=tick)
     notes = sweep.verdict(points)
+    found = {
+        "source": source,
+        "heads": [report.point_json(point) for point in points],
+        "seeds": asked.seeds,
+        "samples": sum(len(next(iter(batch.values()))) for batch in inputs),
+        "data": feed.description,
+        "verdict": notes,
+    }
     return Result(
         f"κ against heads at initialisation: {source}",
         "Each point is the median κ of the model with so many heads, new weights and the same inputs; the band lies "
         "between the quartiles.",
-        {
-            "models": [
-                {
-                    "source": source,
-                    "heads": [report.point_json(point) for point in points],
-                    "seeds": asked.seeds,
-                    "samples": sum(len(next(iter(batch.values()))) for batch in inputs),
-                    "data": feed.description,
-                    "verdict": notes,
-                }
-            ]
-        },
+        [found],
         [report.heads_table(source, points, feed.description), *notes],
         lambda: heads_figure(source, points, feed.description, asked.parts["theory"]),
         [report.point_row(point) for point in points],
@@ -241,53 +250,25 @@ def _over_training(source: str, run: Path, asked: Asked) -> Result:
     from leanify.spectra.plots import training_figure
 
     found = sweep.checkpoints(run)
-    model = _load(source, asked)
-    feed = _feed(model, source, asked)
-    inputs = list(feed.batches)
+    model, feed, _ = _opened(source, asked)
     steps: list[tuple[int, Probe]] = []
+    models, rows, warnings = [], [], list(feed.notes)
     with progress(f"following {run}", len(found)) as tick:
-        for step, probe in sweep.over_training(model, inputs, found, weights=True):
+        for step, probe in sweep.over_training(model, list(feed.batches), found, weights=True):
             steps.append((step, probe))
+            answer = report.model_json(source, probe, feed.description) | {"step": step}
+            models.append(answer)
+            rows += [{"step": step, **report.layer_row(layer)} for layer in answer["layers"]]
+            warnings += [f"step {step}: {note}" for note in report.cautions(probe, asked.feed["samples"])]
             tick(len(steps))
-    models = [{**report.model_json(source, probe, feed.description), "step": step} for step, probe in steps]
-    cautions = [
-        f"step {step}: {note}" for step, probe in steps for note in report.cautions(probe, asked.feed["samples"])
-    ]
     return Result(
         f"κ over training: {source}",
         "Each thin line is the κ of one layer at the run's checkpoints, its mean over samples; the thick one is the "
         "mean over layers.",
-        {"models": models},
+        models,
         [report.training_table(source, steps, feed.description)],
         lambda: training_figure(source, steps, feed.description),
-        [{"step": entry["step"], **report.layer_row(layer)} for entry in models for layer in entry["layers"]],
+        rows,
         [f"{run}: {len(steps)} checkpoints, {steps[0][1].samples} samples, {feed.description}."],
-        [*feed.notes, *cautions],
+        warnings,
     )
-
-
-# -- output -----------------------------------------------------------------------------------------------------------
-
-
-def _print(tables: list[Any]) -> None:
-    from leanify.cli.tables import fit
-
-    out = console()
-    for number, table in enumerate(tables):
-        if number and not isinstance(table, str):
-            out.print()
-        out.print(table if isinstance(table, str) else fit(table, out, LAST))
-
-
-def _show(result: Result, plot: Path | None, kind: Kind, theory: bool) -> None:
-    if plot is not None:
-        from leanify.spectra.plots import write
-
-        command = f"Made by: leanify {shlex.join(sys.argv[1:])}"
-        rows = [{key: value for key, value in row.items() if theory or key != "kappa_theory"} for row in result.rows]
-        write(result.draw, plot, result.title, rows, [result.caption, *result.notes, *result.warnings, command])
-    show(kind, {**result.json, "warnings": result.warnings}, result.rows, lambda: _print(result.tables))
-    for warning in result.warnings:
-        say(f"leanify: {warning}")
-    if plot is not None:
-        say(f"leanify: wrote {plot}")

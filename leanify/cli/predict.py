@@ -36,8 +36,9 @@ def predict(
 
     kind = kind_of(format, json)
     if not Path(run).is_dir():
-        if (other := next((one for one in inputs if (Path(one) / "recipe.toml").is_file()), None)) is not None:
-            raise DirectoryError(f"the run comes first: leanify predict {quote(other)} {quote(run)}")
+        for other in inputs:
+            if (Path(other) / "recipe.toml").is_file():
+                raise DirectoryError(f"the run comes first: leanify predict {quote(other)} {quote(run)}")
         raise DirectoryError(f"{run} is not a run; `leanify runs` lists the runs here")
     with progress("loading PyTorch", None):
         from leanify.training.predicting import predict as predict_all
@@ -72,30 +73,21 @@ def _print(found: list[Answer]) -> None:
     for column in shown.columns:
         if column.header != "probability":
             column.justify, column.no_wrap, column.overflow = "left", column.header in ("sample", "text"), "fold"
+    most = min(words - GAP, LONGEST)
     for row in rows:
         row["sample"] = shortened(row["sample"], place - GAP)
-        row["text"] = _short(row["text"], words - GAP)
+        if len(row["text"]) > most:
+            row["text"] = f"{row['text'][: most - 1].rstrip()}…"
         shown.add_row(*(row.get(name, "") for name in names))
     out.print(shown)
 
 
 def _row(one: Answer) -> dict[str, str]:
+    """The cells of a sample by column: the most likely other classes stand behind the first, or alone."""
+    likely = sorted(one.probabilities, key=one.probabilities.__getitem__, reverse=True)
+    others = [f"{name} {one.probabilities[name]:.1%}" for name in likely if name != one.answer]
     row = {"sample": one.where, "text": one.sample or "", "answer": one.words}
-    if one.probability is None:
-        row["probabilities"] = _others(one)
-    else:
+    if one.probability is not None:
         row["probability"] = f"{one.probability:.1%}"
-        row["others"] = _others(one)
+    row["probabilities" if one.probability is None else "others"] = ", ".join(others[:SHOWN])
     return row
-
-
-def _others(one: Answer) -> str:
-    """The most likely other classes with their probabilities, most likely first."""
-    rest = {name: p for name, p in one.probabilities.items() if name != one.answer}
-    likely = sorted(rest, key=rest.__getitem__, reverse=True)[:SHOWN]
-    return ", ".join(f"{name} {rest[name]:.1%}" for name in likely)
-
-
-def _short(text: str, room: int) -> str:
-    most = min(room, LONGEST)
-    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

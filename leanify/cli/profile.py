@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +10,7 @@ import typer
 from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.terminal import say
+from leanify.units import millions, operations, seconds
 
 if TYPE_CHECKING:
     from leanify.design.measure.counted import Profile
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 DEFAULT = "vit_base"
 Limit = str | None
+UNITS: Mapping[str, Callable[[Any], str]] = {
+    "--max-params": millions,
+    "--max-macs": operations,
+    "--max-latency": seconds,
+}
 
 
 def profile(
@@ -70,9 +76,15 @@ def profile(
     show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles, explain))
     if "--max-latency" in limits and (unknown := [facts for facts in profiles if facts.latency_s is None]):
         raise LeanifyError(f"--max-latency {max_latency}: of {unknown[0].source}, {unknown[0].not_measured}")
-    if over := list(_exceeded(profiles, limits)):
-        for line in over:
-            say(f"leanify: {line}")
+    exceeded = False
+    for facts in profiles:
+        costs = {"--max-params": facts.params, "--max-macs": facts.macs, "--max-latency": facts.latency_s}
+        for name, limit in limits.items():
+            cost, shown = costs[name], UNITS[name]
+            if cost is not None and cost > limit:
+                exceeded = True
+                say(f"leanify: {facts.source} has {shown(cost)}, above {name} {shown(limit)}")
+    if exceeded:
         raise typer.Exit(1)
 
 
@@ -105,19 +117,3 @@ def _render(profiles: list[Profile], explain: bool) -> None:
 
     render_profiles(profiles, explain)
     print_next(*after_profile([facts.source for facts in profiles]))
-
-
-def _exceeded(profiles: list[Profile], limits: Mapping[str, float]) -> Iterator[str]:
-    """Describe each limit that is exceeded."""
-    from leanify.units import millions, operations, seconds
-
-    for facts in profiles:
-        costs: dict[str, tuple[float | None, Callable[[Any], str]]] = {
-            "--max-params": (facts.params, millions),
-            "--max-macs": (facts.macs, operations),
-            "--max-latency": (facts.latency_s, seconds),
-        }
-        for name, limit in limits.items():
-            cost, shown = costs[name]
-            if cost is not None and cost > limit:
-                yield f"{facts.source} has {shown(cost)}, above {name} {shown(limit)}"

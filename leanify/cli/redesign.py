@@ -43,10 +43,22 @@ def redesign(
     parameters but the old heads: only training lean and the control shows what the extra heads are worth.
     """
     kind = kind_of(format, json)
-    named, budgets = _asked(sources or [], typed["target_params"] or [])
+    named, budgets = [], list(typed["target_params"] or [])
+    for word in sources or []:  # an amount behind --target-params 0.5 is another budget, not a source
+        if budgets and re.fullmatch(AMOUNT, word, re.IGNORECASE) and not Path(word).exists():
+            budgets.append(word)
+        else:
+            named.append(word)
+    named = named or [DEFAULT]
     options = option.options_of(typed)
     asked = [replace(options, target_params=budget) for budget in budgets] or [options]
-    _check_written(output, as_type, choose, control, force, len(named) * len(asked))
+    designs = len(named) * len(asked)
+    wants = {"--as": as_type is not None, "--choose": choose != "lean", "--control": control, "--force": force}
+    for flag, is_given in wants.items():
+        if is_given and output is None:
+            raise LeanifyError(f"{flag} is about what -o DIR writes; give -o")
+    if output is not None and designs > 1:
+        raise LeanifyError(f"-o writes one design, and {designs} are asked for: name one")
     if data is not None and choose != "lean":
         raise LeanifyError("--data chooses the design that keeps most of the weights; leave out --choose")
     if push is not None and (output is None or control):
@@ -68,25 +80,3 @@ def redesign(
         plans.print_warnings(one.plan)
     if push is not None:
         pushed(str(output), push)
-
-
-def _asked(sources: list[str], budgets: list[str]) -> tuple[list[str], list[str]]:
-    """Separate sources from budgets: an amount after ``--target-params 0.5`` is another budget, not a source."""
-    more = [
-        word for word in sources if budgets and re.fullmatch(AMOUNT, word, re.IGNORECASE) and not Path(word).exists()
-    ]
-    return [word for word in sources if word not in more] or [DEFAULT], [*budgets, *more]
-
-
-def _check_written(
-    output: Path | None, as_type: str | None, choose: str, control: bool, force: bool, designs: int
-) -> None:
-    """Raise LeanifyError for options that need ``-o``, and for more than one design with it."""
-    if output is None and as_type is not None:
-        raise LeanifyError("--as is about what -o DIR writes; give -o")
-    if output is None and choose != "lean":
-        raise LeanifyError("--choose is about what -o DIR writes; give -o")
-    if output is None and (control or force):
-        raise LeanifyError(f"{'--control' if control else '--force'} is about what -o DIR writes; give -o")
-    if output is not None and designs > 1:
-        raise LeanifyError(f"-o writes one design, and {designs} are asked for: name one")

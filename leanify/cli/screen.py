@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -97,25 +97,28 @@ class Screen:
     def _line(self, row: Mapping[str, Any], best: bool) -> Iterator[str]:
         """The parts of an evaluation's line, most important first."""
         yield f"epoch {row['epoch']:.4g}"
-        others = [(key, row[key]) for key in row if key not in (*NO_METRICS, self.metric)]
         yield metric(self.metric, row[self.metric]) + (" best" if best else "")
         yield f"step {row['step']:,}"
         if self.training is not None:
             yield f"training loss {shown(self.training)}"
-        yield from (metric(*pair) if isinstance(pair[1], float) else f"{pair[0]} {shown(pair[1])}" for pair in others)
+        for name, value in row.items():
+            if name not in (*NO_METRICS, self.metric):
+                yield metric(name, value) if isinstance(value, float) else f"{name} {shown(value)}"
 
     def _words(self) -> str:
         """The bar's text: step, time left, loss and best, as far as they fit."""
         parts = [f"{self.done:,}/{self.last:,}", self._left(self.done)]
-        parts += [f"loss {shown(self.training)}"] if self.training is not None else []
-        parts += [f"best {metric(self.metric, self.best)}"] if self.best is not None else []
+        if self.training is not None:
+            parts.append(f"loss {shown(self.training)}")
+        if self.best is not None:
+            parts.append(f"best {metric(self.metric, self.best)}")
         return fitted(parts, self.console.width - ROOM - (2 if self.console.width < NARROW else 14))
 
     def _left(self, step: int) -> str:
         return left(self.start, step - self.first, self.last - step)
 
 
-def fitted(parts: Iterator[str] | Sequence[str], width: int) -> str:
+def fitted(parts: Iterable[str], width: int) -> str:
     """Join as many leading parts as fit into the width, separated by dots."""
     line = ""
     for part in parts:
@@ -161,20 +164,17 @@ def print_facts(facts: Mapping[str, Any], command: str) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts.items():
-        grid.add_row(*_with_unit(name, value))
+        if name.endswith("_bytes"):
+            name, words = name.removesuffix("_bytes"), binary(value)
+        elif name == "seconds_a_step":
+            name, words = "a step", seconds(value)
+        elif name == "training_hours_predicted":
+            name, words = "training predicted", about(3600 * value)
+        else:
+            words = "–" if value is None else shown(value)
+        grid.add_row(name.replace("_", " "), words)
     console().print(grid)
     print_next(command)
-
-
-def _with_unit(name: str, value: Any) -> tuple[str, str]:
-    """A fact's name without its unit, and the value with one."""
-    if name.endswith("_bytes"):
-        return name.removesuffix("_bytes").replace("_", " "), binary(value)
-    if name == "seconds_a_step":
-        return "a step", seconds(value)
-    if name == "training_hours_predicted":
-        return "training predicted", about(3600 * value)
-    return name.replace("_", " "), "–" if value is None else shown(value)
 
 
 def print_end(run: RunDirectory, recipe: str | None) -> None:
@@ -183,21 +183,24 @@ def print_end(run: RunDirectory, recipe: str | None) -> None:
 
     from leanify.cli.tables import print_table, table
 
-    rows, best = run.rows(), run.best()
-    evaluated = [row for row in rows if row["split"] == "validation"]
-    named = [("best", next((row for row in evaluated if best is not None and row["step"] == best.step), None))]
-    named += [("last", evaluated[-1] if evaluated else None)]
-    named += [("test", next((row for row in reversed(rows) if row["split"] == "test"), None))]
-    found = [(name, row) for name, row in named if row is not None]
+    best = run.best()
+    found: dict[str, Mapping[str, Any] | None] = {"best": None, "last": None, "test": None}
+    for row in run.rows():
+        if row["split"] == "test":
+            found["test"] = row
+        elif row["split"] == "validation":
+            found["last"] = row
+            if best is not None and row["step"] == best.step:
+                found["best"] = found["best"] or row
     out = console()
-    if found:
-        metrics = [key for key in found[0][1] if key not in NO_METRICS]
-        heads = ("", "step", "epoch", *map(heading, metrics))
-        cells = [
-            (name, f"{row['step']:,}", f"{row['epoch']:g}", *(below_heading(key, row.get(key)) for key in metrics))
-            for name, row in found
-        ]
-        print_table(out, table(heads, cells))
+    if evaluations := {name: row for name, row in found.items() if row is not None}:
+        first = next(iter(evaluations.values()))
+        metrics = [key for key in first if key not in NO_METRICS]
+        made = table(("", "step", "epoch", *map(heading, metrics)), [])
+        for name, one in evaluations.items():
+            values = [below_heading(key, one.get(key)) for key in metrics]
+            made.add_row(name, f"{one['step']:,}", f"{one['epoch']:g}", *values)
+        print_table(out, made)
     path = quote(str(run.path))
     out.print(f"\nrun   {path}" + (f", its best weights in {best.path}" if best else ""), soft_wrap=True)
     if skipped := run.skipped():

@@ -85,19 +85,15 @@ def shrink(
         raise
     if push is not None and found.directory is not None:
         pushed(str(found.directory), push)
-    rows = [_row(one, found.report) for one in found.report["candidates"]]
+    rows = []
+    for one in found.report["candidates"]:
+        row = {key: one.get(key) for key in ("name", "depth", "heads", "mlp", "params", "macs")}
+        if one.get("latency_s"):
+            row["latency_s"] = one["latency_s"]
+        for how in ("carried", "healed"):
+            row[how] = (one.get(how) or {}).get("quality")
+        rows.append(row)
     show(kind, found.to_json(), rows, lambda: _render(found.report, rows))
-
-
-def _row(one: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
-    carried, healed = one.get("carried") or {}, one.get("healed") or {}
-    shape = {key: one.get(key) for key in ("name", "depth", "heads", "mlp", "params", "macs")}
-    latency = {"latency_s": one.get("latency_s")} if one.get("latency_s") else {}
-    return {**shape, **latency, "carried": carried.get("quality"), "healed": healed.get("quality")}
-
-
-def _shape(row: Mapping[str, Any]) -> str:
-    return f"{row['depth']} × {row['heads']}, {row['mlp']}"
 
 
 def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -119,7 +115,9 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
 
     lines = [line("original", "", original, quality(original.get("quality")), "")]
     for row in rows:
-        shape = "a shape a block" if row["heads"] is None or row["name"] == "free" else _shape(row)
+        shape = f"{row['depth']} × {row['heads']}, {row['mlp']}"
+        if row["heads"] is None or row["name"] == "free":
+            shape = "a shape a block"
         chosen = " *" if row["name"] == report.get("chosen") else ""
         lines.append(line(row["name"] + chosen, shape, row, quality(row["carried"]), quality(row["healed"])))
     if report.get("reference"):
@@ -129,9 +127,8 @@ def _render(report: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
     heads = ("", "depth × heads, mlp", "params", unit, "latency", "carried", "healed")
     print_table(out, table(heads[: len(lines[0])], lines))
     out.print(f"\n{_sentence(report)}", soft_wrap=not out.is_terminal)
-    print_next(
-        typed_without("--dry-run") if rehearsed else join(["leanify", "profile", report["source"], report["directory"]])
-    )
+    profile = ["leanify", "profile", report["source"], report.get("directory")]
+    print_next(typed_without("--dry-run") if rehearsed else join(profile))
 
 
 def _sentence(report: Mapping[str, Any]) -> str:

@@ -64,14 +64,14 @@ def train(
     kind = kind_of(format, json)
     chosen = recipe if recipe is not None or resume is not None else "digits"
     _check(chosen, output, resume, settings or [], dry_run)
-    from leanify import machine
     from leanify.cli import screen
-    from leanify.runs.run_directory import RunDirectory
     from leanify.terminal import progress
 
     if device is not None:
         _choose(device)
     with progress("loading PyTorch", None):
+        from leanify import machine
+        from leanify.runs.run_directory import RunDirectory
         from leanify.training import start as training
 
         value = None if chosen is None else training.resolve(chosen, settings or [], teacher)

@@ -108,12 +108,20 @@ def _name(model: dict[str, Any]) -> str:
 
 def _print(table: dict[str, Any], models: list[dict[str, Any]], asked: bool, explain: bool) -> None:
     """Sums, and the list below them; on a terminal the list of all models is left out, and how to search it is said."""
+    from collections import Counter
+
     from leanify.terminal import console
 
     out = console(width=120)
     if asked or not out.is_terminal:
         print(_listed(models, out.width if out.is_terminal else None, explain), end="\n\n")
-    _print_sums(table, models)
+    for library in sorted({model["library"] for model in models}):
+        counts = Counter(model["status"] for model in models if model["library"] == library)
+        version = table["checked_with"].get("transformers" if library == "hf" else library, "")
+        name = "hf (transformers)" if library == "hf" else library
+        out.print(f"{name} {version}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+    if left := table.get("not_checked", []):
+        out.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
     if explain:
         versions = ", ".join(f"{name} {version}" for name, version in table["checked_with"].items())
         out.print(f"\n{_HOW}\n\nchecked with {versions}")
@@ -125,21 +133,6 @@ def _print(table: dict[str, Any], models: list[dict[str, Any]], asked: bool, exp
         )
     elif out.is_terminal and (first := next((one for one in models if one["status"] == "supported"), None)):
         print_next(f"leanify redesign {_name(first)}")
-
-
-def _print_sums(table: dict[str, Any], models: list[dict[str, Any]]) -> None:
-    from collections import Counter
-
-    from leanify.terminal import console
-
-    out = console(width=120)
-    for name in sorted({model["library"] for model in models}):
-        counts = Counter(model["status"] for model in models if model["library"] == name)
-        version = table["checked_with"].get({"hf": "transformers"}.get(name, name), "")
-        library = "hf (transformers)" if name == "hf" else name
-        out.print(f"{library} {version}: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
-    if left := table.get("not_checked", []):
-        out.print(f"{len(left)} more are not checked yet (leanify zoo --check NAME): {', '.join(left)}")
 
 
 def _listed(models: Sequence[dict[str, Any]], width: int | None, explain: bool) -> str:
@@ -161,14 +154,15 @@ def _listed(models: Sequence[dict[str, Any]], width: int | None, explain: bool) 
 
 def _notes(model: dict[str, Any], explain: bool) -> str:
     """Why not, or with which options; with ``explain`` also what was not tried."""
-    flags = f"redesigned with {model['flags']}" if model.get("flags") else ""
-    untested, given = model.get("untested"), model.get("given")
-    laws = f"no occasion for the laws: {', '.join(untested)}" if untested and explain else ""
-    needed = f"given {', '.join(given)}, which upstream's default leaves unset" if given and explain else ""
-    reason = (
-        model["reason"].removeprefix(_name(model)).removeprefix(" cannot be redesigned").removeprefix(": ").lstrip()
-    )
-    return " · ".join(filter(None, (reason, flags, laws, needed)))
+    reason = model["reason"].removeprefix(_name(model)).removeprefix(" cannot be redesigned").removeprefix(": ")
+    notes = [reason.lstrip()]
+    if model.get("flags"):
+        notes.append(f"redesigned with {model['flags']}")
+    if explain and model.get("untested"):
+        notes.append(f"no occasion for the laws: {', '.join(model['untested'])}")
+    if explain and model.get("given"):
+        notes.append(f"given {', '.join(model['given'])}, which upstream's default leaves unset")
+    return " · ".join(filter(None, notes))
 
 
 def _named(patterns: list[str]) -> tuple[Any, list[tuple[str, str]]]:
