@@ -168,18 +168,14 @@ def _say_unexpected(error: Exception) -> None:
     )
 
 
-def _has_directory() -> bool:
-    """Whether the current directory still exists."""
-    try:
-        return bool(Path.cwd())
-    except OSError:
-        return False
-
-
 def run_command() -> None:
     """Run the requested command."""
-    if not _has_directory():
-        raise LeanifyError("the current directory no longer exists, and torch cannot start without one: cd elsewhere")
+    try:
+        Path.cwd()
+    except OSError:
+        raise LeanifyError(
+            "the current directory no longer exists, and torch cannot start without one: cd elsewhere"
+        ) from None
     arguments = _common_options(sys.argv[1:])
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]

@@ -30,8 +30,17 @@ def show(kind: Kind = "table", words: Sequence[str] = ()) -> None:
 
 
 def found(words: Sequence[str]) -> list[Row]:
-    """The recipes that have all of the words in their name, purpose, source or data. Raises RecipeError."""
-    rows = [row for row in _rows() if all(word.lower() in _said(row) for word in words)]
+    """The recipes that have all of the words in their name, purpose, source or data; rows of the paper have that word.
+
+    Raises RecipeError where there is none.
+    """
+    rows = []
+    for row in _rows():
+        said = [row["recipe"], row["purpose"], row["source"], str(row["data"])]
+        if "/" in row["recipe"]:
+            said.append("paper")
+        if all(word.lower() in " ".join(said).lower() for word in words):
+            rows.append(row)
     if rows:
         return rows
     known = sorted({word for name in stems() for word in (name, *name.split("-"))})
@@ -62,12 +71,6 @@ def purpose(text: str) -> str:
     lines = takewhile(lambda line: line.startswith("# "), text.splitlines())
     first, _, _ = " ".join(line.removeprefix("# ") for line in lines).partition(". ")
     return first.partition(" leanify train ")[0].removesuffix(".")
-
-
-def _said(row: Row) -> str:
-    """Where words are looked for; the rows of the paper have that word, too."""
-    collection = "paper" if "/" in row["recipe"] else ""
-    return f"{row['recipe']} {row['purpose']} {row['source']} {row['data']} {collection}".lower()
 
 
 def _model_and_data(text: str) -> dict[str, Any]:

@@ -34,10 +34,12 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
     print_table(out, table(designs.head, designs.rows))
     if study.reference is not None:
         out.print(f"\nreference: {study.reference.name}")
-    for line in _explained(study, out) if explain else ():
-        out.print(line)
-    for number, conclusion in enumerate(_conclusions(study, explain)):
-        out.print("" if number else "\n", end="")
+    if explain:
+        _print_details(study, out)
+    conclusions = list(_conclusions(study, explain))
+    if conclusions:
+        out.print()
+    for conclusion in conclusions:
         out.print(conclusion)
     if page is not None:
         out.print(f"\npage  {page}", soft_wrap=True)
@@ -46,20 +48,27 @@ def render_study(study: Study, page: Path | None, explain: bool = False) -> None
         print_next(more, *([] if explain else [f"leanify compare {folder} --report --explain"]))
 
 
-def _explained(study: Study, out: Console) -> Iterator[str]:
-    """Tables of costs and differences, printed, and the lines after each."""
-    yield f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
+def _print_details(study: Study, out: Console) -> None:
+    """Print what was tried, costs and differences."""
+    out.print(
+        f"\n{study.metric or 'quality'}: mean over seeds ± half of its 95% interval; κ: of the concatenated heads"
+    )
     if words := about_rates(study):
-        yield words
+        out.print(words)
     costs, pairs = tables.costs(study), tables.pairs(study)
     if costs.rows:
-        yield ""
+        out.print()
         print_table(out, table(costs.head, costs.rows))
     if pairs.rows:
-        yield ""
+        out.print()
         print_table(out, table(pairs.head, pairs.rows))
-        yield ""
-        yield _about_pairs(study)
+        of = f"over seeds and {study.evaluated:,} validation samples" if study.evaluated else "over seeds alone"
+        words = f"intervals {of}, noise pooled over all designs"
+        if study.look:
+            words += f", valid for every look at the study (this is number {study.look})"
+        if not all(pair.asked for pair in study.pairs):
+            words += "; * not asked before: p by Holm"
+        out.print(f"\n{words}")
 
 
 def _about(study: Study) -> str:
@@ -87,14 +96,6 @@ def about_rates(study: Study) -> str:
     return words + (f"; at the edge of what was tried: {', '.join(edge)}" if edge else "")
 
 
-def _about_pairs(study: Study) -> str:
-    """What the intervals hold."""
-    of = f"over seeds and {study.evaluated:,} validation samples" if study.evaluated else "over seeds alone"
-    words = f"intervals {of}, noise pooled over all designs, valid for every look at the study (this is number "
-    words = f"{words}{study.look})" if study.look else f"intervals {of}, noise pooled over all designs"
-    return words + ("; * not asked before: p by Holm" if any(not pair.asked for pair in study.pairs) else "")
-
-
 def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
     yield from about_tournament(study, explain)
     unanswered = "Nothing is answered before the baseline has learnt; --report --explain shows the differences."
@@ -111,11 +112,17 @@ def _conclusions(study: Study, explain: bool) -> Iterator[str | Text]:
 def about_tournament(study: Study, explain: bool) -> Iterator[str]:
     """By which seeds a tournament's winner was chosen and is judged; with ``explain`` also its cuts."""
     for rung in study.rungs if explain else ():
-        gone = [name for name in rung.losses if name not in rung.kept]
-        known = [loss for loss in rung.losses.values() if loss is not None]
-        behind = [f"{name} by {loss - min(known):.3g}" for name in gone if (loss := rung.losses[name]) is not None]
+        best = min((loss for loss in rung.losses.values() if loss is not None), default=0.0)
+        behind, failed = [], []
+        for name, loss in rung.losses.items():
+            if name in rung.kept:
+                continue
+            if loss is None:
+                failed.append(f"{name} failed")
+            else:
+                behind.append(f"{name} by {loss - best:.3g}")
         noise = "" if rung.noise is None else f" (noise {rung.noise:.3g})"
-        words = ", ".join(behind + [f"{name} failed" for name in gone if rung.losses[name] is None]) or "none"
+        words = ", ".join(behind + failed) or "none"
         yield f"dropped after {percent(rung.share)} of the schedule, behind the best training loss{noise}: {words}"
     if study.plan.winner is not None:
         field = len(study.plan.designs)

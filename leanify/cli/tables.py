@@ -20,7 +20,7 @@ from leanify.units import binary, millions, operations, seconds
 
 if TYPE_CHECKING:
     from leanify.design.measure.counted import Profile
-    from leanify.paper.glue_table import Report, Score
+    from leanify.paper.glue_table import Report
 
 
 WIDE = 100  # columns that a table with sentences needs
@@ -180,15 +180,13 @@ def render_glue(found: Report) -> None:
     for score in found.scores:
         values = score.values[score.metric]
         span = f"{min(values):.2f}–{max(values):.2f}" if len(values) > 1 else ""
-        shown.add_row(score.title, score.metric, f"{score.median:.2f}", span, str(len(values)), _others(score))
+        medians = {name: facts["median"] for name, facts in score.to_json()["metrics"].items()}
+        del medians[score.metric]
+        others = ", ".join(f"{name} {median:.2f}" for name, median in medians.items())
+        shown.add_row(score.title, score.metric, f"{score.median:.2f}", span, str(len(values)), others)
     out.print(Text.assemble((found.source, "bold"), f" · runs in {found.directory}"))
     out.print()
     print_table(out, shown)
     out.print()
     missing = f"; without {', '.join(found.missing)}" if found.missing else ""
     out.print(f"average of {len(found.scores)} task{'s' * (len(found.scores) != 1)}: {found.average:.2f}{missing}")
-
-
-def _others(score: Score) -> str:
-    medians = score.to_json()["metrics"]
-    return ", ".join(f"{name} {facts['median']:.2f}" for name, facts in medians.items() if name != score.metric)

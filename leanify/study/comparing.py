@@ -202,13 +202,13 @@ def _designs(request: Request, designer: Designer, names: Sequence[str]) -> tupl
     if request.more is not None:
         if request.study is None:
             raise RecipeError("--more adds designs to an existing study: leanify compare STUDY --more 4")
-        return telling(study_of(request.study), designer, request.more)
+        return _telling(study_of(request.study), designer, request.more)
     if request.tournament is not None:
         return field_of(designer, request.tournament)
     return designer.all(names, request.sweep)
 
 
-def telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign, ...]:
+def _telling(study: Study, designer: Designer, count: int) -> tuple[PlannedDesign, ...]:
     """``count`` designs within the study's budget that are most informative about the others, by its surface."""
     from leanify.study.surface import of_grid, surface_of
 

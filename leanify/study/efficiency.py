@@ -53,8 +53,3 @@ def _front(findings: Findings, name: str) -> tuple[str, ...]:
         if not any(better > quality and high <= low for (_, high), better in others):
             front.append(design)
     return tuple(front)
-
-
-def overlap(one: Range | None, other: Range | None) -> bool:
-    """Whether two measured costs cannot be told apart."""
-    return one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]

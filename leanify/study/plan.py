@@ -179,6 +179,10 @@ class StudyPlan:
     # -- as a file ----------------------------------------------------------------------------------------------------
 
     def to_toml(self) -> str:
+        designs = {}
+        for design in self.designs:
+            sizes = to_table(design)
+            designs[sizes.pop("name")] = sizes | {"rank": design.rank}
         table: dict[str, Any] = {
             "format": FORMAT,
             "title": self.title,
@@ -193,7 +197,7 @@ class StudyPlan:
             "baseline_macs": self.baseline_macs,
             "tokens": self.tokens,
             "recipe": self.recipe.to_dict(),
-            "designs": {design.name: _design_table(design) for design in self.designs},
+            "designs": designs,
         }
         written = {key: value for key, value in table.items() if value is not None}
         return "\n".join(["# A study of leanify: leanify compare THIS-FOLDER", *toml_lines(written), ""])
@@ -262,12 +266,6 @@ def ranked(designs: tuple[PlannedDesign, ...]) -> tuple[PlannedDesign, ...]:
     """The designs in the same order, with ``rank`` set from their predicted scores."""
     order = sorted(designs, key=lambda design: (design.predicted is None, design.predicted, design.params))
     return tuple(replace(design, rank=1 + order.index(design)) for design in designs)
-
-
-def _design_table(design: PlannedDesign) -> dict[str, Any]:
-    table = to_table(design)
-    table.pop("name")
-    return {**table, "rank": design.rank}
 
 
 def _plan(table: Mapping[str, Any]) -> StudyPlan:

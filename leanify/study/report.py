@@ -10,7 +10,6 @@ from leanify.study import efficiency, tables
 from leanify.study.figures import figures
 from leanify.study.folder import StudyFolder
 from leanify.study.methods import methods
-from leanify.study.tables import Table
 from leanify.study.values import Findings
 from leanify.training.overview import data_name
 
@@ -24,6 +23,8 @@ def write(study: Findings, path: Path) -> Path:
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    cuts = [tables.cut(study, rung) for rung in study.rungs]
+    found = [tables.designs(study, "page"), tables.costs(study, page=True), *cuts, tables.pairs(study)]
     loader = PackageLoader("leanify.study", "")
     engine = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     text = engine.get_template(TEMPLATE).render(
@@ -32,8 +33,8 @@ def write(study: Findings, path: Path) -> Path:
         not_learnt="" if study.learnt else f"{study.learnt_why}.",
         verdicts=study.verdicts,
         methods=methods(study, StudyFolder(study.path)),
-        notes=[*won(study), *describe_fronts(study), *failures(study)],
-        tables=all_tables(study),
+        notes=_notes(study),
+        tables=[table for table in found if table.rows],
         figures=figures(study, StudyFolder(study.path)),
         command=f"leanify compare {study.path}",
     )
@@ -56,37 +57,26 @@ def about(study: Findings) -> str:
     return f"{where} · {split} · budget {budget} · {designs}{missing}"
 
 
-def won(study: Findings) -> list[str]:
-    """A tournament's winner, and why fewer seeds judge it than it was trained with."""
-    plan = study.plan
-    if plan.winner is None:
-        return []
-    rest = ", ".join(map(str, plan.judging)) or "none yet"
-    return [
-        f"Winner of the tournament: {plan.winner}, the best of {len(plan.designs)} designs on seed {plan.seeds[0]}. "
-        f"That seed chose it, so the others ({rest}) judge it."
-    ]
-
-
-def describe_fronts(study: Findings) -> list[str]:
-    """A sentence about the Pareto front of each cost."""
-    best = {cost: names for cost, names in efficiency.fronts(study).items() if names}
-    if not best:
-        return []
-    fronts = "; ".join(f"by {efficiency.COSTS[cost]}: {', '.join(names)}" for cost, names in best.items())
-    return [f"Designs that no other beats in both mean and cost: {fronts}. Costs whose ranges overlap count as equal."]
-
-
-def failures(study: Findings) -> list[str]:
-    return [
-        f"{result.name}, seed {run.seed}, failed: {run.reason}"
-        for result in study.results
-        for run in result.runs
-        if run.status == "failed"
-    ]
-
-
-def all_tables(study: Findings) -> list[Table]:
-    cuts = [tables.cut(study, rung) for rung in study.rungs]
-    found = [tables.designs(study, "page"), tables.costs(study, page=True), *cuts, tables.pairs(study)]
-    return [table for table in found if table.rows]
+def _notes(study: Findings) -> list[str]:
+    """A tournament's winner, the Pareto front of each cost, and what failed."""
+    plan, notes = study.plan, []
+    if plan.winner is not None:
+        rest = ", ".join(map(str, plan.judging)) or "none yet"
+        notes.append(
+            f"Winner of the tournament: {plan.winner}, the best of {len(plan.designs)} designs on seed "
+            f"{plan.seeds[0]}. That seed chose it, so the others ({rest}) judge it."
+        )
+    fronts = []
+    for cost, names in efficiency.fronts(study).items():
+        if names:
+            fronts.append(f"by {efficiency.COSTS[cost]}: {', '.join(names)}")
+    if fronts:
+        notes.append(
+            f"Designs that no other beats in both mean and cost: {'; '.join(fronts)}. Costs whose ranges overlap count "
+            "as equal."
+        )
+    for result in study.results:
+        for run in result.runs:
+            if run.status == "failed":
+                notes.append(f"{result.name}, seed {run.seed}, failed: {run.reason}")
+    return notes

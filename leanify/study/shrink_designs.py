@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -58,12 +58,17 @@ def shapes_of(
     plan = next(iter(plans.values()))
     known: set[tuple[Architecture, tuple[str, ...]]] = set()  # the same shape by the same moves is the same model
     found = []
-    for shape in _every(plans):
-        assert shape.design is not None
-        architecture = shape.design.architecture
-        if (names and shape.name not in names) or architecture == plan.baseline.architecture:
+    designs = {name: each.chosen for name, each in plans.items()}
+    control = _control(plans)
+    if control is not None:
+        designs["control"] = control
+    moves = {"dropped": ("drop",), "paired": ("pair",)}
+    for name in MEANING:
+        if name not in designs or (names and name not in names):
             continue
-        if (architecture, shape.moves) not in known:
+        shape = Shape(name, designs[name], moves.get(name, BOTH))
+        architecture = designs[name].architecture
+        if architecture != plan.baseline.architecture and (architecture, shape.moves) not in known:
             known.add((architecture, shape.moves))
             found.append(shape)
     if (free and not names) or "free" in names:
@@ -122,15 +127,6 @@ def _plans(source: str, budget: Mapping[str, Any]) -> dict[str, Plan]:
 
 
 def _control(plans: Mapping[str, Plan]) -> Design | None:
-    return plans["heads"].control if "heads" in plans else plans["control"].chosen if "control" in plans else None
-
-
-def _every(plans: Mapping[str, Plan]) -> Iterator[Shape]:
     if "heads" in plans:
-        yield Shape("heads", plans["heads"].chosen)
-    control = _control(plans)
-    if control is not None:
-        yield Shape("control", control)
-    for name, moves in (("narrow", BOTH), ("dropped", ("drop",)), ("paired", ("pair",))):
-        if name in plans:
-            yield Shape(name, plans[name].chosen, moves)
+        return plans["heads"].control
+    return plans["control"].chosen if "control" in plans else None

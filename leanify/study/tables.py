@@ -19,16 +19,10 @@ Columns = list[tuple[str, Callable[[Row], Any]]]  # name, and the cell of a row
 
 
 @dataclass(frozen=True)
-class Link:
-    href: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Links:
-    """A table cell of links."""
+    """A table cell of links: address and text of each."""
 
-    links: tuple[Link, ...]
+    links: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -51,8 +45,8 @@ def designs(study: Findings, detail: Detail = "brief") -> Table:
         ("heads × dim", lambda result: f"{sizes(result.plan.heads)} × {sizes(result.plan.head_dim)}"),
         ("mlp", lambda result: sizes(result.plan.mlp)),
         ("params", lambda result: millions(result.plan.params)),
-        (heading(study.metric or "quality"), lambda result: quality(result)),
-        ("seeds", lambda result: _seeds(result)),
+        (heading(study.metric or "quality"), quality),
+        ("seeds", _seeds),
     ]
     if detail != "brief":
         columns += [
@@ -63,7 +57,7 @@ def designs(study: Findings, detail: Detail = "brief") -> Table:
         columns += [
             ("κ at the start", lambda result: figures(result.kappa_begin)),
             ("predicted", lambda result: f"rank {result.plan.rank}"),
-            ("runs", lambda result: _runs(result)),
+            ("runs", _runs),
         ]
     table = _table("Designs: mean over seeds ± half of its 95% interval", columns, study.results)
     reference = study.reference
@@ -107,7 +101,6 @@ def pairs(study: Findings) -> Table:
 
 def cut(study: Findings, rung: Rung) -> Table:
     """A cut of a tournament: every design of the field, and how far it was behind the best."""
-    shapes = {design.name: design for design in study.plan.designs}
     noise = "" if rung.noise is None else f"; who is behind by more than the noise, {rung.noise:.2g}, goes"
     places = 4 if rung.noise is None else places_of(-rung.noise, rung.noise)
     best = min((loss for loss in rung.losses.values() if loss is not None), default=0.0)
@@ -115,15 +108,17 @@ def cut(study: Findings, rung: Rung) -> Table:
     rows = []
     for name, loss in sorted(rung.losses.items(), key=lambda entry: (entry[1] is None, entry[1])):
         shape = ("–", "–", "–")  # a study of an earlier version may not have kept the shapes of its field
-        if name in shapes:
-            plan = shapes[name]
-            shape = (sizes(plan.depth), f"{sizes(plan.heads)} × {sizes(plan.head_dim)}", sizes(plan.mlp))
-        behind = ("failed" if name in failed or name not in rung.kept else "not logged", "–")
-        if loss is not None:
-            behind = (f"{loss:.{places}f}", f"{loss - best:.{places}f}")
-        is_behind = loss is not None and rung.noise is not None and loss - best > rung.noise
-        stays = "stays, as it is compared in any case" if is_behind else "stays"
-        rows.append((name, *shape, *behind, stays if name in rung.kept else "dropped"))
+        if study.plan.has(name):
+            design = study.plan.design(name)
+            shape = (sizes(design.depth), f"{sizes(design.heads)} × {sizes(design.head_dim)}", sizes(design.mlp))
+        stays = "stays" if name in rung.kept else "dropped"
+        if loss is None:
+            training, behind = "failed" if name in failed or name not in rung.kept else "not logged", "–"
+        else:
+            training, behind = f"{loss:.{places}f}", f"{loss - best:.{places}f}"
+            if name in rung.kept and rung.noise is not None and loss - best > rung.noise:
+                stays = "stays, as it is compared in any case"
+        rows.append((name, *shape, training, behind, stays))
     title = f"Tournament after {percent(rung.share)} of the schedule{noise}"
     return Table(title, ("", "depth", "heads × dim", "mlp", "training loss", "behind", ""), tuple(rows))
 
@@ -168,6 +163,5 @@ def _runs(result: DesignResult) -> Links | str:
     """Every run's quality, as a link to the run's folder."""
     links = []
     for run in result.runs:
-        text = "failed" if run.quality is None else f"{run.quality:#.4g}"
-        links.append(Link(quote(f"{run.path}/"), text))
+        links.append((quote(f"{run.path}/"), "failed" if run.quality is None else f"{run.quality:#.4g}"))
     return Links(tuple(links)) if links else "–"

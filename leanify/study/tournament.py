@@ -178,7 +178,8 @@ def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: OnEnd) -> No
     first, second = plan.seeds[:2]
     keys = [Key(name, first) for name in names] + [Key(name, second) for name in names if name in ALWAYS]
     runner.run_all(folder, keys, engine, on_end, share)
-    step = rung.step or max((last_step(folder, key) for key in keys), default=0)
+    logged = [row["step"] for key in keys for row in folder.rows(key) if row["split"] == "train"]
+    step = rung.step or max(logged, default=0)
     losses = rung.losses | {name: loss_before(folder, Key(name, first), step) for name in names}
     again = rung.again | {name: loss_before(folder, Key(name, second), step) for name in names if name in ALWAYS}
     noise = noise_of(losses, again)
@@ -201,11 +202,6 @@ def noise_of(losses: Mapping[str, float | None], again: Mapping[str, float | Non
     if noise is None:
         return None
     return float(stats.t.ppf(CERTAIN, noise.freedom)) * math.sqrt(2 * noise.variance)
-
-
-def last_step(folder: StudyFolder, key: Key) -> int:
-    """The last step of a run of which its log has a row; 0 without one."""
-    return max((row["step"] for row in folder.rows(key) if row["split"] == "train"), default=0)
 
 
 def loss_before(folder: StudyFolder, key: Key, step: int) -> float | None:

@@ -24,7 +24,6 @@ from leanify.sources import find, lean_directory
 from leanify.sources.weights import is_headless
 from leanify.study.folder import StudyFolder
 from leanify.study.measure import on_meta
-from leanify.study.plan import StudyPlan
 from leanify.terminal import note, progress
 from leanify.training.preparation import data_of, trainable
 from leanify.units import damage as damage_words
@@ -44,7 +43,8 @@ def prepare(folder: StudyFolder) -> None:
         return
     model = plan.recipe.model
     whole = find.with_weights(find.find(model.source, overrides=model.override, cls=model.cls), plan.weights)
-    batches = batches_for(plan, whole)
+    splits = splits_of(data_of(trainable(plan.recipe)), whole)
+    batches = _batches(splits, whole, BATCHES * SIZE, plan.seeds[0])
     shape = surgery.read(whole)
     donor = Donor(whole, batches[::2], batches[1::2], is_headless(whole))
     for design in todo:
@@ -61,13 +61,8 @@ def _heard(name: str, step: Step) -> None:
     note(f"{name}: {step.words}, damage {damage_words(step.damage)}")
 
 
-def batches_for(plan: StudyPlan, model: nn.Module) -> list[dict[str, Any]]:
-    """Batches of model inputs from the training split, chosen by the study's first seed."""
-    return _batches(splits_of(data_of(trainable(plan.recipe)), model), model, BATCHES * SIZE, plan.seeds[0])
-
-
 def batches_of(recipe: TrainingRecipe, splits: Splits, model: nn.Module, tokens: int) -> list[dict[str, Any]]:
-    """The same of a recipe and its data, so many that they hold some tokens; four batches at least, if there are."""
+    """Batches from the training split, so many that they hold some tokens; four batches at least, if there are."""
     lengths = getattr(splits.train, "lengths", None)
     if lengths is not None:
         length = max(1, int(lengths.mean()))
@@ -79,6 +74,7 @@ def batches_of(recipe: TrainingRecipe, splits: Splits, model: nn.Module, tokens:
 
 
 def _batches(splits: Splits, model: nn.Module, most: int, seed: int) -> list[dict[str, Any]]:
+    """Batches of model inputs from the training split, chosen by the seed."""
     most = min(most, len(splits.train))
     drawn = np.random.default_rng(seed).choice(len(splits.train), most, replace=False)
     keys = [[(0, int(index)) for index in part] for part in np.array_split(drawn, max(2, most // SIZE))]

@@ -116,16 +116,14 @@ def _probes(file: Path) -> dict[str, list[Any]]:
         written = read_json(file)
     except SourceError:  # it is missing or damaged
         return {}
-    if not isinstance(written, dict):
-        return {}
-    listed = {step: value if isinstance(value, list) else [value] for step, value in written.items()}
-    return {step: value for step, value in listed.items() if re.fullmatch("[0-9]{1,12}", step) and _is_probe(value)}
-
-
-def _is_probe(value: list[Any]) -> bool:
-    """Whether this is a number, or a number and its two bounds, of which the upper one may be missing."""
-    numbers = value[:2] if len(value) == 3 and value[2] is None else value
-    return len(value) in (1, 3) and all(type(number) in (int, float) for number in numbers)
+    probes = {}
+    for step, value in written.items() if isinstance(written, dict) else ():
+        listed = value if isinstance(value, list) else [value]  # earlier versions wrote no bounds
+        numbers = listed[:2] if len(listed) == 3 and listed[2] is None else listed  # the upper bound may be missing
+        known = len(listed) in (1, 3) and all(type(number) in (int, float) for number in numbers)
+        if known and re.fullmatch("[0-9]{1,12}", step):
+            probes[step] = listed
+    return probes
 
 
 def kappa(trainer: Trainer) -> tuple[float, float, float] | None:
@@ -240,7 +238,9 @@ def _outcome(folder: StudyFolder, key: Key, trainer: Trainer) -> Outcome:
 
 
 def serve(folder: StudyFolder) -> None:
-    """Execute the runs requested on standard input, one after another."""
+    """Execute the runs requested on standard input, one after another; when it is closed, kill the one that runs."""
+    closed = select.poll()
+    closed.register(sys.stdin, 0)  # POLLHUP is always reported, even with an empty event mask; nothing is read
     for line in sys.stdin:
         asked = json.loads(line)
         sys.stdout.flush()
@@ -249,10 +249,12 @@ def serve(folder: StudyFolder) -> None:
             _run(folder, Key(asked["design"], asked["seed"], asked["rate"]), asked["share"])
         waiter = threading.Thread(target=_report, args=(child,))
         waiter.start()
-        if not _waited(waiter):
-            with contextlib.suppress(ProcessLookupError):  # the run has just ended
-                os.kill(child, signal.SIGKILL)
-            os._exit(1)
+        while waiter.is_alive():
+            if closed.poll(0):
+                with contextlib.suppress(ProcessLookupError):  # the run has just ended
+                    os.kill(child, signal.SIGKILL)
+                os._exit(1)
+            waiter.join(0.05)
 
 
 def _import_libraries(recipe: Recipe) -> None:
@@ -287,17 +289,6 @@ def _report(child: int) -> None:
     """Wait for a run and print its exit code; a signal gives a negative code."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(json.dumps({"ended": code}), flush=True)
-
-
-def _waited(waiter: threading.Thread) -> bool:
-    """Whether the run ended before standard input was closed. Does not read from it."""
-    closed = select.poll()
-    closed.register(sys.stdin, 0)  # POLLHUP is always reported, even with an empty event mask
-    while waiter.is_alive():
-        if closed.poll(0):
-            return False
-        waiter.join(0.05)
-    return True
 
 
 def main(arguments: list[str]) -> None:
