@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ def planned(
         from leanify.study.surface import load
 
         measured = load(study)
-    for source, options in [(source, options) for source in sources for options in asked]:
+    for source, options in product(sources, asked):
         ranking = None if measured is None else measured[1].ranking
         with progress(f"planning {source}", None), _seldom_collected():
             plan = redesign(source, options, ranking=ranking)

@@ -75,8 +75,12 @@ def redesign(
     written = planned.Written(output, control, force, as_type, choose)
     found = list(planned.planned(named, asked, carried, written, study, typed["overrides"] or ()))
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
-    show(kind, data_of, [row for one in found for row in one.rows()], lambda: planned.render(found, explain))
-    for one in found if kind != "table" else ():
-        plans.print_warnings(one.plan)
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        rows += one.rows()
+    show(kind, data_of, rows, lambda: planned.render(found, explain))
+    if kind != "table":
+        for one in found:
+            plans.print_warnings(one.plan)
     if push is not None:
         pushed(str(output), push)

@@ -61,7 +61,7 @@ def shrink(
     with progress("loading PyTorch", None):
         from leanify.study import shrink as shrinking
 
-    names = [name.strip() for each in designs or [] for name in each.split(",") if name.strip()]
+    names = [name.strip() for name in ",".join(designs or []).split(",") if name.strip()]
     try:
         several = [float(rate) for rate in (rates or "").split(",") if rate.strip()]
     except ValueError:

@@ -89,7 +89,11 @@ def _found(
     from leanify.zoo.shipped import shipped
 
     table = shipped()
-    named = [model for model in table["models"] if all(word.lower() in _name(model).lower() for word in words)]
+    named = []
+    for model in table["models"]:
+        name = _name(model).lower()
+        if all(word.lower() in name for word in words):
+            named.append(model)
     models = [model for model in named if library in (None, model["library"]) and status in (None, model["status"])]
     if models:
         return table, models
@@ -97,7 +101,8 @@ def _found(
     if named:
         kind = " ".join(filter(None, (status, library)))
         raise SourceError(f"of {len(named)} models with {asked or 'any name'}, none is {kind}: leanify zoo {asked}")
-    known = {part for model in table["models"] for part in (model["name"], model["name"].partition("_")[0])}
+    names = [model["name"] for model in table["models"]]
+    known = {*names, *(name.partition("_")[0] for name in names)}
     near = ", ".join(get_close_matches("_".join(words), sorted(known)))
     raise SourceError(f"no model has {asked} in its name{f'; nearest: {near}' if near else ''}")
 

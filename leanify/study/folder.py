@@ -196,19 +196,12 @@ class StudyFolder:
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of all ended runs, in the plan's order."""
-        return [found for key in self.plan.runs() if (found := self.outcome(key)) is not None]
+        found = [self.outcome(key) for key in self.plan.runs()]
+        return [outcome for outcome in found if outcome is not None]
 
     def missing(self) -> list[Key]:
         """The runs that have not ended."""
         return [key for key in self.plan.runs() if self.outcome(key) is None]
-
-    @property
-    def sign(self) -> int:
-        """1 if a higher quality is better, −1 if a lower one is; 1 before a run has finished."""
-        plan = self.plan
-        trials = [Key(design.name, plan.seeds[0], rate) for design in plan.designs for rate in plan.rates]
-        known = (self.outcome(key) for key in (*plan.runs(), *trials))
-        return next((found.sign for found in known if found is not None and found.status == "finished"), 1)
 
     def samples_of(self, key: Key) -> NDArray[np.float64] | None:
         """What each validation sample adds to a run's quality (N,); None in runs of earlier versions.

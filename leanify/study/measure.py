@@ -47,22 +47,21 @@ def measure(plan: StudyPlan) -> dict[str, Costs]:
         memory = {name: _memory(shell, batch, tokens, device) for name, shell in shells.items()}
     finally:
         torch.set_num_threads(threads)
-    device_name = machine.device_name(device)
-    return {
-        name: Costs(
+    costs = {}
+    for name, (one, many, step) in seconds.items():
+        costs[name] = Costs(
             latency_s=one.median,
             throughput_per_s=batch / many.median,
             train_per_s=batch / step.median,
             train_peak_bytes=memory[name].train_peak_bytes,
             train_predicted_bytes=memory[name].train_predicted_bytes,
             batch=batch,
-            device=device_name,
+            device=machine.device_name(device),
             latency_range=(one.low, one.high),
             throughput_range=(batch / many.high, batch / many.low),
             train_range=(batch / step.high, batch / step.low),
         )
-        for name, (one, many, step) in seconds.items()
-    }
+    return costs
 
 
 def _memory(shell: nn.Module, batch: int, tokens: int | None, device: torch.device) -> counted.Memory:

@@ -47,10 +47,12 @@ def settle(folder: StudyFolder, engine: Engine, on_end: OnEnd) -> None:
 
 def best(folder: StudyFolder, design: PlannedDesign) -> float:
     """The factor of a design's best trial, the one nearest to 1 of several; 1 if all failed."""
-    sign = folder.sign
-    tried = [trial for trial in trials_of(folder, design.name) if trial.quality is not None]
-    ranked = sorted(tried, key=lambda trial: (-sign * float(trial.quality or 0), abs(trial.factor - 1)))
-    return ranked[0].factor if ranked else 1.0
+    qualities: dict[float, float] = {}
+    for factor in folder.plan.rates:
+        found = folder.outcome(Key(design.name, folder.plan.seeds[0], factor))
+        if found is not None and found.quality is not None:
+            qualities[factor] = found.sign * found.quality
+    return min(qualities, key=lambda factor: (-qualities[factor], abs(factor - 1)), default=1.0)
 
 
 def trials_of(folder: StudyFolder, design: str) -> tuple[Trial, ...]:

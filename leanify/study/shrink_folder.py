@@ -57,13 +57,10 @@ class ShrinkFolder:
             check_new_directory(path)
             return ShrinkFolder(path, asked)
         state = read_json(path / STATE, DirectoryError)
-        found = state.get("found") if isinstance(state, dict) else None
-        before = state.get("asked") if isinstance(state, dict) else None
-        if (
-            not isinstance(found, dict)
-            or not isinstance(before, dict)
-            or not all(map(_is_sound, found, found.values()))
-        ):
+        if not isinstance(state, dict):
+            state = {}
+        found, before = state.get("found"), state.get("asked")
+        if not (isinstance(found, dict) and isinstance(before, dict) and all(map(_is_sound, found, found.values()))):
             raise DirectoryError(f"{path / STATE} is damaged; remove {path} to begin anew")
         now = json.loads(json.dumps(asked))
         changed = [f"{key}: {before.get(key)} → {now.get(key)}" for key in now if before.get(key) != now.get(key)]
@@ -140,7 +137,10 @@ class ShrinkFolder:
         work = self.path / WORK
         for run in [path for path in work.iterdir() if is_run(path) and not path.is_symlink()]:
             remove_run(run)
-        written = {file for found in self.found.values() if isinstance(found, dict) for file in found.get("files", ())}
+        written: set[str] = set()
+        for found in self.found.values():
+            if isinstance(found, dict):
+                written.update(found.get("files", ()))
         for folder, _, names in os.walk(work, topdown=False):  # follows no link
             for path in (Path(folder) / name for name in names):
                 if str(path.relative_to(work)) in written and not path.is_symlink():
@@ -173,9 +173,8 @@ def _is_sound(name: str, found: Any) -> bool:
         return all(isinstance(one, dict) and isinstance(one.get("latency_s"), NUMBER) for one in found.values())
     if kind == "carried" and "refused" in found:
         return isinstance(found["refused"], str)
-    lists = [found.get(key, []) for key in ("files", "steps") if kind == "carried"]
-    return (
-        all(key in found and isinstance(found[key], types) for key, types in WRITTEN.get(kind, {}).items())
-        and all(isinstance(one, str) for names in lists for one in names)
-        and isinstance(found.get("shape", {}), dict)
-    )
+    for key, types in WRITTEN.get(kind, {}).items():
+        if key not in found or not isinstance(found[key], types):
+            return False
+    names = [*found["files"], *found["steps"]] if kind == "carried" else []
+    return all(isinstance(name, str) for name in names) and isinstance(found.get("shape", {}), dict)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,9 +129,7 @@ class Noise:
         self.between = _residual(runs, with_seeds=True)
         self.within = _residual(runs, with_seeds=False)
         lengths = {0 if run.outcomes is None else len(run.outcomes) for run in runs}
-        self.samples = (
-            lengths.pop() if len(lengths) == 1 else 0
-        )  # 0: not every run has the outcomes of the same samples
+        self.samples = max(lengths) if len(lengths) == 1 else 0  # 0: not every run has those of the same samples
         if self.samples < 2:
             self.samples = 0
         self.unit = _unit(runs) if self.samples else 0.0
@@ -156,7 +154,7 @@ class Noise:
         if self.samples:  # every run kept as many
             outcomes = [one.outcomes - other.outcomes for one, other in pairs]  # type: ignore[operator]
         found = self._estimate(values, outcomes, self.between, 2)
-        largest = max((abs(run.quality) for pair in pairs for run in pair), default=0.0)
+        largest = max((max(abs(one.quality), abs(other.quality)) for one, other in pairs), default=0.0)
         return replace(found, mean=0.0) if abs(found.mean) < ROUNDING * largest else found
 
     def above(self, design: str, value: float, outcomes: Array | None) -> Estimate:
@@ -216,9 +214,13 @@ def _of_both(table: Array) -> Part:
 
 def _residual(runs: Sequence[Run], with_seeds: bool) -> Part | None:
     """The variance of a run around design (+ seed), by least squares; None without degrees of freedom."""
-    columns = [[run.design == name for run in runs] for name in dict.fromkeys(run.design for run in runs)]
+    labels: list[list[Any]] = [[run.design for run in runs]]
     if with_seeds:
-        columns += [[run.seed == seed for run in runs] for seed in dict.fromkeys(run.seed for run in runs)]
+        labels.append([run.seed for run in runs])
+    columns = []
+    for each in labels:
+        for one in dict.fromkeys(each):
+            columns.append([label == one for label in each])
     if not columns:
         return None
     matrix, values = np.array(columns, float).T, np.array([run.quality for run in runs])

@@ -124,7 +124,8 @@ def shares(plan: StudyPlan) -> tuple[float, ...]:
     assert schedule is not None
     whole = schedule.epochs or schedule.steps or schedule.tokens or 1
     earliest = WARM_UPS * schedule.warmup / whole
-    return tuple(sorted({share for cut in CUTS if (share := round(max(cut, earliest), 3)) < 1}))
+    found = {round(max(cut, earliest), 3) for cut in CUTS}
+    return tuple(sorted(share for share in found if share < 1))
 
 
 def cost(plan: StudyPlan) -> tuple[float, float]:
@@ -178,8 +179,10 @@ def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: OnEnd) -> No
     first, second = plan.seeds[:2]
     keys = [Key(name, first) for name in names] + [Key(name, second) for name in names if name in ALWAYS]
     runner.run_all(folder, keys, engine, on_end, share)
-    logged = [row["step"] for key in keys for row in folder.rows(key) if row["split"] == "train"]
-    step = rung.step or max(logged, default=0)
+    logged = [rung.step]
+    for key in keys if not rung.step else ():
+        logged += [row["step"] for row in folder.rows(key) if row["split"] == "train"]
+    step = max(logged)
     losses = rung.losses | {name: loss_before(folder, Key(name, first), step) for name in names}
     again = rung.again | {name: loss_before(folder, Key(name, second), step) for name in names if name in ALWAYS}
     noise = noise_of(losses, again)
