@@ -105,7 +105,8 @@ def compare(
         from leanify.study.rates import parse
 
     check_engine(engine)
-    at_once = jobs if jobs is not None else 2 if recipe is None else 1
+    usual = 2 if recipe is None else 1
+    at_once = usual if jobs is None else jobs
     request = studies.Request(
         recipe=recipe,
         target_params=target_params,

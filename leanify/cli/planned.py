@@ -25,32 +25,25 @@ Text = str | None
 
 
 @dataclass(frozen=True)
-class Carried:
-    """The weights to carry over, and the data that choose what to keep."""
+class Wanted:
+    """The weights that a design gets, the data that choose what to keep of them, and where and how it is written."""
 
-    weights: Text
-    pretrained: bool
-    data: Path | None
-    samples: int | None
-    seed: int
-
-
-@dataclass(frozen=True)
-class Written:
-    """Where and how a design is written."""
-
-    output: Path | None
-    control: bool
-    force: bool
-    as_type: Text
-    choose: str
+    weights: Text = None
+    pretrained: bool = False
+    data: Path | None = None
+    samples: int | None = None
+    seed: int = 0
+    output: Path | None = None
+    control: bool = False
+    force: bool = False
+    as_type: Text = None
+    choose: str = "lean"
 
 
 def planned(
     sources: Sequence[str],
     asked: Sequence[Options],
-    carried: Carried,
-    written: Written,
+    wanted: Wanted,
     study: Path | None,
     overrides: Sequence[str] = (),
 ) -> Iterator[Shown]:
@@ -61,30 +54,26 @@ def planned(
     with _seldom_collected():
         from leanify.design.redesign import redesign
 
-    if written.output is not None and not written.force:
+    if wanted.output is not None and not wanted.force:
         from leanify.runs.new_directory import check_new_directory
 
-        check_new_directory(written.output)
+        check_new_directory(wanted.output)
     measured = None
     if study is not None:
-        from leanify.study.surface import load
+        from leanify.study.surface import load, predictions
 
         measured = load(study)
     for source, options in product(sources, asked):
         ranking = None if measured is None else measured[1].ranking
         with progress(f"planning {source}", None), _seldom_collected():
             plan = redesign(source, options, ranking=ranking)
-        plan, carrying = _written(plan, carried, written)
-        predicted = None
-        if measured is not None:
-            from leanify.study.surface import predictions
-
-            predicted = predictions(plan, *measured)
+        plan, carrying = _written(plan, wanted)
+        lines: Sequence[str] = ()
         if plan.directory:
-            lines = next_lines(plan, carried.weights, carried.data, carried.pretrained, overrides, options.cls)
-        else:
-            recommended = plan.recommended.design if carrying is None else "lean"
-            lines = to_write(sys.argv[1:], recommended) if len(sources) * len(asked) == 1 else []
+            lines = next_lines(plan, wanted.weights, wanted.data, wanted.pretrained, overrides, options.cls)
+        elif len(sources) * len(asked) == 1:
+            lines = to_write(sys.argv[1:], plan.recommended.design if carrying is None else "lean")
+        predicted = None if measured is None else predictions(plan, *measured)
         yield Shown(plan, options.target_params, carrying, predicted, lines)
 
 
@@ -99,37 +88,31 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _written(plan: Plan, carried: Carried, to: Written) -> tuple[Plan, Carrying | None]:
+def _written(plan: Plan, wanted: Wanted) -> tuple[Plan, Carrying | None]:
     """Write the plan's design. Returns the plan with its directory, and how weights were carried if data chose them.
 
     Data also choose among designs of the same budget, unless the user wants lean and its control.
     """
     carrying = None
-    if carried.weights is not None and carried.data is None and to.output is None:
+    weights, output = wanted.weights, wanted.output
+    if weights is not None and wanted.data is None and output is None:
         from leanify.sources.find import located
 
-        located(carried.weights)  # nothing will read them, yet they were asked for
-    plan.picked(to.choose)  # refused before anything is written
-    if carried.data is not None:
+        located(weights)  # nothing will read them, yet they were asked for
+    plan.picked(wanted.choose)  # refused before anything is written
+    source = weights, wanted.seed, wanted.pretrained
+    if wanted.data is not None:
         from leanify.warm.plan import Carrying
 
-        source = carried.weights, carried.seed, carried.pretrained
-        carrying = Carrying(plan, carried.data, carried.samples, plan.options.tokens, carried.weights)
-        if not to.control:
+        carrying = Carrying(plan, wanted.data, wanted.samples, plan.options.tokens, weights)
+        if not wanted.control:
             plan = carrying.best(lambda one: one.build(*source, carry=carrying))
-    if to.output is not None:
-        with progress(f"writing {to.output}", None):
+    if output is not None:
+        with progress(f"writing {output}", None):
             plan = plan.save(
-                to.output,
-                carried.weights,
-                carried.seed,
-                carried.pretrained,
-                to.control,
-                to.force,
-                carry=carrying,
-                model_type=to.as_type,
-                choose=to.choose,
-            )
+                output, *source, wanted.control, wanted.force,
+                carry=carrying, model_type=wanted.as_type, choose=wanted.choose,
+            )  # fmt: skip
     return plan, carrying
 
 
@@ -145,8 +128,11 @@ class Shown:
 
     def to_json(self) -> dict[str, Any]:
         found = self.plan.to_json()
-        found |= {"carried": self.carried.to_json()} if self.carried else {}
-        return found | ({"predicted": self.predicted} if self.predicted else {})
+        if self.carried:
+            found["carried"] = self.carried.to_json()
+        if self.predicted:
+            found["predicted"] = self.predicted
+        return found
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per design, for CSV and Markdown."""

@@ -71,9 +71,8 @@ def redesign(
     with progress("loading PyTorch", None):
         from leanify.cli import planned, plans
 
-    carried = planned.Carried(weights, pretrained, data, samples, seed)
-    written = planned.Written(output, control, force, as_type, choose)
-    found = list(planned.planned(named, asked, carried, written, study, typed["overrides"] or ()))
+    wanted = planned.Wanted(weights, pretrained, data, samples, seed, output, control, force, as_type, choose)
+    found = list(planned.planned(named, asked, wanted, study, typed["overrides"] or ()))
     data_of = found[0].to_json() if len(found) == 1 else {"plans": [one.to_json() for one in found]}
     rows: list[dict[str, Any]] = []
     for one in found:

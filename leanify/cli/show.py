@@ -167,12 +167,13 @@ def _about(recipe: Recipe) -> list[str]:
 
 def _model(what: str) -> Page:
     from leanify.design.measure.described import described
+    from leanify.units import millions
 
     model = described(what)
     facts = {"kind": "model", "source": what, "origin": model.origin, "params": model.params, "layers": model.layers}
     lines = [
         f"{what} · {model.origin}",
-        f"model    {' · '.join(_shape(what))}",
+        f"model    {model.shape} · {millions(model.params)} parameters",
         f"weights  {model.weights or 'none: initialised by upstream'}",
     ]
     after = [f"leanify profile {quote(what)}"]

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from leanify.errors import DirectoryError, RecipeError, TrainingError
 from leanify.runs.places import is_study
@@ -175,19 +176,22 @@ def planned(request: Request) -> StudyPlan:
             tournament=request.tournament is not None,
             rates=(1.0,) if request.recipe is None or request.tournament is not None else learning_rates.USUAL,
         )
-    seeds = usual.seeds if request.seeds is None else request.seeds
-    margin = ALONE_MARGIN if request.recipe is None and request.margin is None else request.margin
-    plan = replace(
-        usual,
-        recipe=value,
-        budget=str(usual.budget if request.target_params is None else request.target_params),
-        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        margin=margin,
-        weights=usual.weights if request.weights is None else find.located(request.weights),
-        rates=usual.rates if request.rates is None else tuple(request.rates),
-    )
+    given: dict[str, Any] = {"recipe": value, "margin": request.margin}
+    if request.recipe is None and request.margin is None:
+        given["margin"] = ALONE_MARGIN
+    if request.target_params is not None:
+        given["budget"] = str(request.target_params)
+    if request.seeds is not None:
+        given["seeds"] = tuple(range(request.seeds) if isinstance(request.seeds, int) else request.seeds)
+    if request.weights is not None:
+        given["weights"] = find.located(request.weights)
+    if request.rates is not None:
+        given["rates"] = tuple(request.rates)
+    if request.designs is not None:
+        designs = request.designs
+    plan = replace(usual, **given)
     designer = Designer(value, str(plan.budget))
-    made = _designs(request, designer, designs if request.designs is None else request.designs)
+    made = _designs(request, designer, designs)
     plan = replace(plan, designs=made, tokens=designer.tokens, baseline_macs=designer.baseline_macs)
     if request.length is not None:
         plan = duration.fitted(plan, request.length, request.jobs)
