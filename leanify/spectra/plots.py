@@ -100,8 +100,8 @@ def layers_figure(probes: Mapping[str, Probe], data: str, theory: bool) -> Figur
     """κ per layer (mean, bars between quartiles) and the spectra of every layer, one panel per model."""
     figure, (left, *panels) = figure_of(1 + len(probes), f"Concatenated heads A = [A_1 … A_h] · {data}")
     for index, (name, probe) in enumerate(probes.items()):
-        _kappa_per_layer(left, index, name, [layer for layer in probe.layers if not layer.is_vector], theory)
-        _spectra(panels[index], name, [layer for layer in probe.layers if not layer.is_vector])
+        _kappa_per_layer(left, index, name, probe.matrices, theory)
+        _spectra(panels[index], name, probe.matrices)
     left.set(
         xlabel="layer, in order", ylabel="κ = σ_max / σ_min, mean; bars 25–75%", yscale="log", title="condition number"
     )
@@ -193,7 +193,7 @@ def training_figure(source: str, steps: Sequence[tuple[int, Probe]], data: str) 
     figure, (ax,) = figure_of(1, f"κ of A over training · {source}\n{data}")
     figure.set_size_inches(7.2, 5.0)
     xs = [step for step, _ in steps]
-    names = [layer.name for layer in steps[0][1].layers if not layer.is_vector]
+    names = [layer.name for layer in steps[0][1].matrices]
     for index, name in enumerate(names):
         kappas = _shown(layer.kappa for _, probe in steps for layer in probe.layers if layer.name == name)
         colour = _shade(index, len(names))

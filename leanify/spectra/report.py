@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from leanify.runs.files import few
 from leanify.spectra.results import LayerProbe, Point, Probe
 
 WIDE = 1.1  # upper bound / lower bound of κ, above which both are shown
@@ -73,7 +74,7 @@ def point_json(point: Point) -> dict[str, Any]:
         "inner": point.inner,
         "tokens": point.tokens,
         "kappa": _number(point.kappa),
-        "kappa_median": _number(point.quartiles[1]),
+        "kappa_median": _number(point.median),
         "kappa_quartiles": _numbers_json(point.quartiles),
         "kappa_theory": _number(point.theory),
         "layers": _numbers_json(point.layers),
@@ -243,13 +244,12 @@ def cautions(probe: Probe, asked: int) -> list[str]:
         found.append(
             f"not measured, because the forward pass never calls their output projection: {', '.join(probe.unseen[:3])}"
         )
-    broken = [layer for layer in probe.layers if math.isinf(layer.bounds[1]) and not layer.is_vector]
+    broken = [layer for layer in probe.matrices if math.isinf(layer.bounds[1])]
     if broken:
+        ranks = [f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in broken]
         found.append(
             f"{len(broken)} layers are rank-deficient, or nearly, in at least one sample: to the precision of their "
-            "entries κ has no upper bound, and the least it can be is shown: "
-            + ", ".join(f"{layer.name} (rank {layer.rank} of {layer.full_rank})" for layer in broken[:3])
-            + (", …" if len(broken) > 3 else "")
+            f"entries κ has no upper bound, and the least it can be is shown: {few(ranks)}"
         )
     doubtful = []
     for layer in probe.layers:

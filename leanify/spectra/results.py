@@ -133,9 +133,9 @@ class Probe(Tabular):
     def rows(self) -> list[dict[str, Any]]:
         found = []
         for layer in self.layers:
-            row: dict[str, Any] = {}
-            for key in ("name", "tokens", "heads", "head_dim", "inner", "rank", "kappa"):
-                row[key] = getattr(layer, key)
+            row = {
+                key: getattr(layer, key) for key in ("name", "tokens", "heads", "head_dim", "inner", "rank", "kappa")
+            }
             row["kappa_low"], row["kappa_high"] = layer.bounds
             found.append({**row, "kappa_theory": layer.kappa_theory})
         return found
@@ -154,18 +154,21 @@ class Probe(Tabular):
         ]
 
     @property
+    def matrices(self) -> list[LayerProbe]:
+        """The layers except vectors, which have no κ."""
+        return [layer for layer in self.layers if not layer.is_vector]
+
+    @property
     def kappa(self) -> float:
         """The mean over layers except vectors, as in the paper's Figure 2; NaN if there are only vectors."""
-        kappas = [layer.kappa for layer in self.layers if not layer.is_vector]
-        return statistics.fmean(kappas) if kappas else math.nan
+        return statistics.fmean(layer.kappa for layer in self.matrices) if self.matrices else math.nan
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Bounds of ``kappa``; NaN if there are only vectors."""
-        bounds = [layer.bounds for layer in self.layers if not layer.is_vector]
-        if not bounds:
+        if not self.matrices:
             return math.nan, math.nan
-        lows, highs = zip(*bounds, strict=True)
+        lows, highs = zip(*(layer.bounds for layer in self.matrices), strict=True)
         return statistics.fmean(lows), statistics.fmean(highs)
 
 
@@ -185,6 +188,10 @@ class Point:
     @property
     def inner(self) -> int:
         return self.heads * self.head_dim
+
+    @property
+    def median(self) -> float:
+        return self.quartiles[1]
 
     @property
     def theory(self) -> float:

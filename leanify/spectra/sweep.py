@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -81,7 +82,7 @@ def _point(mode: Mode, heads: int, head_dim: int, probes: list[Probe]) -> Point:
     layers = []  # those that were re-initialised, of each probe
     every: list[float] = []
     for probe in probes:
-        layers.append([layer for layer in probe.layers if layer.heads == heads and not layer.is_vector])
+        layers.append([layer for layer in probe.matrices if layer.heads == heads])
         for layer in layers[-1]:
             every += layer.kappas
     return Point(
@@ -105,8 +106,8 @@ def verdict(points: Sequence[Point]) -> list[str]:
 
 
 def _of_growth(grown: list[Point]) -> str:
-    first, last, peak = grown[0], grown[-1], max(grown, key=_median)
-    start, end, top = (figures(_median(point)) for point in (first, last, peak))
+    first, last, peak = grown[0], grown[-1], max(grown, key=attrgetter("median"))
+    start, end, top = (figures(point.median) for point in (first, last, peak))
     span = f"Grow (head_dim {peak.head_dim}, {peak.tokens} tokens): median κ "
     if peak in (first, last):
         return (
@@ -122,24 +123,21 @@ def _of_growth(grown: list[Point]) -> str:
 
 
 def _of_splits(split: list[Point]) -> str:
-    low, high = min(split, key=_median), max(split, key=_median)
+    low, high = min(split, key=attrgetter("median")), max(split, key=attrgetter("median"))
     sentence = (
         f"Split (inner {low.inner} throughout): A has the same shape whatever the number of heads, so the theorem "
-        f"predicts a flat line. Measured, median κ lies between {figures(_median(low))} at {low.heads} heads and "
-        f"{figures(_median(high))} at {high.heads}"
+        f"predicts a flat line. Measured, median κ lies between {figures(low.median)} at {low.heads} heads and "
+        f"{figures(high.median)} at {high.heads}"
     )
     tail = [point for point in split if point.heads >= FEW]
     if len(tail) in (0, 1, len(split)):
         return sentence + "."
-    factor = max(map(_median, tail)) / min(map(_median, tail))
+    medians = [point.median for point in tail]
+    factor = max(medians) / min(medians)
     return (
         f"{sentence}, and within a factor of {factor:.2g} from {tail[0].heads} heads on. Below that the attention "
         "maps matter, not the width of A: a single map of tokens × tokens is square, several side by side are not."
     )
-
-
-def _median(point: Point) -> float:
-    return point.quartiles[1]
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:

@@ -278,10 +278,9 @@ def _margin_words(study: Findings, first: Outcome, margin: float) -> str:
     words = f"{margin:.2g} {unit}"
     if study.plan.margin is not None or first.best is None or not study.plan.has(BASELINE):
         return words
+    left = "errors" if first.metric in ERRORS else f"distance to {first.best:g}"
     if first.sign < 0:
         left = "loss"
-    else:
-        left = "errors" if first.metric in ERRORS else f"distance to {first.best:g}"
     return f"{words} ({percent(MARGIN)} of its {left})"
 
 
