@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Format, Json
+
+if TYPE_CHECKING:
+    from leanify.paper.glue_table import Report
 
 
 def glue(
@@ -36,7 +39,6 @@ def glue(
     be interrupted and called again.
     """
     kind = kind_of(format, json)
-    from leanify.cli import tables
     from leanify.cli.screen import Screen
 
     named = [name.strip() for name in tasks.split(",") if name.strip()] if tasks is not None else None
@@ -49,4 +51,29 @@ def glue(
 
         found = table.glue(source, data, tasks=named, seeds=seeds, output=output, settings=settings or [], watch=watch)
     facts = found.to_json()
-    show(kind, facts, facts["tasks"], lambda: tables.render_glue(found))
+    show(kind, facts, facts["tasks"], lambda: _render(found))
+
+
+def _render(found: Report) -> None:
+    """Print one line per task: the main metric's median over seeds, its range, and the other metrics' medians."""
+    from rich.text import Text
+
+    from leanify.cli.tables import print_table, table
+    from leanify.terminal import console
+
+    out = console()
+    shown = table(("task", "metric", "median", "lowest–highest", "seeds", "other medians"), [], left=2)
+    shown.columns[-1].justify = "left"
+    for score in found.scores:
+        values = score.values[score.metric]
+        span = f"{min(values):.2f}–{max(values):.2f}" if len(values) > 1 else ""
+        medians = {name: facts["median"] for name, facts in score.to_json()["metrics"].items()}
+        del medians[score.metric]
+        others = ", ".join(f"{name} {median:.2f}" for name, median in medians.items())
+        shown.add_row(score.title, score.metric, f"{score.median:.2f}", span, str(len(values)), others)
+    out.print(Text.assemble((found.source, "bold"), f" · runs in {found.directory}"))
+    out.print()
+    print_table(out, shown)
+    out.print()
+    missing = f"; without {', '.join(found.missing)}" if found.missing else ""
+    out.print(f"average of {len(found.scores)} task{'s' * (len(found.scores) != 1)}: {found.average:.2f}{missing}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from leanify.cli.formats import kind_of, show
 from leanify.cli.options import Explain, Format, Json, ModelClass, Override, Tokens, complete_source
 from leanify.terminal import say
-from leanify.units import millions, operations, seconds
+from leanify.units import binary, millions, operations, seconds
 
 if TYPE_CHECKING:
     from leanify.design.measure.counted import Profile
@@ -111,9 +112,70 @@ def _one(source: Any, measure: bool, repeats: int, about: Mapping[str, Any]) -> 
     return profiling.profile(source, repeats=repeats, measure=measure, **about)
 
 
-def _render(profiles: list[Profile], explain: bool) -> None:
-    from leanify.cli.next_lines import after_profile, print_next
-    from leanify.cli.tables import render_profiles
+def _render(profiles: Sequence[Profile], explain: bool) -> None:
+    """Print one column per source and, with several, each number's ratio to the first.
 
-    render_profiles(profiles, explain)
-    print_next(*after_profile([facts.source for facts in profiles]))
+    How MACs were counted is said with ``explain``, and where two counters differ.
+    """
+    from leanify.cli.next_lines import after_profile, print_next
+    from leanify.cli.tables import table
+    from leanify.design.measure.counted import AGREED
+    from leanify.terminal import console
+
+    out = console()
+    first = profiles[0]
+    shown = table(("", *(profile.source for profile in profiles)), [])
+    for column in shown.columns[1:]:
+        column.no_wrap, column.overflow = False, "fold"
+    for name, unit, get in ROWS:
+        values = [get(profile) for profile in profiles]
+        if all(value is None for value in values):
+            continue
+        if unit in (binary, seconds):
+            unit = partial(unit, least=min(value for value in values if value is not None))
+        cells = [unit(values[0])]
+        for value in values[1:]:
+            numbers = all(isinstance(one, int | float) and one for one in (value, values[0]))
+            cells.append(f"{unit(value)} ×{value / values[0]:.3f}" if numbers else unit(value))
+        shown.add_row(AS_GIVEN.get(name, name) if first.as_given else name, *cells)
+    out.print(shown)
+    out.print()
+    at_batch = "training" if first.throughput_per_s is None else "training and throughput"
+    out.print(f"device: {first.device} · {first.dtype} · {at_batch} at batch {first.batch_size}")
+    for profile in profiles:
+        name = f"{profile.source}: " if len(profiles) > 1 else ""
+        left = f"; neither counts {', '.join(profile.uncounted)}" if profile.uncounted else ""
+        if explain or profile.cross_check != AGREED:
+            out.print(f"{name}MACs: {profile.cross_check}{left}")
+        if profile.not_measured:
+            out.print(f"{name}{profile.not_measured}")
+    print_next(*after_profile([profile.source for profile in profiles]))
+
+
+def _kernels(calls: Mapping[str, int] | None) -> str:
+    if calls is None:
+        return "–"
+    return ", ".join(f"{times} × {name.removesuffix('_attention')}" for name, times in calls.items()) or "none seen"
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f} /s"
+
+
+ROWS: tuple[tuple[str, Any, Any], ...] = (
+    ("parameters", millions, lambda p: p.params),
+    ("  in the blocks", millions, lambda p: p.params_body),
+    ("MACs a sample", operations, lambda p: p.macs),
+    ("FLOPs (2 × MACs)", operations, lambda p: p.flops),
+    ("weights", binary, lambda p: p.weights_bytes),
+    ("latency, batch 1", seconds, lambda p: p.latency_s),
+    ("throughput", _rate, lambda p: p.throughput_per_s),
+    ("attention kernels", _kernels, lambda p: p.attention_kernels),
+    ("forward peak", binary, lambda p: p.memory.forward_peak_bytes),
+    ("  reserved", binary, lambda p: p.memory.forward_reserved_bytes),
+    ("training peak", binary, lambda p: p.memory.train_peak_bytes),
+    ("  reserved", binary, lambda p: p.memory.train_reserved_bytes),
+    ("training, predicted", binary, lambda p: p.memory.train_predicted_bytes),
+    ("device used (NVML)", binary, lambda p: p.memory.nvml_used_bytes),
+)
+AS_GIVEN = {"MACs a sample": "MACs of the example", "latency, batch 1": "latency of the example"}

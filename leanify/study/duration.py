@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from leanify.errors import DataError, RecipeError
 from leanify.runs import recipe as recipes
@@ -42,13 +41,9 @@ def fitted(plan: StudyPlan, minutes: float, jobs: int) -> StudyPlan:
             f"--minutes {minutes:g} is too few: {len(plan.designs)} designs with {len(plan.seeds)} seeds and at least "
             f"{FEWEST} steps each take {words} here. --minutes {least}, fewer --seeds, or --rates 1"
         )
-    return replace(plan, recipe=recipes.with_settings(plan.recipe, _settings(plan, facts[0], steps)))
-
-
-def _settings(plan: StudyPlan, fact: dict[str, Any], steps: int) -> list[str]:
     schedule = plan.recipe.schedule
     assert schedule is not None
     if schedule.epochs is not None:
-        steps = min(steps, math.ceil(MOST * fact["steps"] / schedule.epochs))
+        steps = min(steps, math.ceil(MOST * facts[0]["steps"] / schedule.epochs))
     often = [f"run.eval_every={max(1, steps // 10)}", f"run.log_every={max(1, steps // 40)}"]
-    return [f"schedule.steps={steps}", *often]
+    return replace(plan, recipe=recipes.with_settings(plan.recipe, [f"schedule.steps={steps}", *often]))
