@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from shlex import quote
+from typing import Annotated
 
 import typer
 
 from leanify.cli.formats import kind_of, show
 from leanify.cli.next_lines import typed_without
 from leanify.cli.options import Explain, Format, Json
-
-if TYPE_CHECKING:
-    from leanify.study.folder import StudyFolder
 
 Words = list[str] | None
 
@@ -96,10 +94,11 @@ def compare(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the runs; read when torch is imported
     with progress("loading PyTorch", None):
         from leanify.cli import study_tables
+        from leanify.cli.board import Board
         from leanify.runs.places import is_study
         from leanify.study import comparing as studies
         from leanify.study.designs import parse_sweep, split_names
-        from leanify.study.engines import check_engine
+        from leanify.study.engines import check_engine, engine_of
         from leanify.study.folder import REPORT
         from leanify.study.forecast import forecast
         from leanify.study.rates import parse
@@ -133,28 +132,18 @@ def compare(
     with progress("planning the study", None):
         folder = studies.folder_of(request, output, here=engine == "local" and not report)
     if not report:
-        _train(folder, at_once, engine, retry)
+        if retry:
+            folder.forget_failures()
+        try:
+            with Board(folder) as board, engine_of(engine, folder, at_once, board.row) as runs:
+                studies.train_all(folder, runs, board.ended)
+        except KeyboardInterrupt:
+            line = f"leanify compare {quote(str(folder.path))}"
+            raise KeyboardInterrupt(f"interrupted; it goes on with: {line}") from None
+        with progress("measuring latency, throughput and memory", None):
+            studies.measure_costs(folder)
     with progress("comparing the runs", None):
         study = studies.finished(folder)
         page = study.html(folder.path / REPORT)
     data = study.to_json()
     show(kind, data, data["designs"], lambda: study_tables.render_study(study, page, explain))
-
-
-def _train(folder: StudyFolder, jobs: int, engine: str, retry: bool) -> None:
-    from shlex import quote
-
-    from leanify.cli.board import Board
-    from leanify.study import comparing as studies
-    from leanify.study.engines import engine_of
-    from leanify.terminal import progress
-
-    if retry:
-        folder.forget_failures()
-    try:
-        with Board(folder) as board, engine_of(engine, folder, jobs, board.row) as runs:
-            studies.train_all(folder, runs, board.ended)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; it goes on with: leanify compare {quote(str(folder.path))}") from None
-    with progress("measuring latency, throughput and memory", None):
-        studies.measure_costs(folder)

@@ -58,7 +58,7 @@ def profile(
     """
     from leanify.design.search.amounts import amount
     from leanify.errors import LeanifyError
-    from leanify.terminal import track
+    from leanify.terminal import progress, track
 
     kind = kind_of(format, json)
     given = {"--max-params": max_params, "--max-macs": max_macs, "--max-latency": max_latency}
@@ -71,7 +71,11 @@ def profile(
     if img_size is not None:
         overrides |= {"img_size": img_size}
     about = {"batch_size": batch_size, "device": device, "dtype": dtype, "tokens": tokens, "overrides": overrides}
-    asked: Sequence[Any] = sources or _newest()
+    asked: Sequence[Any] = sources or []
+    if not asked:
+        with progress("loading PyTorch", None):
+            from leanify.sources.newest import with_baseline
+        asked = with_baseline() or [DEFAULT]
     profiles = [_one(source, measure, repeats, {**about, "cls": model_class}) for source in track(asked, "profiling")]
     rows = [facts.to_json() for facts in profiles]
     show(kind, {"models": rows, **({"limits": limits} if limits else {})}, rows, lambda: _render(profiles, explain))
@@ -87,15 +91,6 @@ def profile(
                 say(f"leanify: {facts.source} has {shown(cost)}, above {name} {shown(limit)}")
     if exceeded:
         raise typer.Exit(1)
-
-
-def _newest() -> Sequence[Any]:
-    """The newest model here and its baseline; where there is none, the default."""
-    from leanify.terminal import progress
-
-    with progress("loading PyTorch", None):
-        from leanify.sources.newest import with_baseline
-    return with_baseline() or [DEFAULT]
 
 
 def _one(source: Any, measure: bool, repeats: int, about: Mapping[str, Any]) -> Profile:

@@ -47,7 +47,11 @@ def recipes(
         listed = _keys()
         return _show(kind, "keys", listed, lambda: _key_table(listed))
     if audit:
-        found = _rebuilt()
+        from leanify.paper.audit import rows
+        from leanify.terminal import track
+
+        total = sum(recipe.load(path).paper is not None for path in recipe.built_in().values())
+        found = list(track(rows(), "rebuilding", total))
         return _show(kind, "rows", [row.to_json() for row in found], lambda: _audit_table(found))
     return recipe_list.show(kind, words)
 
@@ -85,15 +89,6 @@ def _key_table(listed: list[dict[str, Any]]) -> Table | str:
         head = f"{key['key']} · {key['type']}" + ("" if default == "–" else f" · {default}")
         narrow.append((head, key["about"]))
     return entries(narrow, width) if width < WIDE else shown
-
-
-def _rebuilt() -> list[Row]:
-    from leanify.paper.audit import rows
-    from leanify.runs import recipe
-    from leanify.terminal import track
-
-    total = sum(recipe.load(path).paper is not None for path in recipe.built_in().values())
-    return list(track(rows(), "rebuilding", total))
 
 
 def _audit_table(found: list[Row]) -> Table:

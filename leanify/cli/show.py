@@ -52,7 +52,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one run (recipe, shape, curves), study, recipe, lean directory or model."""
-    from leanify.terminal import progress
+    from leanify.terminal import progress, say
 
     kind = kind_of(format, json)
     with progress(f"reading {what}", None):
@@ -69,7 +69,14 @@ def show(
 
         return compare(what, report=True, format=kind)
     if plot is not None:
-        _draw(page, plot, what)
+        from leanify.spectra.plots import write
+        from leanify.training.curves import figure
+
+        curves = page.curves
+        if curves is None or not (curves.train or curves.validation):
+            raise LeanifyError(f"--plot draws the curves of a run, but {what} has none")
+        write(lambda: figure(curves, page.title), plot, page.title, page.rows, page.lines)
+        say(f"leanify: wrote {plot}")
     show_as(kind, page.json, page.rows, lambda: _print(page))
 
 
@@ -189,24 +196,14 @@ def _shape(what: str) -> tuple[str, str]:
     return model.shape, f"{millions(model.params)} parameters"
 
 
-def _draw(page: Page, plot: Path, what: str) -> None:
-    from leanify.spectra.plots import write
-    from leanify.terminal import say
-    from leanify.training.curves import figure
-
-    curves = page.curves
-    if curves is None or not (curves.train or curves.validation):
-        raise LeanifyError(f"--plot draws the curves of a run, but {what} has none")
-    write(lambda: figure(curves, page.title), plot, page.title, page.rows, page.lines)
-    say(f"leanify: wrote {plot}")
-
-
 def _print(page: Page) -> None:
     from leanify.terminal import console
 
     out = console()
-    for line in page.lines:
-        out.print(line, style="bold" if line is page.lines[0] else "", markup=False)
+    first, *others = page.lines
+    out.print(first, style="bold", markup=False)
+    for line in others:
+        out.print(line, markup=False)
     text = ""
     if page.curves is not None:
         from leanify.training.curves import SIDE_BY_SIDE, in_text
