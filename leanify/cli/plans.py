@@ -50,7 +50,9 @@ def render_steps(carried: Carrying) -> None:
         print_table(out, shown)
     out.print()
     out.print(f"{carried.words}; damage against the source, before any training")
-    reasons = dict.fromkeys(why for found in carried.results.values() for why in found.refused.values())
+    reasons: dict[str, None] = {}
+    for found in carried.results.values():
+        reasons |= dict.fromkeys(found.refused.values())
     for why in list(reasons)[:3]:
         out.print(f"not paired: {why}", style="dim")
 

@@ -62,10 +62,12 @@ def _print(found: list[Answer]) -> None:
 
     out = console()
     rows = [_row(one) for one in found]
-    names = [name for name in COLUMNS if any(row.get(name) for row in rows)] if rows else ["sample", "answer"]
-    widths = {}
-    for name in names:
-        widths[name] = GAP + max(len(name), *(len(row.get(name, "")) for row in rows), 0)
+    widths: dict[str, int] = {}
+    for name in COLUMNS:
+        longest = max((len(row.get(name, "")) for row in rows), default=0)
+        if longest or (not rows and name in ("sample", "answer")):
+            widths[name] = GAP + max(len(name), longest)
+    names = list(widths)
     left = out.width - sum(width for name, width in widths.items() if name not in ("sample", "text"))
     place = min(widths["sample"], max(PLACE, left // 2 if "text" in names else left))
     words = max(WORDS, left - place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -56,9 +57,9 @@ def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview])
             done = f"{study.ended} of {study.runs}"
             shown.add_row(str(study.path), study.title, str(study.designs), done, str(study.failed), study.state)
         print_table(out, shown)
-    if studies and found:
-        out.print()
     if found:
+        if studies:
+            out.print()
         shown = table(COLUMNS, _rows(found, out.width), left=3)
         print_table(out, fit(shown, out, ("data", "model")) if out.width < NARROW else shown)
     width = out.width if out.is_terminal else None
@@ -67,9 +68,12 @@ def _print(folder: Path, found: list[RunOverview], studies: list[StudyOverview])
     if not found and not studies:
         out.print(f"no runs below {folder.resolve()}")
         return print_next("leanify train")
-    go_on = [f"leanify compare {quote(str(one.path))}" for one in studies if one.state == "interrupted"][:1]
-    go_on += [f"leanify train --resume {quote(str(one.path))}" for one in found if one.state == "interrupted"][:1]
-    return print_next(*(go_on or [f"leanify show {quote(str(one.path))}" for one in found if one.state == "done"][:1]))
+
+    def first(command: str, some: Sequence[RunOverview | StudyOverview], state: str) -> list[str]:
+        return [f"leanify {command} {quote(str(one.path))}" for one in some if one.state == state][:1]
+
+    go_on = first("compare", studies, "interrupted") + first("train --resume", found, "interrupted")
+    return print_next(*(go_on or first("show", found, "done")))
 
 
 def _rows(found: list[RunOverview], width: int) -> list[tuple[str, ...]]:

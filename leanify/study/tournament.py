@@ -183,17 +183,24 @@ def _cut(folder: StudyFolder, engine: Engine, share: float, on_end: OnEnd) -> No
     for key in keys if not rung.step else ():
         logged += [row["step"] for row in folder.rows(key) if row["split"] == "train"]
     step = max(logged)
-    losses = rung.losses | {name: loss_before(folder, Key(name, first), step) for name in names}
-    again = rung.again | {name: loss_before(folder, Key(name, second), step) for name in names if name in ALWAYS}
+    losses, again = dict(rung.losses), dict(rung.again)
+    for name in names:
+        losses[name] = loss_before(folder, Key(name, first), step)
+        if name in ALWAYS:
+            again[name] = loss_before(folder, Key(name, second), step)
     noise = noise_of(losses, again)
-    known = [loss for loss in losses.values() if loss is not None]
-    behind = {name: math.inf if loss is None else loss - min(known) for name, loss in losses.items()}
-    may_go = [name for name in names if name not in ALWAYS and folder.outcome(Key(name, first)) is None]
-    dropped = {name for name in may_go if noise is not None and behind[name] > noise}
-    rungs[share] = Rung(share, losses, tuple(n for n in losses if n not in dropped), step, noise, again)
+    best = min((loss for loss in losses.values() if loss is not None), default=0.0)
+    dropped = set()
+    for name in names:
+        loss = losses[name]
+        may_go = name not in ALWAYS and folder.outcome(Key(name, first)) is None
+        if may_go and noise is not None and (loss is None or loss - best > noise):
+            dropped.add(name)
+    kept = tuple(name for name in losses if name not in dropped)
+    rungs[share] = Rung(share, losses, kept, step, noise, again)
     folder.write_rungs([rungs[one] for one in sorted(rungs)])
-    designs = tuple(replace(design, dropped=design.dropped or design.name in dropped) for design in plan.designs)
-    folder.replan(replace(plan, designs=designs))
+    designs = [replace(one, dropped=True) if one.name in dropped else one for one in plan.designs]
+    folder.replan(replace(plan, designs=tuple(designs)))
 
 
 def noise_of(losses: Mapping[str, float | None], again: Mapping[str, float | None]) -> float | None:
