@@ -69,7 +69,7 @@ def _table(plan: Plan, explain: bool) -> Table:
         cells = ["\n".join(part for _, part in parts)] * len(stage)
         stages = [_shape(design, i) for i, _ in parts]
         for column in shapes:
-            cells.append("\n".join(cells_of[column] for cells_of in stages))
+            cells.append("\n".join(sizes[column] for sizes in stages))
         shown.add_row(name, *cells, *(show(design) for _, show in costs), style=style)
     return shown
 

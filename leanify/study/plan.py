@@ -182,7 +182,8 @@ class StudyPlan:
         designs = {}
         for design in self.designs:
             sizes = to_table(design)
-            designs[sizes.pop("name")] = sizes | {"rank": design.rank}
+            del sizes["name"]
+            designs[design.name] = sizes | {"rank": design.rank}
         table: dict[str, Any] = {
             "format": FORMAT,
             "title": self.title,
