@@ -82,11 +82,17 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
     """
     if text is None:
         return None
+    parts = text.replace(" ", "").split(",")
     if "=" in text:
-        pairs = [part.partition("=") for part in text.replace(" ", "").split(",")]
-        return {tower: _whole(name, value) for tower, _, value in pairs}
+        towers: dict[str, int] = {}
+        for part in parts:
+            tower, _, value = part.partition("=")
+            if not value.isdigit() or int(value) < 1:
+                raise ShapeError(f"{name} must be a positive integer per tower (encoder=6,decoder=4), not {value!r}")
+            towers[tower] = _possible(name, int(value))
+        return towers
     try:
-        values = [int(part) for part in text.replace(" ", "").split(",")]
+        values = [int(part) for part in parts]
     except ValueError:
         raise ShapeError(
             f"{name} must be an integer or a list such as 4,4,8,2 or encoder=6,decoder=4, not {text!r}"
@@ -95,12 +101,6 @@ def pin(name: str, text: str | None) -> int | list[int] | dict[str, int] | None:
         raise ShapeError(f"{name} must be at least 1, not {text}")
     values = [_possible(name, value) for value in values]
     return values[0] if len(values) == 1 else values
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise ShapeError(f"{name} must be a positive integer per tower (encoder=6,decoder=4), not {text!r}")
-    return _possible(name, int(text))
 
 
 def _possible(name: str, value: int) -> int:
