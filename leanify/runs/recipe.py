@@ -124,7 +124,10 @@ class DataSection:
     mask: Annotated[float, "share of tokens that a masked language model must predict"] = 0.0
     img_size: Annotated[int | None, "pixels; default: the model's input size"] = None
     rand_augment: Annotated[str | None, "RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1"] = None
-    crop: Annotated[tuple[float, ...], "smallest and largest share of an image's area that a random crop keeps"] = (
+    crop: Annotated[
+        tuple[float, ...],
+        "smallest and largest share of an image's area that a random crop keeps; evaluation keeps no less",
+    ] = (
         0.08,
         1.0,
     )

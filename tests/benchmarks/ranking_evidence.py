@@ -177,7 +177,8 @@ def print_answer(tasks: Sequence[Task]) -> None:
 
 def print_evidence(tasks: Sequence[Task]) -> None:
     for number, t in enumerate(Evidence(tasks).tasks):
-        print(f"{chr(10) if number else ''}### {TITLES[t.name]}\n")
+        mark = "" if t.learnt else ": not learnt, and left out above"
+        print(f"{chr(10) if number else ''}### {TITLES[t.name]}{mark}\n")
         print(f"Noise of a run {t.noise:.4f} nats, {t.fit[2]} degrees of freedom.\n")
         print_designs(t)
         print()

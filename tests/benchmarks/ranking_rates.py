@@ -150,11 +150,12 @@ HEAD = """# A learning rate for each design
         --tinystories DIR --kept recipes/results/ranking-rates.csv
     python tests/benchmarks/ranking_rates.py recipes/results/ranking-rates.csv -o recipes/results/ranking-rates.md
 
-The designs and recipes of [ranking.md](ranking.md) at half, one and two times the recipe's learning rate. What is asked
-was written before the runs (the docstring of `ranking_rates.py`). The runs resume from the table: the first command
-trains what is missing. On Fashion-MNIST, CIFAR-10 and ListOps the rows at the recipe's rate are those of ranking.md,
-which were made again to the last digit; the text tasks were trained anew, since what is read of their files changed.
-The noise of a run is that of ranking.md: of all its runs of a task at the recipe's rate.
+The designs and recipes of [ranking.md](ranking.md) at half, one and two times the recipe's learning rate, on the tasks
+whose baseline has learnt there. What is asked was written before the runs (the docstring of `ranking_rates.py`); then
+it was two seeds of six tasks. The runs resume from the table: the first command trains what is missing. On
+Fashion-MNIST and ListOps the rows at the recipe's rate are those of ranking.md; the text tasks were trained anew, since
+what is read of their files changed. The noise of a run is that of ranking.md: of all its runs of a task at the
+recipe's rate.
 
 ![ten designs and three rates beside the baseline](ranking-rates.png)
 """
@@ -179,14 +180,14 @@ def page(rows: Rows, one_rate: Rows) -> str:
 
 
 def planned(tasks: list[Task], left: list[str]) -> str:
-    """What is there of the plan: six tasks, eleven designs, two seeds."""
+    """What is there of the plan: eleven designs, two seeds."""
     words = []
     for task in tasks:
         some = f", {len(task.means)} of 11 designs" if len(task.means) < 11 else ""
         words.append(f"{task.name} {task.seeds} seed{'s' * (task.seeds != '1')}{some}")
     more = f" Not begun, or without three rates of two designs: {', '.join(left)}." if left else ""
     done = f"Seeds with all three rates: {'; '.join(words)}."
-    return f"{done} Planned: two seeds of eleven designs on each of six tasks.{more}"
+    return f"{done} Planned: two seeds of eleven designs.{more}"
 
 
 def table_of_rates(tasks: list[Task]) -> list[str]:

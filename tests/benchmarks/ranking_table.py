@@ -20,6 +20,18 @@ BASELINE = "baseline"
 NUMBERS = ("depth", "heads", "head_dim", "inner", "mlp", "width", "tokens", "seed", "params", "params_body", "macs")
 
 
+REFERENCES = "ranking-references.csv"  # beside the table; written by reference_table.py
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a trivial model reaches on the samples that judge: a percentage, or nats for words and bytes."""
+
+    name: str
+    value: float
+    samples: int
+
+
 @dataclass(frozen=True)
 class Task:
     """Designs of equal parameters in the table's order; ``rows`` holds a run's row by (design, seed)."""
@@ -28,6 +40,29 @@ class Task:
     kind: str
     designs: tuple[str, ...]
     rows: dict[tuple[str, int], dict[str, Any]]
+    reference: Reference | None = None
+
+    @property
+    def is_of_classes(self) -> bool:
+        return self.kind in ("vision", "long-range")
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the baseline beats the trivial model by more than twice the noise of its mean.
+
+        The noise is that of runs and, for classes, that of the samples that judge.
+        """
+        if self.reference is None:
+            return False
+        rows = [row for (design, _), row in self.rows.items() if design == BASELINE]
+        if not self.is_of_classes:
+            lead = self.reference.value - float(np.mean([float(row["eval_loss"]) for row in rows]))
+            return lead > 2 * self.noise / math.sqrt(len(rows))
+        found = [float(row["metric"]) for row in rows]
+        mean = float(np.mean(found))
+        samples = mean * (100 - mean) / self.reference.samples
+        runs = float(np.var(found, ddof=1)) / len(found) if len(found) > 1 else samples
+        return mean - self.reference.value > 2 * math.sqrt(samples + runs)
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
@@ -86,11 +121,15 @@ def read(path: Path) -> tuple[list[Task], list[Task]]:
     for row in rows:
         row |= {name: int(row[name]) for name in NUMBERS}
         row["curve"] = np.array(row["curve"].split(), dtype=float)
+    references = {}
+    with path.with_name(REFERENCES).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            references[row["task"]] = Reference(row["reference"], float(row["value"]), int(row["samples"]))
     tasks = []
     for name in dict.fromkeys(row["task"] for row in rows):
         mine = {(row["design"], row["seed"]): row for row in rows if row["task"] == name}
         designs = tuple(dict.fromkeys(d for d, s in mine if d != BASELINE and s == 0))
-        tasks.append(Task(name, next(iter(mine.values()))["kind"], designs, mine))
+        tasks.append(Task(name, next(iter(mine.values()))["kind"], designs, mine, references.get(name)))
     most = max(len(task.designs) for task in tasks)
     return [t for t in tasks if len(t.designs) == most], [t for t in tasks if len(t.designs) < most]
 

@@ -143,7 +143,10 @@ PAGE = """# What a tournament finds, beside the best design of a whole sweep
 Four tasks of [ranking.md](ranking.md). On each, `leanify compare TASK.toml --tournament 9 --seeds 2 --rates 1` with the
 parameters of the sweep's designs as its budget; baseline (twice the parameters in its blocks), lean, control and
 depth-only are among the nine. The sweep trained ten designs to the end on two seeds or more, and its best was chosen by
-them. Both, and the baseline, were then trained on the seeds 10, 11 and 12, which chose neither. Designs are written
+them. Both, and the baseline, were then trained on the seeds 10, 11 and 12, which chose neither.
+Two rows are of recipes that ranking.md no longer trusts: Fashion-MNIST was judged on enlarged pictures, and the baseline
+of masked words is no better than bigrams. That a tournament finds the best design of *its* losses is what they show.
+Designs are written
 depth × heads × head_dim, MLP; losses are validation losses in nats, means over the three seeds; the interval is a
 paired t interval of 95%. Cost: multiply-adds of all that was trained on the first seed to find the winner, in
 trainings of the baseline, and after the + what baseline, lean and control took on the second seed up to the cuts. Those
