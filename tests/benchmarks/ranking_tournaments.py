@@ -144,7 +144,7 @@ Four tasks of [ranking.md](ranking.md). On each, `leanify compare TASK.toml --to
 parameters of the sweep's designs as its budget; baseline (twice the parameters in its blocks), lean, control and
 depth-only are among the nine. The sweep trained ten designs to the end on two seeds or more, and its best was chosen by
 them. Both, and the baseline, were then trained on the seeds 10, 11 and 12, which chose neither.
-Two rows are of recipes that ranking.md no longer trusts: Fashion-MNIST was judged on enlarged pictures, and the baseline
+Two rows are of recipes that ranking.md no longer trusts: Fashion-MNIST was judged on enlarged pictures, the baseline
 of masked words is no better than bigrams. That a tournament finds the best design of *its* losses is what they show.
 Designs are written
 depth × heads × head_dim, MLP; losses are validation losses in nats, means over the three seeds; the interval is a
