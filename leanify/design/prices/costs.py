@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from leanify.architecture import Architecture
 from leanify.design.prices.cache import CacheFile, heard, keep, kept
@@ -19,9 +19,23 @@ from leanify.design.prices.shapes import Cost, Facts
 if TYPE_CHECKING:
     from torch import nn
 
-    from leanify.design.prices.live import LiveModel
 
-Make = Callable[[], "tuple[LiveModel, bool]"]  # the live model, and whether it will be the same next time
+class Live(Protocol):
+    """A model on meta that counts what each shape costs: `prices.live.LiveModel`."""
+
+    model: nn.Module
+
+    @property
+    def facts(self) -> Facts: ...
+
+    def cost(self, shape: Architecture) -> Cost: ...
+
+    def tokens(self, shape: Architecture) -> list[int]: ...
+
+    def params_of(self, stages: Sequence[int]) -> int: ...
+
+
+Make = Callable[[], tuple[Live, bool]]  # the live model, and whether it will be the same next time
 
 
 class ModelCosts:
@@ -48,7 +62,7 @@ class ModelCosts:
         return True
 
     @cached_property
-    def live(self) -> LiveModel:
+    def live(self) -> Live:
         """The live model on meta. If building it warns, nothing is kept: the next plan must warn again."""
         (live, is_lasting), warned = heard(self._make)
         if warned or not is_lasting:
