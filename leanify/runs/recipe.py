@@ -126,11 +126,8 @@ class DataSection:
     rand_augment: Annotated[str | None, "RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1"] = None
     crop: Annotated[
         tuple[float, ...],
-        "smallest and largest share of an image's area that a random crop keeps; evaluation keeps no less",
-    ] = (
-        0.08,
-        1.0,
-    )
+        "shares of an image's area that a random crop keeps: smallest, largest; evaluation keeps no less",
+    ] = (0.08, 1.0)
     flip: Annotated[float, "probability of a horizontal flip"] = 0.5
     color_jitter: Annotated[float, "strength of colour jitter; not applied with `rand_augment`"] = 0.4
     erase: Annotated[float, "probability of random erasing"] = 0.0
