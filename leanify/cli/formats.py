@@ -34,7 +34,7 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
         return print_json(data)
     flat = [dict(_flat(row, str if kind == "csv" else _for_readers)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))  # a row may lack some
-    lines = [names]
+    lines = [[visible(name) for name in names]]
     for row in flat:
         lines.append([visible(row.get(name, "")) for name in names])
     if kind == "csv":
