@@ -35,6 +35,7 @@ from leanify.study.statistics import Noise, Run
 
 BASELINE, LEAN, CONTROL = "baseline", "lean", "control"
 BEST = "each design's best"
+FEWEST = 5  # designs with all rates, for what is said of the designs of a task
 Rows = list[dict[str, str]]
 
 
@@ -222,12 +223,13 @@ def table_of_orders(tasks: list[Task]) -> list[str]:
                 )
         field = [design for design in losses if design != BASELINE]
         orders = [[losses[design][chosen[way][design]] for design in field] for way in ("the recipe's rate", BEST)]
-        rho = float(stats.spearmanr(*orders).statistic) if len(field) > 3 else math.nan
-        lines.append(f"| {task.name} | {' | '.join(cells)} | {task.noise:.4f} | {rho:.2f} |")
+        rho = f"{stats.spearmanr(*orders).statistic:.2f}" if len(field) > 3 else "–"
+        lines.append(f"| {task.name} | {' | '.join(cells)} | {task.noise:.4f} | {rho} |")
     return lines
 
 
 def table_of_ways(tasks: list[Task]) -> list[str]:
+    tasks = [task for task in tasks if len(task.means) >= FEWEST]
     names = list(ways(tasks[0]))[1:]
     lines = [
         "Mean loss beside each design's best rate, and its share of the noise of a run. A way is taken if its mean",
@@ -264,7 +266,7 @@ def table_of_rule(tasks: list[Task]) -> list[str]:
     ]
     rows = []
     for task in tasks:
-        if len(task.means) < 5:
+        if len(task.means) < FEWEST:
             continue
         chosen = ways(task)
         rows.append([*judged(task, chosen["the recipe's rate"]), *judged(task, chosen[BEST])])
@@ -286,7 +288,8 @@ def main() -> None:
         print(text)
     else:
         told.output.write_text(text, encoding="utf-8")
-        draw_rates([task for task in tasks_of(rows, one_rate) if len(task.means) > 1], told.output.with_suffix(".png"))
+        many = [task for task in tasks_of(rows, one_rate) if len(task.means) >= FEWEST]
+        draw_rates(many, told.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":
