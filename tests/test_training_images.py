@@ -116,7 +116,7 @@ def test_samples_are_timms_own(folder: Path) -> None:
 
 @pytest.mark.parametrize(("smallest", "side"), [(0.08, 0.9), (0.8, 0.9), (0.9, 0.9**0.5), (1.0, 1.0)])
 def test_evaluation_shows_no_less_of_an_image_than_training(folder: Path, smallest: float, side: float) -> None:
-    """timm's transform with that ``crop_pct`` as the oracle; what is written for timm says it, too."""
+    """timm's transform with that ``crop_pct`` is the oracle."""
     from timm.data import create_transform
 
     trainer = loop.Trainer(at(folder, f"data.crop=[{smallest}, 1.0]"))
