@@ -27,6 +27,16 @@ def pictures(folder: Path, size: tuple[int, int], mode: str = "L", count: int = 
     return folder
 
 
+@pytest.mark.parametrize(("samples", "smallest"), [(500, 0.9), (60_000, 1.0)])
+def test_pictures_that_are_seen_a_few_times_are_whole_and_all_keep_their_colours(
+    samples: int, smallest: float, tmp_path: Path
+) -> None:
+    folder = pictures(tmp_path / "pictures", (8, 8))
+    data = defaults.of_data(found.Found("images", "", True, classes=2, samples=samples), str(folder)).data
+    assert data is not None
+    assert (data.crop, data.color_jitter, data.flip) == ((smallest, 1.0), 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("size", "mode", "expected"),
     [

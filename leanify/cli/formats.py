@@ -29,9 +29,11 @@ def kind_of(format: str | None, as_json: bool) -> Kind:
 def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Callable[[], None]) -> None:
     """Print ``data`` as JSON, ``rows`` as CSV or Markdown, or call ``render`` for a table."""
     if kind == "table":
-        return render()
+        render()
+        return
     if kind == "json":
-        return print_json(data)
+        print_json(data)
+        return
     flat = [dict(_flat(row, str if kind == "csv" else _for_readers)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))  # a row may lack some
     lines = [[visible(name) for name in names]]
@@ -41,11 +43,10 @@ def show(kind: Kind, data: Mapping[str, Any], rows: Sequence[Row], render: Calla
         out = csv.writer(sys.stdout, lineterminator="\n")
         for cells in lines:
             out.writerow(map(_no_formula, cells))
-        return None
+        return
     lines.insert(1, ["---"] * len(names))
     for cells in lines:
         print("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
-    return None
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -177,7 +177,7 @@ def _end_workers() -> None:
 
     At exit multiprocessing sends SIGTERM to them, for which they are `_deaf`, and would wait forever.
     """
-    if hasattr(signal, "SIGCHLD"):
+    if WORKERS and hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report them as lost
     for worker in WORKERS:
         worker.kill()

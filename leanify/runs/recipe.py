@@ -140,7 +140,10 @@ class DataSection:
         """The share of an image's side that evaluation keeps: the model's ``own``, or the least that training shows.
 
         A model that learnt from whole images does worse on enlarged ones (Touvron et al. 2019, arXiv 1906.06423).
+        Raises RecipeError for a crop that is not two shares.
         """
+        if len(self.crop) != 2 or not 0 < self.crop[0] <= self.crop[1] <= 1:
+            raise RecipeError(f"data.crop is {list(self.crop)}; it must be two shares, 0 < smallest ≤ largest ≤ 1")
         return max(own, math.sqrt(self.crop[0]))
 
 

@@ -74,7 +74,7 @@ def load(
     known = getattr(model, "pretrained_cfg", None)
     if known and places.is_run(source):  # a run's timm model says how much of an image its evaluation keeps
         data = run_directory.RunDirectory.open(source).recipe.data
-        if data is not None and "crop_pct" in known:
+        if data is not None and isinstance(known.get("crop_pct"), float | int):
             model.pretrained_cfg = {**known, "crop_pct": data.evaluated_side(known["crop_pct"])}  # type: ignore[assignment]
     return model
 

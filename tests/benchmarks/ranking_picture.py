@@ -87,6 +87,8 @@ def draw_rates(tasks: list[Any], file: Path) -> None:
     panels[0].set_ylabel("layers × heads, most attention first")
     words = "Ten designs of half of the baseline's parameters: loss minus the baseline's at its best rate, in nats"
     marks = "filled: at its best of three rates · hollow: at the recipe's · grey: noise of a run · left is better"
+    seeds = sorted({task.seeds for task in tasks})
+    marks += f" · seeds: {', '.join(seeds)}"
     figure.suptitle(f"{words}\n{marks}", fontsize=8.5)
     figure.savefig(file, dpi=160)
 

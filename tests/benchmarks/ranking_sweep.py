@@ -391,11 +391,9 @@ def main() -> None:
     told = vars(parser.parse_args())
     only = told["only"].split(",")
     rates, kept = told["rates"], kept_rows(told["kept"])
-    plan = (
-        list(dict.fromkeys(jobs()))
-        if rates is None
-        else list(jobs_of_rates([float(rate) for rate in rates.split(",")]))
-    )
+    plan = list(dict.fromkeys(jobs()))
+    if rates is not None:
+        plan = list(jobs_of_rates([float(rate) for rate in rates.split(",")]))
     if told["list"]:
         for task in only:
             for name in DESIGNS:

@@ -119,8 +119,6 @@ def splits(data: DataSection, model: nn.Module) -> Splits:
     """Training, validation and test images of a folder, a table or the hub."""
     if is_own(model):
         raise DataError(f"image classification needs an image model; {origin_of(model)} is a text model")
-    if len(data.crop) != 2 or not 0 < data.crop[0] <= data.crop[1] <= 1:
-        raise RecipeError(f"data.crop is {list(data.crop)}; it must be two shares, 0 < smallest ≤ largest ≤ 1")
     readers, classes, where = read(data)
     changed, plain, scale, mode = transforms(data, model)
     skips = data.on_error == "skip"
@@ -254,6 +252,7 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
     known: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 0.9}
     if not is_hf(model):
         known = resolve_data_config({}, model=model)
+    side = data.evaluated_side(known["crop_pct"])
     shape = (channels, *size)
     fixed = {}
     for name in ("mean", "std"):
@@ -278,7 +277,6 @@ def transforms(data: DataSection, model: nn.Module) -> tuple[Any, Any, Scale, st
                 operation.aug_fn = posterize
     if data.erase:
         changed = Compose([changed, torch.as_tensor, scale, RandomErasing(data.erase, device="cpu")])
-    side = data.evaluated_side(known["crop_pct"])
     plain = create_transform(shape, interpolation=known["interpolation"], crop_pct=side, **to_bytes)
     return changed, plain, scale, "L" if channels == 1 else "RGB"
 
